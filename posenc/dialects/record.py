@@ -37,8 +37,8 @@ class Record:
 
     interleaved: pairs are (2i, 2i+1) by the family's code, None where the family is not known.
     softmax_scale: multiplies q.k. switch: whether the frequencies change with the length.
-    trained_length: of the unscaled frequencies. max_length: the longest meant. without_rotation:
-    layers that do not rotate. doubts: what had to be guessed.
+    trained_length: before scaling. max_length: the longest length that is meant.
+    without_rotation: layers that do not rotate. doubts: what had to be guessed.
     """
 
     model_type: str

@@ -8,10 +8,10 @@ TOLERANCE = 1e-6
 
 
 def differences(first: Record, second: Record) -> list[str]:
-    """Return one line per difference; empty if both mean the same.
+    """Return one line per difference between two records; empty if both mean the same.
 
-    A GGUF file does not say which layers are which kind, so kinds are compared by name, and a file
-    with one kind with all kinds of the other.
+    Kinds of layers are matched by name, since a GGUF file does not say which layers have which. If
+    one file has a single kind, it is compared with every kind of the other file.
     """
     lines = []
     ours = {kind.name: kind for kind in first.kinds}

@@ -146,7 +146,8 @@ def _add_gradients(
 
 
 def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
-    """Return the weights with zeros in rows that see no key, where softmax gives NaN."""
+    """Return the gradients of q, k and v by torch's own kernel; only for a row, the bias by
+    distance, that needs no gradient."""
     blind = bias.amax(-1, keepdim=True) == -torch.inf
     return weights.masked_fill_(blind, 0) if bool(blind.any()) else weights
 

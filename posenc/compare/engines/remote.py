@@ -215,7 +215,7 @@ class Remote:
         self.heard.append((trial, event))
 
     def ended(self, trial: TrialConfig, result: TrialResult) -> None:
-        """Keep the result of a trial, which may be a failure of its own."""
+        """Store the result of a finished trial, which may be an error that the trial raised."""
         del self.progress[trial]
         if result.reason is not None:
             write_failure(self.folder / trial.folder, result)

@@ -116,8 +116,8 @@ class Slurm(Remote):
 
 @dataclass
 class SlurmTask:
-    """A trial that writes what it tells into the file `words`, for the command to read. The next
-    run of the command deletes the file's folder."""
+    """A trial as a Slurm job. It writes its progress messages to the file `words`, which
+    `posenc compare` reads; the next run of `posenc compare` deletes the file's folder."""
 
     job: Job
     words: str

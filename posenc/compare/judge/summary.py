@@ -131,8 +131,8 @@ def describe_gains(found: tuple[int, list[float]] | None) -> str:
 
 
 def rises(study: Study) -> dict[str, list[float]]:
-    """For each encoding that runs at the longest length, what every seed loses from the training
-    length to it, in bits per byte."""
+    """Return by how many bits per byte each seed rises from the training length to the longest
+    one, for each encoding that runs at the longest length."""
     config, found = study.trials[0], {}
     for result in study.finished:
         bits = {score.length: score.bits_per_byte for score in result.by_length}

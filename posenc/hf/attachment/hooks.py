@@ -112,7 +112,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget the attention after its module has run, even after an exception."""
+    """Clear the record of which attention module is running, after it returns or raises."""
     now = ATTENDING.get()
     if now is not None and now.module is module:
         ATTENDING.reset(now.token)

@@ -14,7 +14,8 @@ MOSTLY = 0.5
 
 
 def in_attention(weights: Array) -> str:
-    """Return where the heads of a layer look; weights (heads, queries, keys)."""
+    """Return a caption: which keys the heads of a layer attend to most. weights: attention weights
+    (heads, queries, keys)."""
     heads, count = weights.shape[:2]
     queries = np.arange(1, count)  # the first token of a causal model sees itself only
     shares = {
