@@ -215,10 +215,7 @@ def test_without_finished_trials_there_is_no_advice_but_a_list_of_what_is_missin
     failed = TrialResult(TRIAL, reason="nan")
     given = study(failed, missing=(dataclasses.replace(TRIAL, seed=1),))
     assert "nothing to tell" in advice(given)
-    assert notes(given) == [
-        "rope seed 0 failed: nan",
-        "missing 1 of 2 trials: rope seed 1",
-    ]
+    assert notes(given) == ["rope seed 0 failed: nan", "missing 1 of 2 trials: rope seed 1"]
 
 
 def test_axes_that_a_row_of_tokens_does_not_have_are_told():
