@@ -6,11 +6,7 @@ from torch import Tensor
 
 from posenc import Mask, masks
 from posenc.attend.choose import WAYS
-from posenc.positions import (
-    documents_from_positions,
-    positions_from_documents,
-    positions_from_mask,
-)
+from posenc.positions import documents_from_positions, positions_from_documents, positions_from_mask
 from tests.attending import attend
 from tests.golden_values import Case, cases
 

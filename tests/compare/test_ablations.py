@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import sys
 
 import pytest
 import scipy.stats
@@ -80,32 +79,27 @@ def test_projections_that_cannot_be_shared_are_refused(options, words):
         ),
     ],
 )  # fmt: skip
-def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch, capsys):
-    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
-    asked = [name, "--seeds", "1", "--steps", "1", "--workers", "1"]
-    asked += ["--text", tmp_path / "text.txt", "--out", tmp_path / "runs", "--tables", tmp_path]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
+def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch, run, text):
+    asked = [name, "--seeds", 1, "--steps", 1, "--workers", 1]
+    asked += ["--text", text, "--out", tmp_path / "runs", "--tables", tmp_path]
     monkeypatch.setattr(ablations, "SUITE_SIZES", SMALL)
     question = {**QUESTIONS[name], "encodings": ["t5"], "test_lengths": "128,256", **changed}
     monkeypatch.setattr(ablations, "read_questions", lambda path: {name: question})
-    ablations.main()
-    assert question["question"] in capsys.readouterr().out
+    assert question["question"] in run(ablations, *asked)[1]
     with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["arm"], r["length"]) for r in rows] == [(a, n) for a in arms for n in ("128", "256")]
     assert all(0 < float(row["bits_per_byte"]) < 20 for row in rows)
 
 
-def test_two_questions_share_their_trials_and_rates_have_a_table(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
-    asked = ["--seeds", "1", "--steps", "1", "--workers", "1", "--text", tmp_path / "text.txt"]
+def test_two_questions_share_their_trials_and_rates_have_a_table(tmp_path, monkeypatch, run, text):
+    asked = ["--seeds", 1, "--steps", 1, "--workers", 1, "--text", text]
     asked += ["--out", tmp_path / "runs", "--tables", tmp_path]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
     monkeypatch.setattr(ablations, "SUITE_SIZES", SMALL)
     same = {"question": "?", "encodings": ["t5"], "test_lengths": "128,256"}
     questions = {"first": same, "second": {**same, "check_lr": [False, True]}}
     monkeypatch.setattr(ablations, "read_questions", lambda path: questions)
-    ablations.main()
+    assert run(ablations, *asked)[0] == 0
     first, second, tried = [
         list(csv.DictReader((tmp_path / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
         for name in ("first", "second", "second_tried")
@@ -160,7 +154,7 @@ def test_a_difference_is_from_the_first_arm_of_the_encoding_or_the_first_encodin
         (["--tables", "rates"], "positions_tried.csv is not a file."),
     ],
 )
-def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeypatch, capsys):
+def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeypatch, run):
     (tmp_path / "file").write_text("a b c", encoding="utf-8")
     (tmp_path / "others").mkdir(parents=True)
     (tmp_path / "others/letter.txt").touch()
@@ -169,30 +163,21 @@ def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeyp
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ablations, "run_study", lambda *a, **k: pytest.fail("it was run"))
-    where = ["--out", "new", "--tables", "new"]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", "positions", *where, *given])
-    with pytest.raises(SystemExit) as end:
-        ablations.main()
-    said = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and words in said[-1]
-    assert said[-1].startswith("ablations.py: error: ")
+    code, _, err = run(ablations, "positions", "--out", "new", "--tables", "new", *given)
+    said = err.splitlines()[-1]
+    assert code == 2 and words in said and said.startswith("ablations.py: error: ")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_unknown_question_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ablations.py", "rope_bass"])
-    with pytest.raises(SystemExit):
-        ablations.main()
-    assert "unknown question 'rope_bass'" in capsys.readouterr().err
+def test_an_unknown_question_is_refused(run):
+    assert "unknown question 'rope_bass'" in run(ablations, "rope_bass")[2]
 
 
-def test_an_arm_that_cannot_be_run_is_refused_before_the_first_one(monkeypatch, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
+def test_an_arm_that_cannot_be_run_is_refused_before_the_first_one(
+    monkeypatch, tmp_path, run, text
+):
     question = {"question": "?", "encodings": ["rope"], "train_length": [16, 1 << 16]}
     monkeypatch.setattr(ablations, "read_questions", lambda path: {"lengths": question})
     monkeypatch.setattr(ablations, "run_study", lambda *a, **k: pytest.fail("it was run"))
-    given = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "runs")]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
-    with pytest.raises(SystemExit) as end:
-        ablations.main()
-    assert end.value.code == 2 and "training at 65536 bytes" in capsys.readouterr().err
+    code, _, err = run(ablations, "--text", text, "--out", tmp_path / "runs")
+    assert code == 2 and "training at 65536 bytes" in err

@@ -1,7 +1,6 @@
 """Expected outcomes against the published trials: differences and their intervals."""
 
 import csv
-import sys
 
 import pytest
 import scipy.stats
@@ -14,9 +13,8 @@ expected = experiment("expected")
 PAIR = (expected.Side("t5", expected.BEYOND), expected.Side("rope", expected.BEYOND))
 
 
-def test_the_kept_table_is_that_of_the_published_trials(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["expected.py", "--table", str(tmp_path / "made.csv")])
-    expected.main()
+def test_the_kept_table_is_that_of_the_published_trials(tmp_path, run):
+    run(expected, "--table", tmp_path / "made.csv")
     kept = expected.ROOT / "results/ablations/expected.csv"
     made = (tmp_path / "made.csv").read_text(encoding="utf-8")
     assert made == kept.read_text(encoding="utf-8")
@@ -42,7 +40,7 @@ def test_seeds_are_paired_and_those_that_did_not_learn_have_no_part():
     assert float(row["half_95"]) == pytest.approx(12.706 * 0.1, abs=1e-3)
 
 
-def test_a_score_that_is_missing_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_score_that_is_missing_is_refused(tmp_path, run):
     trial = result("t5", 0, (1.0, 0.5), "copy")
     with pytest.raises(ValueError, match="no score at 99"):
         expected.score(trial, 99)
@@ -50,9 +48,6 @@ def test_a_score_that_is_missing_is_refused(tmp_path, monkeypatch, capsys):
         expected.compared([trial], "copy", PAIR)
     rows = tmp_path / "rows.jsonl"
     add_rows(rows, [Row(trial.config.hash, "abc", {}, {}, None, trial)])
-    given = ["--rows", str(rows), "--table", str(tmp_path / "made.csv")]
-    monkeypatch.setattr(sys, "argv", ["expected.py", *given])
-    with pytest.raises(SystemExit) as end:
-        expected.main()
-    assert end.value.code == 2 and "no seed of text has both" in capsys.readouterr().err
+    code, _, err = run(expected, "--rows", rows, "--table", tmp_path / "made.csv")
+    assert code == 2 and "no seed of text has both" in err
     assert not (tmp_path / "made.csv").exists()

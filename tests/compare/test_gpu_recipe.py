@@ -1,7 +1,6 @@
 """The recipe for a device: planned and counted whole without memory, run in small on a CPU."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,6 @@ from tests.experiment import experiment
 
 recipe = experiment("gpu_recipe")
 WHOLE = Options(**recipe.RECIPE)
-
-
-def asked(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["gpu_recipe.py", *map(str, words)])
-    recipe.main()
 
 
 def test_the_whole_recipe_is_planned_without_memory():
@@ -35,9 +29,8 @@ def test_the_whole_recipe_is_planned_without_memory():
     assert sum(p.numel() for p in recipe.unallocated(beyond).parameters()) > 1e14
 
 
-def test_what_it_takes_is_counted(monkeypatch, capsys):
-    asked(monkeypatch, "--count", "rope", "--seeds", "2", "--teraflops", "100")
-    said = capsys.readouterr().out
+def test_what_it_takes_is_counted(run):
+    _, said, _ = run(recipe, "--count", "rope", "--seeds", 2, "--teraflops", 100)
     # Embeddings and head; of each layer four projections, a gated feed-forward, two norms; a norm.
     own = 2 * 257 * 512 + 12 * (4 * 512**2 + 3 * 512 * 1376 + 2 * 512) + 512
     tokens = 24_000 * 32 * 1024
@@ -74,21 +67,17 @@ def test_the_command_would_start_it_where_there_is_a_device():
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_run_here_is_said_in_a_line(words, reason, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        asked(monkeypatch, *words)
-    assert stopped.value.code == 2
-    assert reason in capsys.readouterr().err.splitlines()[-1]
+def test_what_cannot_run_here_is_said_in_a_line(words, reason, run):
+    code, _, err = run(recipe, *words)
+    assert code == 2 and reason in err.splitlines()[-1]
 
 
-def test_the_same_recipe_runs_in_small_on_a_cpu(tmp_path, monkeypatch, capsys):
+def test_the_same_recipe_runs_in_small_on_a_cpu(tmp_path, run, text):
     sizes = {"train_length", "test_lengths", "steps", "batch", "width", "layers", "heads"}
     other = {key for key, value in recipe.RECIPE.items() if recipe.TINY[key] != value}
     assert other == sizes | {"seeds", "device", "checkpoint_steps"}
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat. " * 4000, encoding="utf-8")
     out = tmp_path / "out"
-    asked(monkeypatch, "alibi", "rope", "--tiny", "--text", text, "--out", out)
+    assert run(recipe, "alibi", "rope", "--tiny", "--text", text, "--out", out)[0] == 0
     study = Study.from_json(Path(out, "study.json").read_text(encoding="utf-8"))
     assert [row.encoding for row in study.summary] == ["alibi", "rope"]
     for row in study.summary:

@@ -1,9 +1,6 @@
 """Published tables of tasks against our trials, scored in several ways."""
 
 import csv
-import sys
-
-import pytest
 
 from posenc.compare.judge import published
 from posenc.compare.reports import leaderboard
@@ -20,13 +17,8 @@ def made(tmp_path, results):
     return tmp_path / "rows.jsonl"
 
 
-def asked(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["published_scoring.py", *map(str, words)])
-    scoring.main()
-
-
-def test_the_kept_table_is_that_of_the_published_trials(tmp_path, monkeypatch):
-    asked(monkeypatch, "--table", tmp_path / "made.csv")
+def test_the_kept_table_is_that_of_the_published_trials(tmp_path, run):
+    run(scoring, "--table", tmp_path / "made.csv")
     kept = scoring.ROOT / "results/ablations/published_scoring.csv"
     assert (tmp_path / "made.csv").read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
 
@@ -62,16 +54,15 @@ def test_the_order_is_that_of_the_score_and_what_did_not_learn_is_left_out():
     assert first[4:6] == (1, 2)  # of t5 and nope above rope: nope is not
 
 
-def test_rows_without_such_a_trial_are_refused(tmp_path, monkeypatch, capsys):
+def test_rows_without_such_a_trial_are_refused(tmp_path, run):
     rows = made(tmp_path, [result("rope", task="offset")])
-    with pytest.raises(SystemExit) as end:
-        asked(monkeypatch, "--rows", rows, "--table", tmp_path / "made.csv")
-    assert end.value.code == 2 and "has no trials of a task" in capsys.readouterr().err
+    code, _, err = run(scoring, "--rows", rows, "--table", tmp_path / "made.csv")
+    assert code == 2 and "has no trials of a task" in err
     assert not (tmp_path / "made.csv").exists()
 
 
-def test_the_table_has_a_row_for_each_way(tmp_path, monkeypatch):
-    asked(monkeypatch, "--table", tmp_path / "made.csv")
+def test_the_table_has_a_row_for_each_way(tmp_path, run):
+    run(scoring, "--table", tmp_path / "made.csv")
     with (tmp_path / "made.csv").open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     ways = {(row["measure"], row["lengths"]) for row in found if row["task"] == "reverse"}

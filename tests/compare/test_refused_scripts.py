@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import sys
 
 import pytest
 
@@ -62,7 +61,7 @@ def test_what_is_a_mistake_of_ours_keeps_its_traceback():
     ],
 )  # fmt: skip
 def test_wrong_input_is_refused_and_nothing_is_written(
-    script, given, words, tmp_path, monkeypatch, capsys
+    script, given, words, tmp_path, monkeypatch, run
 ):
     (tmp_path / "file").write_text("a b c", encoding="utf-8")
     for name, rows in (("empty", ""), ("mixed", ROWS)):
@@ -77,11 +76,8 @@ def test_wrong_input_is_refused_and_nothing_is_written(
     words_given = [*where.get(script, ["--table", "new/table.csv"]), *given]
     if script == "gpu_recipe" and given[0] != "--count":
         words_given = ["--out", "new", *given]
-    monkeypatch.setattr(sys, "argv", [f"{script}.py", *words_given])
-    with pytest.raises(SystemExit) as end:
-        SCRIPTS[script].main()
-    said = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and words in said[-1]
-    assert said[-1].startswith(f"{script}.py: error: ")
+    code, _, err = run(SCRIPTS[script], *words_given)
+    said = err.splitlines()[-1]
+    assert code == 2 and words in said and said.startswith(f"{script}.py: error: ")
     left = [p for p in sorted(tmp_path.rglob("*")) if p not in before and p.is_file()]
     assert not left

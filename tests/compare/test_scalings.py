@@ -125,8 +125,5 @@ def test_windows_are_spread_over_the_text():
     assert made.documents[:, 0].tolist() == [0, 1, 2, 3] and made.tokens.shape == (4, 10)
 
 
-def test_a_way_that_there_is_not_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["scalings.py", "yarm"])
-    with pytest.raises(SystemExit):
-        scalings.main()
-    assert "unknown way 'yarm'; known: none, linear" in capsys.readouterr().err
+def test_a_way_that_there_is_not_is_refused(run):
+    assert "unknown way 'yarm'; known: none, linear" in run(scalings, "yarm")[2]

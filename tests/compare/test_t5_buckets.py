@@ -1,7 +1,6 @@
 """T5's buckets that occur in training but that copying does not need, and the tables about them."""
 
 import csv
-import sys
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ def test_the_buckets_lie_between_the_way_back_and_the_longest_sequence():
 
 
 @pytest.mark.slow
-def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
+def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch, run):
     seen = []
     real = script.score_cases
     monkeypatch.setattr(
@@ -35,9 +34,8 @@ def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
             seen.append(model.encoding.weight.detach().clone()), real(model, *rest)
         )[1],
     )  # fmt: skip
-    asked = ["--seeds", "1", "--steps", "2", "--out", str(tmp_path), "--tables", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["t5_buckets.py", *asked])
-    script.main()
+    asked = ["--seeds", 1, "--steps", 2, "--out", tmp_path, "--tables", tmp_path]
+    run(script, *asked)
     before, after = seen
     changed = (before != after).any(1).nonzero().flatten().tolist()
     assert changed == [18, 19, 20, 21, 22] and not after[18:23].any()
@@ -47,7 +45,7 @@ def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
     assert {row["weights"] for row in copied} == {"as trained", "zeros at distances 21 to 39"}
     assert [row["symbols"] for row in copied[:5]] == ["20", "24", "30", "40", "80"]
     monkeypatch.setattr(script, "run_trial", None)  # the trained model lies there
-    script.main()
+    run(script, *asked)
     torch.testing.assert_close(seen[2], before)
 
 
@@ -60,14 +58,10 @@ def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
         (["--out", "file/deep"], "--out: file is not a folder."),
     ],
 )
-def test_what_is_wrong_is_refused_before_training(given, words, tmp_path, monkeypatch, capsys):
+def test_what_is_wrong_is_refused_before_training(given, words, tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     monkeypatch.setattr(script, "run_trial", lambda *a: pytest.fail("it was trained"))
-    asked = ["t5_buckets.py", "--out", "new", "--tables", "tables", *given]
-    monkeypatch.setattr(sys, "argv", asked)
-    with pytest.raises(SystemExit) as end:
-        script.main()
-    said = capsys.readouterr().err.replace(str(tmp_path) + "/", "")
-    assert end.value.code == 2 and words in said
+    code, _, err = run(script, "--out", "new", "--tables", "tables", *given)
+    assert code == 2 and words in err.replace(str(tmp_path) + "/", "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

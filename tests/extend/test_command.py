@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.cli import main
 from posenc.extend.measure import samples
 from posenc.extend.measure.losses import Reader
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -25,24 +24,16 @@ def text(tmp_path_factory) -> Path:
     return path
 
 
-def run(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main([*map(str, arguments)])
-    assert stopped.value.code == 0
-
-
-def test_a_folder_that_compare_exported_is_extended(text, tmp_path, capsys):
-    run(
-        "compare", "rope", "--text", text, "--steps", "5", "--seeds", "1", "--width", "32",
-        "--layers", "1", "--heads", "2", "--train-length", "64", "--workers", "1", "--batch", "2",
-        "--out", tmp_path / "study",
-    )  # fmt: skip
+def test_a_folder_that_compare_exported_is_extended(text, tmp_path, call):
+    tiny = "--steps 5 --seeds 1 --width 32 --layers 1 --heads 2 --train-length 64 --workers 1"
+    where = ("--text", text, "--out", tmp_path / "study")
+    assert call("compare", "rope", *tiny.split(), "--batch", 2, *where)[0] == 0
     (folder,) = tmp_path.glob("study/**/huggingface")
-    run(
-        "extend", folder, "--to", TARGET, "--method", "linear", "--text", text, "--windows", "2",
-        "--out", tmp_path / "longer",
-    )  # fmt: skip
-    assert "Written and proved" in capsys.readouterr().err
+    where = ("--text", text, "--out", tmp_path / "longer")
+    code, _, err = call(
+        "extend", folder, "--to", TARGET, "--method", "linear", "--windows", 2, *where
+    )
+    assert code == 0 and "Written and proved" in err
     config = json.loads((tmp_path / "longer" / "config.json").read_text())
     assert config["rope_parameters"]["rope_type"] == "linear"
     assert config["max_position_embeddings"] == TARGET

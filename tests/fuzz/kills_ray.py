@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.compare.engines.processes import above
 from tests.fuzz.kills import TEXT, Wrong
+from tests.processes import above, processes
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("rope", "t5", "alibi")
@@ -135,19 +135,6 @@ class Sweep:
         self.command.kill()
         self.command.wait()
         self.cluster.shutdown()
-
-
-def processes(*words: str) -> list[int]:
-    """The processes of this machine whose command has these words."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes()
-            if all(word.encode() in command for word in words):
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
 
 
 def differences(killed: Path, whole: Path) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fuzz import kills_ray
 from tests.fuzz.kills import Wrong
+from tests.processes import processes
 
 RESULT = '{"reason": null, "loss": 1.25}'
 
@@ -53,6 +54,6 @@ def test_processes_are_found_by_all_their_words():
     with subprocess.Popen(command, stdin=-1, stdout=-1) as process:
         # A process that is just beginning has no words yet.
         assert process.stdout and process.stdout.readline()
-        assert kills_ray.processes("a-word-of-this-test", "another") == [process.pid]
-        assert kills_ray.processes("a-word-of-this-test", "no word of it") == []
+        assert processes("a-word-of-this-test", "another") == [process.pid]
+        assert processes("a-word-of-this-test", "no word of it") == []
         process.communicate()

@@ -197,10 +197,7 @@ BIASES = {
         lambda: pk.ALiBi(6, form="left_right", bias_max=4.0),
         lambda: posenc.ALiBi(6, form="left_right", bias_max=4.0),
     ),
-    "alibi_learned": (
-        lambda: pk.ALiBi(6, learned=True),
-        lambda: posenc.ALiBi(6, learned=True),
-    ),
+    "alibi_learned": (lambda: pk.ALiBi(6, learned=True), lambda: posenc.ALiBi(6, learned=True)),
     "t5": (lambda: pk.T5RelativeBias(6), lambda: posenc.T5Bias(6)),
     "t5_bidirectional": (
         lambda: pk.T5RelativeBias(6, bidirectional=True, num_buckets=10, max_distance=50),
@@ -276,13 +273,7 @@ def test_attention(name, num_kv_heads):
     mask = posenc.masks.padding(tensor(valid))
     if name != "alibi":
         mask = mask & posenc.masks.causal
-    got = run(
-        layer,
-        x,
-        positions=positions,
-        x_mask=valid,
-        use_causal_mask=name != "alibi",
-    )
+    got = run(layer, x, positions=positions, x_mask=valid, use_causal_mask=name != "alibi")
     expected = want(tensor(x), tensor(positions), mask=mask)
     if name == "alibi":  # padded tokens that see the future alone see nothing
         got, expected = got[:, :6], expected[:, :6]
@@ -298,9 +289,6 @@ def test_cross_attention(name):
     copy_weights(layer, want)
     got = run(layer, x, context=context, start_index=2)
     expected = want(
-        tensor(x),
-        torch.arange(2, 7),
-        context=tensor(context),
-        context_positions=torch.arange(7),
+        tensor(x), torch.arange(2, 7), context=tensor(context), context_positions=torch.arange(7)
     )
     assert_equal_to_torch(got, expected)

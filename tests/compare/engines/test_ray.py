@@ -17,8 +17,8 @@ import pytest
 from posenc.compare.engines import sweep
 from posenc.compare.engines.ray_cluster import RayCluster, ask, check_folder, check_nodes
 from posenc.compare.engines.remote import facts
-from tests.compare.engines.processes import above, supervisor_of
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
+from tests.processes import above, supervisor_of
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]

@@ -12,8 +12,8 @@ import pytest
 from posenc.compare.engines import sweep
 from posenc.compare.engines.remote import Lost
 from posenc.compare.engines.slurm import Slurm, SlurmTask
-from tests.compare.engines.processes import supervisor_of
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
+from tests.processes import supervisor_of
 
 pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
 

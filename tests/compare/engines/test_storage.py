@@ -25,8 +25,8 @@ from posenc.compare.engines.storage import (
     take_result,
 )
 from posenc.compare.trial.files import path_of
-from tests.compare.engines.processes import children_of
 from tests.compare.engines.test_sweep import results, run_here, trial
+from tests.processes import processes
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url,
         """Kill the trial's process when its checkpoint has reached the storage."""
         kept = any("checkpoint" in name for name in storage.names(config.folder))
         if not killed and kept:
-            (process,) = children_of(os.getpid(), "posenc.compare.trial.worker")
+            (process,) = processes("posenc.compare.trial.worker", parent=os.getpid())
             os.kill(process, signal.SIGKILL)
             killed.append(event["step"])
 

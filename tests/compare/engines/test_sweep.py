@@ -22,6 +22,7 @@ from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
 from posenc.text import find_text
+from tests.processes import processes
 
 SIZES = (
     "--train-length 16 --test-lengths 16,32 --seeds 1 --steps 120 --batch 2 --width 32 --layers 2 "
@@ -128,12 +129,12 @@ def newest_checkpoint(out: Path) -> int:
 @pytest.mark.parametrize("moment", ["importing torch", "training"])
 def test_workers_end_with_the_process_that_started_them_within_a_second(folder, moment):
     process = start_compare(folder, "out")
-    wait_for(lambda: children_of(process.pid))
+    wait_for(lambda: processes(parent=process.pid))
     if moment == "training":
         wait_for(lambda: newest_checkpoint(folder / "out") > 0)
-    workers = children_of(process.pid)
+    workers = processes(parent=process.pid)
     kill(process)
-    wait_for(lambda: not any(map(is_running, workers)), 1)
+    wait_for(lambda: not {*workers} & {*processes()}, 1)
 
 
 HOLDS_THE_INTERPRETER = """
@@ -152,14 +153,14 @@ def test_worker_ends_with_its_parent_also_while_no_other_thread_can_run():
     command = [sys.executable, "-c", code, sys.executable, "-c", HOLDS_THE_INTERPRETER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        (child,) = children_of(process.pid)
+        (child,) = processes(parent=process.pid)
         process.kill()
         process.wait()
         try:
-            wait_for(lambda: not is_running(child), 1)
+            wait_for(lambda: child not in processes(), 1)
         finally:
-            if is_running(child):
-                os.kill(int(child.name), signal.SIGKILL)
+            if child in processes():
+                os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
@@ -167,23 +168,6 @@ def test_worker_whose_parent_is_gone_before_it_looks_ends():
     code = "from posenc.compare.trial.process import end_with_parent; end_with_parent(1)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         assert process.wait(60) == ORPHANED
-
-
-def children_of(parent: int) -> list[Path]:
-    return [p for p in Path("/proc").glob("[0-9]*") if state_and_parent(p)[1] == str(parent)]
-
-
-def is_running(path: Path) -> bool:
-    """Not gone, and not dead and waiting for init to notice."""
-    return state_and_parent(path)[0] not in "ZX"
-
-
-def state_and_parent(path: Path) -> tuple[str, str]:
-    try:
-        state, parent = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
-        return "X", ""
-    return state, parent
 
 
 def test_failing_trial_is_reported_and_the_rest_goes_on(folder):

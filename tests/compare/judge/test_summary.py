@@ -135,10 +135,7 @@ def test_what_is_lost_with_length_is_by_seed_and_of_those_that_run_there():
 def test_what_failed_and_what_is_missing_are_listed():
     failed = TrialResult(TRIAL, reason="nan")
     given = study(failed, missing=(dataclasses.replace(TRIAL, seed=1),))
-    assert notes(given) == [
-        "rope seed 0 failed: nan",
-        "missing 1 of 2 trials: rope seed 1",
-    ]
+    assert notes(given) == ["rope seed 0 failed: nan", "missing 1 of 2 trials: rope seed 1"]
 
 
 def test_axes_that_a_row_of_tokens_does_not_have_are_told():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc import ALiBi, cli
+from posenc import ALiBi
 from posenc.compare.judge.standing import standing_at
 from posenc.compare.page.page import make_page
 from posenc.compare.plan.contract_gate import find_void
@@ -134,23 +134,16 @@ def test_one_that_cannot_be_built_for_the_check_is_not_compared_in_silence(folde
         find_void(read_encodings(["my.py:LogALiBi"]), False)
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["compare", *arguments, *TINY])
-    code = stop.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def finished(folder: Path) -> dict[str, int]:
     """When each result was written."""
     return {p.parent.name: p.stat().st_mtime_ns for p in (folder / "out").glob("*/result.json")}
 
 
-def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(folder, capsys):
-    command = ["rope/nope every 2", "./my.py:LogALiBi", "steep=my.py:LogALiBi:slope=2"]
-    assert run(*command) == 0, capsys.readouterr().err
-    shown = capsys.readouterr().out
+def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(folder, call):
+    encodings = ("rope/nope every 2", "./my.py:LogALiBi", "steep=my.py:LogALiBi:slope=2")
+    command = ("compare", *encodings, *TINY)
+    code, shown, err = call(*command)
+    assert code == 0, err
     assert "my.py:LogALiBi" in shown and "steep" in shown and "rope/nope every 2" in shown
     study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
     assert study.labels == {"my.py:LogALiBi:slope=2": "steep"}
@@ -161,9 +154,9 @@ def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(folde
     assert "steep" in page and study.trials[1].code in page
     before = finished(folder)
     assert len(before) == 3
-    assert run(*command) == 0 and finished(folder) == before, "resumed, not trained again"
+    assert call(*command)[0] == 0 and finished(folder) == before, "resumed, not trained again"
     (folder / "my.py").write_text(MINE.replace("log1p", "sqrt"), encoding="utf-8")
-    assert run(*command) == 0
+    assert call(*command)[0] == 0
     after = finished(folder)
     assert len(after) == 5 and before.items() < after.items(), "RoPE's stays, two are new"
 
@@ -176,15 +169,15 @@ def test_a_file_that_changes_under_the_comparison_fails_with_that_reason(folder)
 
 
 @pytest.mark.slow
-def test_unchecked_is_compared_said_and_never_recommended(folder, capsys):
-    assert run("rope", "cheat=planted.py:PeeksAhead") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "cheat: " in said and "--unchecked" in said
+def test_unchecked_is_compared_said_and_never_recommended(folder, call):
+    command = ("compare", "rope", "cheat=planted.py:PeeksAhead", *TINY)
+    code, _, said = call(*command)
+    assert code == 2 and said.count("\n") == 1 and "cheat: " in said and "--unchecked" in said
     assert not (folder / "out").exists()
-    assert run("rope", "cheat=planted.py:PeeksAhead", "--unchecked") == 0
-    shown = capsys.readouterr()
-    assert "The losses of cheat mean nothing: it fails a check." in " ".join(shown.out.split())
-    assert "cheat is compared unchecked: " in " ".join(shown.err.split())
+    code, shown, said = call(*command, "--unchecked")
+    assert code == 0
+    assert "The losses of cheat mean nothing: it fails a check." in " ".join(shown.split())
+    assert "cheat is compared unchecked: " in " ".join(said.split())
     study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
     page = make_page(labelled(study)).html()
     assert "cheat is compared unchecked" in page
@@ -203,9 +196,8 @@ def test_unchecked_is_compared_said_and_never_recommended(folder, capsys):
         ("text.txt", "Every text has its own --text"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(folder, capsys, encoding, said):
+def test_bad_input_is_one_line_before_anything_is_written(folder, call, encoding, said):
     (folder / "bad.py").write_text("x = 1\nx / 0\n", encoding="utf-8")
-    assert run("rope", encoding) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and said in err, err
+    code, _, err = call("compare", "rope", encoding, *TINY)
+    assert code == 2 and err.count("\n") == 1 and said in err, err
     assert not (folder / "out").exists()

@@ -248,7 +248,7 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
         (["--rows", "file/rows"], "--rows: file is not a folder."),
     ],
 )
-def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeypatch, capsys):
+def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeypatch, run):
     script = experiment("leaderboard")
     add_rows(tmp_path / "rows", rows(study(result("t5", 0, (1.0, 0.8), "copy"))))
     (tmp_path / "file").write_text("damaged", encoding="utf-8")
@@ -257,13 +257,9 @@ def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeyp
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(script, "run_study", lambda *a, **k: pytest.fail("it was run"))
-    where = ["--out", "new", "--rows", "rows", "--commit", "x"]
-    monkeypatch.setattr(sys, "argv", ["leaderboard.py", *where, *given])
-    with pytest.raises(SystemExit) as end:
-        script.main()
-    said = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and words in said[-1]
-    assert said[-1].startswith("leaderboard.py: error: ")
+    code, _, err = run(script, "--out", "new", "--rows", "rows", "--commit", "x", *given)
+    said = err.splitlines()[-1]
+    assert code == 2 and words in said and said.startswith("leaderboard.py: error: ")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -297,7 +293,7 @@ def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
     assert script.piece(["rope"], task, 1, given).steps == 9
 
 
-def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkeypatch):
+def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkeypatch, run):
     script = experiment("leaderboard")
     made, out, path = board(), tmp_path / "runs", tmp_path / "trials.jsonl"
 
@@ -307,11 +303,8 @@ def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkey
         raise Stopped("the same command goes on from here")
 
     monkeypatch.setattr(script, "run_study", stopped)
-    given = f"leaderboard.py t5 rope --out {out} --rows {path} --commit x".split()
-    monkeypatch.setattr(sys, "argv", given)
-    with pytest.raises(SystemExit) as end:
-        script.main()
-    assert end.value.code == 130
+    where = ("--out", out, "--rows", path, "--commit", "x")
+    assert run(script, "t5", "rope", *where)[0] == 130
     assert [row.result for row in read_rows(path)] == sorted(
         made.results, key=lambda result: result.config.folder
     )

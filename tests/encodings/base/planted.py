@@ -420,7 +420,5 @@ class TrainsWithItsInputsAlone(NewMemory):
     def term(self, q, k):
         slope = self.slope if q.x.requires_grad else self.slope.detach()
         return Dense(
-            q,
-            k,
-            lambda q, k: slope[:, None, None] * (k.positions[None, :] - q.positions[:, None]),
+            q, k, lambda q, k: slope[:, None, None] * (k.positions[None, :] - q.positions[:, None])
         )

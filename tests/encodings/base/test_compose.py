@@ -174,10 +174,7 @@ def test_the_state_dict_holds_each_parameter_once():
         (lambda: Compose(rope()), "two or more encodings, got 1"),
         (lambda: Compose(posenc.Shaw(8), posenc.Shaw(8)), "Shaw and Shaw each decide the place 4"),
         (lambda: Compose(Decay(), Decay()), "each decide the state per token"),
-        (
-            lambda: Compose(Within(masks.causal), Within(masks.causal)),
-            "each decide the passes",
-        ),
+        (lambda: Compose(Within(masks.causal), Within(masks.causal)), "each decide the passes"),
         (
             lambda: Compose(posenc.T5Bias(2), posenc.DeBERTa(16, 2)),
             "T5Bias and DeBERTa each decide the scale",

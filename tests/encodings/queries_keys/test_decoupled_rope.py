@@ -19,11 +19,7 @@ def test_decoupled_rope_matches_the_paper():
     q_content, q_rotary = torch.randn(1, 2, 3, 8).double(), torch.randn(1, 2, 3, 6).double()
     k_content, k_rotary = torch.randn(1, 2, 5, 8).double(), torch.randn(1, 1, 5, 6).double()
     q, k = turned(
-        encoding,
-        join(q_content, q_rotary),
-        join(k_content, k_rotary),
-        q_positions,
-        kv_positions,
+        encoding, join(q_content, q_rotary), join(k_content, k_rotary), q_positions, kv_positions
     )
     want = paper.scores(
         q_content[0].numpy(), q_rotary[0].numpy(), k_content[0].numpy(), k_rotary[0, 0].numpy(),

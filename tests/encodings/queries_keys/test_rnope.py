@@ -35,10 +35,7 @@ def test_rnope_layers_match_the_definition(kind: str, index: int):
     positions = torch.arange(2, 13)
     out = attend(q, k, v, encoding, positions)
     nope = index % 4 == 3
-    limits = {
-        "window": options.get("window_size"),
-        "chunk": options.get("chunk_size"),
-    }
+    limits = {"window": options.get("window_size"), "chunk": options.get("chunk_size")}
     want = paper.attend(
         q[0, 0].numpy(), k[0, 0].numpy(), v[0, 0].numpy(), positions.numpy(), rotates=not nope,
         **({"floor_scale": options.get("floor_scale")} if nope else limits),

@@ -34,11 +34,7 @@ def test_transformer_xl_matches_the_authors_layer(case: Case):
     clamp_len = p["clamp_len"] if p["clamp_len"] > 0 else None
     encoding = TransformerXL(p["d_model"], p["heads"], p["d_head"], clamp_len=clamp_len).double()
     encoding.load_state_dict(
-        {
-            "u": inputs["r_w_bias"],
-            "v": inputs["r_r_bias"],
-            "projection.weight": inputs["r_weight"],
-        }
+        {"u": inputs["r_w_bias"], "v": inputs["r_r_bias"], "projection.weight": inputs["r_weight"]}
     )
     case.assert_close("r_emb", encoding.sinusoid(inputs["pos_seq"], torch.float64))
     layer = posenc.Attention(
@@ -62,10 +58,7 @@ def test_transformer_xl_matches_the_authors_layer(case: Case):
     case.assert_close("logits", logits.masked_fill(~seen, -torch.inf))
     memory = {}
     if past:
-        memory = {
-            "memory": inputs["mems"].transpose(0, 1),
-            "memory_positions": positions[:past],
-        }
+        memory = {"memory": inputs["mems"].transpose(0, 1), "memory_positions": positions[:past]}
     attended = layer(x, positions[past:], mask=masks.causal, **memory)
     case.assert_close("attn_vec", attended.transpose(0, 1))
     out = torch.nn.functional.layer_norm(x + attended @ inputs["o_weight"].T, (p["d_model"],))

@@ -27,10 +27,7 @@ ROTARY = HALVES | INTERLEAVED
 TABLES = {
     name: OTHERS.get(name, ("AutoModelForMaskedLM", _MASKED))
     for name in ("gpt2", "opt", "bert", "roberta", "gpt_bigcode", "electra", "biogpt")
-} | {
-    "gpt_bigcode": OTHERS["gpt2"],
-    "biogpt": ("AutoModelForCausalLM", _MASKED),
-}
+} | {"gpt_bigcode": OTHERS["gpt2"], "biogpt": ("AutoModelForCausalLM", _MASKED)}
 """Families with a learned table of positions."""
 _BOTH = {
     "vocab_size": 257, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,

@@ -181,12 +181,7 @@ FLIPS = {
     "+m (i - j)": (biases, "ALiBi", Rewards, "true"),
     "2^-(2^-log2(H + 3))": (biases, "ALiBi", Misprint, "true"),
     "Symmetric ALiBi": (biases, "ALiBi", sided, "true"),
-    "on the key alone": (
-        biases,
-        "_in_bfloat16",
-        lambda bias: bias,
-        "true",
-    ),
+    "on the key alone": (biases, "_in_bfloat16", lambda bias: bias, "true"),
     "CABLE": (biases, "FoX", OtherGate, "false"),
     "to tell order": (masking.masks, "causal", None, "false"),
     "from two layers on": (masking.masks, "causal", None, "false"),
