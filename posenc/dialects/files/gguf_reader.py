@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,59 @@ FACTORS = {
     "factors_long": "rope_factors_long.weight",
     "factors_short": "rope_factors_short.weight",
 }
+MAY_BE_ZERO = ("sliding_window", "yarn_ext_factor", "log_multiplier", "original_length")
 WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
+
+
+LARGEST_LAYERS = 2000
+SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Type of a value -> its bytes; 8 is a string, 9 an array."""
+STRING, ARRAY, DEEPEST = 8, 9, 4
+
+
+def check_counts(path: Path) -> None:
+    """Raise ValueError if a header announces more than the file can hold, before anything is read
+    or allocated for it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        magic, version = file.read(4), int.from_bytes(file.read(4), "little")
+        if magic != b"GGUF" or version not in (2, 3):
+            return  # the reader says what is wrong, or reads the other byte order
+
+        def number(width: int) -> int:
+            return int.from_bytes(file.read(width), "little")
+
+        def need(count: int, width: int, what: str) -> None:
+            if count * width > size - file.tell():
+                raise ValueError(
+                    f"{path}: damaged GGUF file: {count} {what} announced, with "
+                    f"{size - file.tell()} bytes left."
+                )
+
+        def skip(kind: int, depth: int = 0) -> None:
+            if kind == STRING:
+                length = number(8)
+                need(length, 1, "bytes of text")
+                file.seek(length, 1)
+            elif kind == ARRAY and depth < DEEPEST:
+                inner, count = number(4), number(8)
+                need(count, SCALARS.get(inner, 8), "values")
+                if inner in SCALARS:
+                    file.seek(count * SCALARS[inner], 1)
+                else:
+                    for _ in range(count):
+                        skip(inner, depth + 1)
+            elif kind in SCALARS:
+                file.seek(SCALARS[kind], 1)
+            else:
+                raise ValueError(f"{path}: damaged GGUF file: a value of the unknown type {kind}.")
+
+        tensors, pairs = number(8), number(8)
+        need(tensors, 24, "tensors")
+        need(pairs, 13, "keys")
+        for _ in range(pairs):
+            skip(STRING)
+            skip(number(4))
 
 
 def open_gguf(path: Path) -> Any:
@@ -26,6 +79,7 @@ def open_gguf(path: Path) -> Any:
         raise ValueError(
             f"{path}: reading GGUF needs the gguf package; pip install posenc[doctor]."
         ) from error
+    check_counts(path)
     try:
         return GGUFReader(str(path), "r")
     except Exception as error:  # the reader may raise anything for a damaged header
@@ -51,7 +105,7 @@ def read_metadata(path: Path) -> Metadata:
     for name, key in KEYS.items():
         value = values.get(f"{architecture}.{key}")
         if value is not None:
-            fields[name] = int(value) if name in WHOLE else value
+            fields[name] = _checked(path, f"{architecture}.{key}", name, value)
     fields.setdefault("context_length", 0)
     if not fields["context_length"]:
         raise ValueError(f"{path}: the GGUF file has no {architecture}.context_length.")
@@ -62,15 +116,36 @@ def read_metadata(path: Path) -> Metadata:
                 fields[name] = tuple(float(v) for v in tensors[found].data.ravel())
                 break
     head_dim = _head_dim(values, architecture, path)
+    layers = values.get(f"{architecture}.block_count", 0)
+    if not isinstance(layers, int) or not 0 <= layers <= LARGEST_LAYERS:
+        raise ValueError(
+            f"{path}: {architecture}.block_count must be between 0 and {LARGEST_LAYERS}, got "
+            f"{layers!r}."
+        )
     given = frozenset(fields)
     fields.setdefault("dimension_count", head_dim)
     return Metadata(
         architecture,
         head_dim=head_dim,
-        num_layers=int(values.get(f"{architecture}.block_count", 0)),
+        num_layers=layers,
         given=given,
         **fields,
     )
+
+
+def _checked(path: Path, key: str, name: str, value: Any) -> Any:
+    """Return a value of the header. Raises: ValueError unless it is a word where one is wanted, and
+    a finite number above 0 elsewhere."""
+    if name == "scaling_type":
+        right, wanted = isinstance(value, str), "a word"
+    else:
+        wanted = "a number above 0"
+        right = isinstance(value, int | float) and math.isfinite(value)
+        # 0 is for no window, and for a share or a multiplier that is switched off
+        right = right and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+    if not right:
+        raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}.")
+    return int(value) if name in WHOLE else value
 
 
 def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:

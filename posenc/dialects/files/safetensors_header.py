@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.files.json_object import require_ordinary
+
 LARGEST_HEADER = 100 << 20
 
 
@@ -14,6 +16,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
     Raises: ValueError where the file is damaged.
     """
+    require_ordinary(path)
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if not 2 <= size <= LARGEST_HEADER:
