@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc import masks
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import TOKENS_AT_ONCE, bits, cannot
 from posenc.compare.trial.forward import autocast
@@ -57,7 +58,7 @@ def in_place_of_a_mask(model: Decoder, rows: Tensor) -> Tensor:
 
 
 def under_a_causal_mask(model: Decoder, rows: Tensor) -> Tensor:
-    return Decoder.forward(model, _last_hidden(rows), length=rows.shape[1])[:, -1]
+    return model(_last_hidden(rows), mask=masks.causal, length=rows.shape[1])[:, -1]
 
 
 WAYS: dict[str, dict[str, Say]] = {
