@@ -23,13 +23,24 @@ def victim(tmp_path):
 @pytest.mark.parametrize("target", ["file", "missing"])
 def test_a_lock_that_is_a_link_is_refused(tmp_path, victim, target):
     (tmp_path / ".lock").symlink_to(victim / target)
-    with pytest.raises(ValueError, match="is a link or no ordinary file; remove it"):
+    with pytest.raises(ValueError, match="is a link, or not of the kind"):
         locked(tmp_path, "comparison").__enter__()
 
 
 def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / ".lock")
-    with pytest.raises(ValueError, match="no ordinary file"):
+    with pytest.raises(ValueError, match="not of the kind that a lock needs; remove it"):
+        locked(tmp_path, "comparison").__enter__()
+
+
+def test_a_lock_that_may_not_be_opened_is_not_called_a_link(tmp_path, monkeypatch):
+    (tmp_path / ".lock").write_text("")
+
+    def refuse(path, flags, mode=0o777):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
         locked(tmp_path, "comparison").__enter__()
 
 

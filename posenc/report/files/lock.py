@@ -55,15 +55,16 @@ def _opened(path: Path, flags: int, is_right: Callable[[int], bool]) -> Iterator
 
     Raises: ValueError for a link, or for another kind of file than `is_right` accepts.
     """
+    wrong = f"{path} is a link, or not of the kind that a lock needs; remove it."
     try:
         handle = os.open(path, flags | _NO_LINK, 0o666)
     except OSError as error:
-        if path.is_symlink() or path.exists():
-            raise ValueError(f"{path} is a link or no ordinary file; remove it.") from error
+        if os.path.lexists(path) and not is_right(path.lstat().st_mode):
+            raise ValueError(wrong) from error
         raise
     try:
         if not is_right(os.fstat(handle).st_mode):
-            raise ValueError(f"{path} is no ordinary file; remove it.")
+            raise ValueError(wrong)
         yield handle
     finally:
         os.close(handle)
