@@ -16,7 +16,6 @@ MISREAD = {
     "minimax": ("mlx-lm",),
     "minimax_m2": ("mlx-lm",),
     "mllama_text_model": ("transformers-4",),
-    "neomme": ("transformers-5",),
     "phi4_multimodal": ("transformers-4",),
     "qwen3_omni_moe_text": ("transformers-4",),
     "qwen3_vl_moe_text": ("transformers-4",),
@@ -24,8 +23,7 @@ MISREAD = {
 }
 """Families that a runtime misreads in any spelling, or refuses without a key of its own: mlx-lm
 wants a rope_scaling of DeepSeek 2 and MiniCPM 3, and MiniMax's rotary_dim; transformers 4 wants a
-rope_scaling of Mllama, Phi 4 multimodal and Qwen 3 VL. NeoMME's two bases contradict each other
-where both dialects are written."""
+rope_scaling of Mllama, Phi 4 multimodal and Qwen 3 VL."""
 
 
 @pytest.fixture(scope="module")

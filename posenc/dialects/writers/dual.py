@@ -125,9 +125,11 @@ def _write_nested(
         if full["rope_type"] != "default" and model.flat_reaches == ("full_attention",):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
     outer = {"full_attention": "rope_theta", **model.facts["transformers5"].get("theta_keys", {})}
-    for kind, key in outer.items():
-        if nested.get(kind) is not None:
-            holder[key] = nested[kind]["rope_theta"]
+    for key in dict.fromkeys(outer.values()):
+        named = [nested.get(kind) for kind, given in outer.items() if given == key]
+        bases = {p["rope_theta"] for p in named if p is not None}
+        if len(bases) == 1:  # one key cannot hold the two bases of two kinds
+            holder[key] = bases.pop()
     every = _period(model.layer_types)
     if "sliding_window_pattern" in (model.facts.get("mlx") or {}) and every is not None:
         holder["sliding_window_pattern"] = every
