@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from posenc.dialects import formulas
 from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
 from posenc.dialects.families import all_families
+from posenc.dialects.files.spelling import with_vendors_names
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
@@ -100,7 +101,9 @@ def known_family(model: Model) -> None:
 def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     """Return the config with one rope dict, settled types and real numbers."""
     model = model_of(config)
-    result = dict(model.config)
+    modern = model.facts["transformers5"]
+    own = {modern.get("theta_key"), modern.get("share_key"), *modern.get("theta_keys", {}).values()}
+    result = with_vendors_names(dict(model.config), own)
     for name in NUMBERS:
         if name in result:
             result[name] = _as_number(result[name], name, doubts)

@@ -12,6 +12,9 @@ from posenc.doctor.case import Case
 from posenc.doctor.rule import Finding, Rule
 
 WIDTH = 100
+LEGEND = (
+    "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
+)
 HEADER = ("runtime", "frequencies", "multiplier", "softmax scale", "switch", "admits")
 
 
@@ -28,6 +31,7 @@ def text(case: Case, found: Sequence[Finding]) -> str:
     """Return the answer for a terminal."""
     lines = [_headline(case), ""]
     lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
+    lines += ["", LEGEND]
     if case.record is not None and case.record.doubts:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
