@@ -39,7 +39,7 @@ PLANTED = [
     ("PD046", {**SOUND, "rope_theta": 1}, "rope_theta in the top level is 1"),
     ("PD047", {**SOUND, "rope_scale": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is"),
     ("PD047", {**SOUND, "partial_rotary_factr": 0.5}, "partial_rotary_factor is"),
-    ("PD048", {**SOUND, "architectures": ["Qwen2ForCausalLM"]}, "of the family qwen2"),
+    ("PD048", {**SOUND, "architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM, of qwen2"),
     ("PD049", {**SOUND, "head_dim": 17}, "head_dim is 17, an odd number"),
     ("PD049", without({**SOUND, "hidden_size": 66}, "head_dim"), "66 is not a multiple of"),
     ("PD050", without(SOUND, "model_type"), "by its class this is a llama"),

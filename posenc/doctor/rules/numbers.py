@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from posenc.dialects.families import all_families
+from posenc.dialects.families import all_families, by_architecture
 from posenc.dialects.files.spelling import ROTARY_BASES
 from posenc.doctor.case import ALL, ORIGINAL, Case
 from posenc.doctor.rule import Hit, rule
@@ -184,7 +184,7 @@ def two_families(case: Case) -> Iterator[Hit]:
     if first is None or first == own or not others or case.model.model_type in others:
         return
     yield Hit(
-        f"architectures is {first}, of the family {others[0]}, and model_type is "
+        f"architectures is {first}, of {by_architecture(first) or others[0]}, and model_type is "
         f"{case.model.model_type}",
         (),
         ALL,
