@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from posenc.dialects.families import all_families, by_architecture
 from posenc.dialects.files.spelling import ROTARY_BASES
@@ -14,11 +15,11 @@ KEYS = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"
 """Keys that are looked for under a misspelled name."""
 
 
-def _numbers(p, *names: str):
-    """Return the values of these keys if all are numbers, else None."""
+def _numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
+    """Return the values of these keys; empty unless all are numbers."""
     values = [p.get(name) for name in names]
-    right = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    return values if right else None
+    found = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return found if len(found) == len(names) else []
 
 
 @rule(

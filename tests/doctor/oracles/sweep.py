@@ -64,6 +64,8 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     }:
         yield f"another {key}", {**bare, key: 54321.0}
     yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
+    named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
+    yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
     yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
     if isinstance(raw.get("head_dim"), int):
         yield "other heads", {**raw, "head_dim": 2 * raw["head_dim"]}
