@@ -90,7 +90,8 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     holder["rope_parameters"] = dict(p)
     if "rope_scaling" in (model.facts.get("mlx") or {}).get("needs", ()):
         holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
-    if p["rope_type"] != "default":
+    old = model.facts.get("transformers4") or {}
+    if p["rope_type"] != "default" or old.get("needs_scaling"):
         holder["rope_scaling"] = {**p, "type": p["rope_type"]}
 
 
@@ -127,7 +128,7 @@ def _write_nested(
     outer = {"full_attention": "rope_theta", **model.facts["transformers5"].get("theta_keys", {})}
     for kind, key in outer.items():
         if nested.get(kind) is not None:
-            holder[key] = nested[kind]["rope_theta"]
+            holder.setdefault(key, nested[kind]["rope_theta"])  # two kinds may share a key
     every = _period(model.layer_types)
     if "sliding_window_pattern" in (model.facts.get("mlx") or {}) and every is not None:
         holder["sliding_window_pattern"] = every

@@ -52,6 +52,12 @@ def _headline(case: Case) -> str:
             f"{name}{kind.rotary_dim} channels, slowest pair {slowest:.4g} radians per position, "
             f"multiplier {kind.multiplier:.6g}"
         )
+    if case.metadata is None and case.model.indexer is not None:
+        words = {True: "interleaved", False: "half-split"}
+        kinds.append(
+            f"indexer: {words[case.model.indexer]} pairs, the attention's are "
+            f"{words[case.model.interleaved]}; seen beyond index_topk tokens only"
+        )
     return (
         f"{path}: {record.model_type}, trained at {record.trained_length} tokens, meant for "
         f"{record.max_length}; judged at {record.length}\n" + "\n".join(f"  {k}" for k in kinds)

@@ -216,7 +216,6 @@ def uneven(case: Case) -> Iterator[Hit]:
             "there is no head_dim",
             (),
             ALL,
-            contradiction=True,
         )
 
 
