@@ -62,7 +62,7 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         None,
         "rope_theta",
     }:
-        yield f"another {key}", {**bare, key: 54321.0}
+        yield f"another {key}", {**bare, key: 54321}
     yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
