@@ -79,7 +79,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "no rotation": {
         "beam": {
-            "model_type": "beam", **SMALL, "head_dim": 16, "layer_types":
+            "model_type": "beam", **SMALL, "head_dim": 16, "num_key_value_heads": 4, "layer_types":
             ["sliding_attention"] * 5 + ["full_attention"],
             "rope_parameters": {"sliding_attention": PLAIN, "full_attention": None},
         },

@@ -45,5 +45,8 @@ def family(model_type: str) -> dict[str, Any] | None:
 
 
 def by_architecture(name: str) -> str | None:
-    """Return the model_type of a class such as LlamaForCausalLM."""
-    return next((m for m, f in all_families().items() if f.get("architecture") == name), None)
+    """Return the model_type of a class such as LlamaForCausalLM; None if it is unknown, or several
+    families borrow it and none has its name."""
+    found = [m for m, f in all_families().items() if f.get("architecture") == name]
+    own = [m for m in found if name.lower().startswith(f"{m.replace('_', '')}for")]
+    return next(iter(own if len(found) > 1 else found), None)

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from posenc.dialects import formulas
 from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
 from posenc.dialects.families import all_families
+from posenc.dialects.files.spelling import with_vendors_names
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
@@ -91,16 +92,18 @@ def known_family(model: Model) -> None:
             "knows: write model_type"
         )
     close = get_close_matches(model.model_type, all_families(), 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise UnknownFamilyError(
-        f"posenc does not know the family {model.model_type!r} and judges nothing of it{hint}"
+        f"posenc does not know the family {model.model_type!r}{hint} and judges nothing of it"
     )
 
 
 def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     """Return the config with one rope dict, settled types and real numbers."""
     model = model_of(config)
-    result = dict(model.config)
+    modern = model.facts["transformers5"]
+    own = {modern.get("theta_key"), modern.get("share_key"), *modern.get("theta_keys", {}).values()}
+    result = with_vendors_names(dict(model.config), own)
     for name in NUMBERS:
         if name in result:
             result[name] = _as_number(result[name], name, doubts)

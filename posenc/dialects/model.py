@@ -129,6 +129,12 @@ class Model:
         return bool(self.facts.get("interleaved", False))
 
     @property
+    def indexer(self) -> bool | None:
+        """True if the indexer of sparse attention has interleaved pairs, whatever the attention
+        has; None if there is no indexer, or nobody has read it."""
+        return self.facts.get("indexer", {}).get("interleaved")
+
+    @property
     def owns_partial(self) -> bool:
         """True if the family's code rotates only a fraction of each head."""
         modern = self.facts.get("transformers5", {})

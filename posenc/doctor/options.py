@@ -50,6 +50,13 @@ class Options:
             "adapter: the folder of its model."
         ),
     ] = None
+    positions: Annotated[
+        Path | None,
+        typer.Option(
+            help="A JSON file with a batch's position_ids to compare with those that the family's "
+            "code makes; see docs/doctor.md."
+        ),
+    ] = None
     explain: Annotated[
         str | None, typer.Option(help="Explain a rule, such as PD017, instead.", metavar="CODE")
     ] = None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.record import record_of
@@ -62,6 +62,8 @@ def _run(options: Options) -> tuple[str, int]:
     source = load(options.paths[0])
     case = _case(source, options)
     case.require_known()
+    if options.positions is not None:
+        return _positions(case, options.positions)
     if options.overrides is not None:
         _need_config(source, "--overrides")
         meaning = meaning_of(source.config, options.length)
@@ -115,7 +117,14 @@ def _check(options: Options) -> None:
         raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
     if options.as_json and options.as_sarif:
         raise ValueError("give --json or --sarif, not both.")
-    single = (options.fix, options.overrides, options.as_sarif, options.layout, writes)
+    single = (
+        options.positions,
+        options.fix,
+        options.overrides,
+        options.as_sarif,
+        options.layout,
+        writes,
+    )
     if len(options.paths) == 2 and any(single):
         raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
 
@@ -198,6 +207,18 @@ def _named(options: Options) -> tuple[str, ...]:
 def _need_config(source: Source, what: str) -> None:
     if source.metadata is not None:
         raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
+
+
+def _positions(case: Case, path: Path) -> tuple[str, int]:
+    """Return how a batch's position ids differ from the family's own, and 1 if they do."""
+    from posenc.dialects.position_ids import problems
+
+    _need_config(case.source, "--positions")
+    lines = problems(read_json(path, LARGEST_INDEX), case.model)
+    said = "" if lines else f"position ids are as the code of {case.model.model_type} makes them."
+    return "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)]), int(
+        bool(lines)
+    )
 
 
 def _case(source: Source, options: Options) -> Case:

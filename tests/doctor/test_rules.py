@@ -130,6 +130,7 @@ def test_what_no_rule_explains_is_told():
     assert codes(glm, severity="E") == {"PD038"}
     refused = {k: v for k, v in SIMPLE.items() if k != "attention_bias"}
     refused |= {"model_type": "glm4", "partial_rotary_factor": 0.5}
+    refused["architectures"] = ["Glm4ForCausalLM"]
     assert codes(refused, ("mlx-lm",)) == {"PD039"}
     assert set(CATCH_ALL) == {"PD038", "PD039"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from posenc.dialects.model import flatten
@@ -32,8 +32,6 @@ LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
 LARGEST_NUMBER = 1e35
 """Larger values overflow float32 in the runtimes."""
-KEEP_OWN_NAMES = ("gpt_neox", "gpt_neox_japanese")
-"""Families whose transformers class reads rotary_emb_base and rotary_pct itself."""
 
 
 def name_of_spelling(raw: Mapping[str, Any]) -> str:
@@ -50,8 +48,8 @@ def name_of_spelling(raw: Mapping[str, Any]) -> str:
 
 
 def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings under transformers' keys. A file that already uses them gets a few keys
-    that vendors spell differently.
+    """Return the settings under transformers' keys. A file that already uses them stays as it is:
+    what its runtimes read is what it says.
 
     Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
     """
@@ -65,7 +63,7 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
     flat = flatten(raw)
     _check_shapes(flat)
     _check_values(flat)
-    return _vendors(dict(raw))
+    return dict(raw)
 
 
 def _check_shapes(flat: Mapping[str, Any]) -> None:
@@ -127,13 +125,12 @@ def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"{name}.{kind}.", inner
 
 
-def _vendors(config: dict[str, Any]) -> dict[str, Any]:
-    """Copy vendors' keys, such as rotary_emb_base, to transformers' name where it is missing."""
-    if config.get("model_type") in KEEP_OWN_NAMES:
-        return config
+def with_vendors_names(config: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Copy vendors' keys, such as rotary_emb_base, to transformers' name where it is missing: what
+    their author means. own: keys that the family's code reads itself."""
     for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
-        value = next((config[n] for n in names if config.get(n) is not None), None)
-        if value is not None and target not in config:
+        value = next((config[n] for n in names if config.get(n) is not None and n not in own), None)
+        if value is not None and config.get(target) is None:
             config[target] = value
     ratio = config.get("rope_ratio")  # ChatGLM: how many times longer the base is
     if isinstance(ratio, int | float) and "rope_theta" not in config:

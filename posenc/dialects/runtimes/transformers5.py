@@ -52,7 +52,7 @@ def resolve(model: Model) -> dict[str, Parameters]:
     if not facts.get("dicts", True):  # validated, and not looked at
         if (
             given
-            and given.get("rope_type") in STRETCHED
+            and given.get("rope_type", given.get("type")) in STRETCHED
             and not model.get("max_position_embeddings")
         ):
             raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
@@ -103,8 +103,10 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         for kind in model.flat_reaches or ("full_attention",):
             if given is not None and kind not in inner:
                 raise RefusedError(f"KeyError: {kind!r}")
-            # The class's own rope_type stands here already: a `type` beside it means nothing.
-            inner[kind] = {"rope_type": "default", **inner.get(kind, {}), **old}
+            # The class's own rope_type stands here already, so that a `type` beside it means
+            # nothing; but for classes that first settle the flat dict as other families do.
+            usual = old.get("type", "default") if facts.get("settles_type") else "default"
+            inner[kind] = {"rope_type": usual, **inner.get(kind, {}), **old}
             if kind in facts.get("theta_keys", {}):
                 inner[kind].pop("rope_theta", None)
             if inner[kind]["rope_type"] == "yarn" and "attention_factor" in facts:

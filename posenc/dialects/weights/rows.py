@@ -41,13 +41,9 @@ def rotary_dim(model: Model) -> int:
     """Return the number of leading channels of each head that rotate."""
     if not model.owns_partial or model.mla:
         return model.head_dim
-    share = model.config.get("partial_rotary_factor", model.config.get("rotary_pct"))
-    parameters = model.config.get("rope_parameters") or {}
-    if share is None:
-        share = parameters.get("partial_rotary_factor")
-    if share is None:
-        share = model.facts["transformers5"].get("partial_rotary_factor", 1.0)
-    return int(model.head_dim * share)
+    inner = (model.config.get("rope_parameters") or {}).get("partial_rotary_factor")
+    share = model.share if inner is None else inner
+    return int(model.head_dim * (1.0 if share is None else share))
 
 
 def find(folder: Path, model: Model) -> list[Rows]:

@@ -90,7 +90,8 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     holder["rope_parameters"] = dict(p)
     if "rope_scaling" in (model.facts.get("mlx") or {}).get("needs", ()):
         holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
-    if p["rope_type"] != "default":
+    old = model.facts.get("transformers4") or {}
+    if p["rope_type"] != "default" or old.get("needs_scaling"):
         holder["rope_scaling"] = {**p, "type": p["rope_type"]}
 
 

@@ -12,6 +12,9 @@ from posenc.doctor.case import Case
 from posenc.doctor.rule import Finding, Rule
 
 WIDTH = 100
+LEGEND = (
+    "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
+)
 HEADER = ("runtime", "frequencies", "multiplier", "softmax scale", "switch", "admits")
 
 
@@ -28,6 +31,7 @@ def text(case: Case, found: Sequence[Finding]) -> str:
     """Return the answer for a terminal."""
     lines = [_headline(case), ""]
     lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
+    lines += ["", LEGEND]
     if case.record is not None and case.record.doubts:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
@@ -47,6 +51,12 @@ def _headline(case: Case) -> str:
         kinds.append(
             f"{name}{kind.rotary_dim} channels, slowest pair {slowest:.4g} radians per position, "
             f"multiplier {kind.multiplier:.6g}"
+        )
+    if case.metadata is None and case.model.indexer is not None:
+        words = {True: "interleaved", False: "half-split"}
+        kinds.append(
+            f"indexer: {words[case.model.indexer]} pairs, the attention's are "
+            f"{words[case.model.interleaved]}; seen beyond index_topk tokens only"
         )
     return (
         f"{path}: {record.model_type}, trained at {record.trained_length} tokens, meant for "

@@ -99,7 +99,8 @@ def no_base(case: Case) -> Iterator[Hit]:
     bases = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta")
     if case.metadata is not None or not case.source.config:
         return
-    if any(b in case.config for b in bases) or any("rope_theta" in p for _, p in case.dicts()):
+    given = [case.config.get(b) for b in bases] + [p.get("rope_theta") for _, p in case.dicts()]
+    if any(value is not None for value in given):
         return
     if case.model.known and case.meaning is None:
         return

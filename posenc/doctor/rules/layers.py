@@ -220,3 +220,30 @@ def dual_chunk(case: Case) -> Iterator[Hit]:
     given = case.config.get("dual_chunk_attention_config")
     if given:
         yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)
+
+
+@rule(
+    "PD051",
+    "E",
+    "the indexer of sparse attention in the other layout",
+    cure="Write indexer_rope_interleave: true for GLM-5, false or nothing for DeepSeek-V3.2.",
+    evidence="sglang #13530, vllm-ascend #4641, transformers #46842, llama.cpp #20363",
+)
+def indexer(case: Case) -> Iterator[Hit]:
+    """The indexer chooses the tokens that attention sees, and rotates in a layout of its own.
+    transformers has it in its code, vLLM reads a key. With the wrong one other tokens are chosen
+    beyond index_topk, and every shorter test passes."""
+    if case.metadata is not None or case.model.indexer is None:
+        return
+    given = case.config.get("indexer_rope_interleave")
+    if bool(given) != case.model.indexer:
+        words = {True: "interleaved", False: "half-split"}
+        said = "is missing" if given is None else f"is {given!r}"
+        yield Hit(
+            f"indexer_rope_interleave {said}: vLLM takes the indexer for {words[bool(given)]}, "
+            f"{case.model.model_type}'s is {words[case.model.indexer]} "
+            f"({case.model.facts['indexer']['read']})",
+            case.only_named(("vllm",)),
+            ("vllm",),
+            cure=f'Write "indexer_rope_interleave": {str(case.model.indexer).lower()}.',
+        )

@@ -8,6 +8,14 @@ from posenc.dialects.computed import Computed
 from posenc.doctor.case import Case
 from posenc.doctor.rule import TABLE, Finding, Hit, rule
 
+KEYS_OF = {
+    "layers": "layer_types or the list of layers without rotation",
+    "pairs": "head_dim or the rotated share (partial_rotary_factor)",
+    "frequencies": "rope_theta or the rope dict",
+    "multiplier": "attention_factor or the mscale pair",
+    "scale": "mscale_all_dim or the head's width",
+}
+"""The keys that decide an aspect."""
 OVERRIDES = "hf_overrides"
 """The key for command-line overrides next to a config's own keys."""
 
@@ -56,7 +64,7 @@ def differs(case: Case) -> Iterator[Hit]:
     "PD039",
     "E",
     "a runtime refuses the file",
-    cure="See the message.",
+    cure="Write the key that its error names, or serve with another runtime.",
     evidence="the runtime's own code",
 )
 def refuses(case: Case) -> Iterator[Hit]:
@@ -72,33 +80,48 @@ def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
         if name in explained or not seen:
             continue
         rule_ = TABLE.rules["PD039" if computed.error else "PD038"]
+        where = f"{name}'s {computed.read}" if computed.read else name
         said = f"{name} refuses the file: {computed.error}"
+        cure = (
+            f"Write what its error names, which is raised around {where}, or use another runtime."
+        )
         if not computed.error:
-            said = f"{name} computes {_what(case, computed)}"
+            aspect, numbers = _what(case, computed)
+            said = f"{name} computes {numbers}"
+            cure = (
+                f"If {name} is right, change {KEYS_OF[aspect]} here, which this file was read by. "
+                f"If the file is right, {where} does not read it: `--fix --out NEW` looks for a "
+                "spelling that it reads."
+            )
         # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
         severity = "W" if computed.error and "error" not in seen else rule_.severity
-        found.append(Finding(rule_.code, severity, said, (name,), rule_.cure))
+        found.append(Finding(rule_.code, severity, said, (name,), cure))
     return found
 
 
-def _what(case: Case, computed: Computed) -> str:
+def _what(case: Case, computed: Computed) -> tuple[str, str]:
+    """Return the first aspect that differs, and the two numbers in words."""
     assert case.meaning is not None
     meant = case.meaning.computed
     for kind, layer in meant.layers.items():
         got = next((v for k, v in computed.layers.items() if k.startswith(kind)), None)
         if got is None:
-            return f"no rotation for {kind}"
+            return "layers", f"no rotation for {kind}"
         where = "" if kind == "all" else f" in {kind}"
         if len(got.inv_freq) != len(layer.inv_freq):
-            return f"{len(got.inv_freq)} rotated pairs{where}, {len(layer.inv_freq)} are meant"
+            pairs = f"{len(got.inv_freq)} rotated pairs{where}, {len(layer.inv_freq)} are meant"
+            return "pairs", pairs
         for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
             if not abs(a - b) <= 1e-5 * abs(b):
-                return f"{a:.6g} radians per position for pair {i}{where}, {b:.6g} are meant"
+                said = f"{a:.6g} radians per position for pair {i}{where}, {b:.6g} are meant"
+                return "frequencies", said
         if not abs(got.multiplier - layer.multiplier) <= 5e-4 * layer.multiplier:
-            return f"a multiplier of {got.multiplier:.6g}{where}, {layer.multiplier:.6g} is meant"
+            said = f"a multiplier of {got.multiplier:.6g}{where}, {layer.multiplier:.6g} is meant"
+            return "multiplier", said
     if set(computed.without_rotation) != set(meant.without_rotation):
-        return (
+        return "layers", (
             f"no rotation in the layers {list(computed.without_rotation)}, meant are "
             f"{list(meant.without_rotation)}"
         )
-    return f"a softmax scale of {computed.softmax_scale:.6g}, {meant.softmax_scale:.6g} is meant"
+    ours, theirs = computed.softmax_scale, meant.softmax_scale
+    return "scale", f"a softmax scale of {ours:.6g}, {theirs:.6g} is meant"

@@ -62,7 +62,12 @@ def main() -> int:
     if CHECKPOINT.is_dir():
         options.append(str(CHECKPOINT))
     command = [sys.executable, "-m", "tests.doctor.oracles.run", *options]
-    return subprocess.run(command, cwd=ROOT).returncode
+    codes = [subprocess.run(command, cwd=ROOT).returncode]
+    for python in filter(None, (sys.executable, pythons.get("transformers4"))):
+        codes.append(
+            subprocess.run([python, "-m", "tests.doctor.oracles.sweep"], cwd=ROOT).returncode
+        )
+    return max(codes)
 
 
 if __name__ == "__main__":
