@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from posenc.compare.budget import BUDGETS, SUITES, Budget
-from posenc.report.machine.options import Figures, option
+from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
+from posenc.report.machine.options import Figures, Json, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
@@ -97,7 +97,12 @@ class Options:
         "standard"
     )
     seeds: Annotated[
-        int | None, option("Number of seeds, each a trial.", shown="those of the budget", min=1)
+        int | None,
+        option(
+            "Number of seeds, each a trial.",
+            shown=f"those of the budget; {PAIR_SEEDS} for two encodings",
+            min=1,
+        ),
     ] = None
     steps: Annotated[
         int | None,
@@ -195,6 +200,7 @@ class Options:
         ),
     ] = None
     figures: Figures = None
+    as_json: Json = False
     tensorboard: Annotated[
         bool,
         option("Also write the losses for TensorBoard, into --out/tensorboard.", "--tensorboard"),

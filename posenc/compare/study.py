@@ -101,7 +101,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            show_study(study, folder, console)
+            show_study(study, folder, console, options.as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "

@@ -211,14 +211,17 @@ def _with_length(study: Study) -> Iterator[str]:
 
 
 def _of_task(study: Study, task: str) -> str | None:
-    standing = standing_of_task(study, task)
-    if standing is None or len(standing.order) < 2:
+    standing, part = standing_of_task(study, task), study.of_task(task)
+    if standing is None:
         return None
-    part = study.of_task(task)
     passed = {result.config.encoding for result in part.finished if learned(result)}
     if not passed:
         return f"No trial has learned {task}, so nothing is said of it: give more --steps."
-    what = f"highest {metric_beyond(task, part.trials[0].train_length)}"
+    metric = metric_beyond(task, part.trials[0].train_length)
+    if len(standing.order) == 1:
+        (name,) = standing.order
+        return f"{name} is the only encoding: {standing.mean(name):.2f} {metric}. Add another."
+    what = f"highest {metric}"
     return _use("", standing, [(standing, what)])
 
 

@@ -9,8 +9,7 @@ from importlib.metadata import metadata
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.standing import Standing
-from posenc.compare.page import captions, figures, rates, rows, task_page
-from posenc.compare.page.specs import specs_table
+from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
@@ -216,10 +215,10 @@ def _details(study: Study) -> Iterator[Block]:
     if study.tasks:
         yield Fold("Every task", [*task_page.tables(study)])
     if study.rates:
-        header, *tried = rates.rate_rows(study)
-        yield Fold("Learning rates", [rates.MEANING, Table(header, tried)])
+        header, *tried = settings.rate_rows(study)
+        yield Fold("Learning rates", [settings.MEANING, Table(header, tried)])
     if study.finished:
-        yield Fold("The settings of every encoding", [specs_table(study)])
+        yield Fold("The settings of every encoding", [settings.specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
     yield Links(_links(study))
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.page import rates, rows
+from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
@@ -39,8 +39,8 @@ def summary_table(study: Study) -> Table:
 
 def rate_tables(study: Study) -> list[Table]:
     """The learning rates that were tried, where they were."""
-    found = rates.rate_rows(study)
-    return [_table(found[0], found[1:], title=rates.TITLE)] if found else []
+    found = settings.rate_rows(study)
+    return [_table(found[0], found[1:], title=settings.TITLE)] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:

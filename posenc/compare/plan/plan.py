@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
+from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.cost import check_cost
@@ -85,8 +85,14 @@ def make_plan(options: Options) -> Plan:
     options = with_suite(options)
     check_figures(options.figures)
     check_engine(options)
+    if options.as_json and options.dry_run:
+        raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
     compared = _read(options.encodings or _usual(options))
-    return Plan(options, chosen(options).seeds, compared, plan_trials(options, compared))
+    seeds = chosen(options).seeds
+    standard = options.budget == "standard" and not options.suite
+    if len(compared) == 2 and options.seeds is None and standard:
+        seeds = PAIR_SEEDS
+    return Plan(options, seeds, compared, plan_trials(options, compared))
 
 
 def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:

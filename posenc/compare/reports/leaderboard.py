@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
+from posenc.compare.reports.board import ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import Record
-
-ROWS = "trials.jsonl"
-PUBLISHED = Path("results/leaderboard")
-"""Below the root of the repository; a wheel has it as leaderboard.jsonl beside this module."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +91,7 @@ def published() -> list[Row]:
 
     Raises: ValueError where there are none.
     """
-    packaged = Path(str(resources.files("posenc.compare.reports").joinpath("leaderboard.jsonl")))
-    here = Path(__file__).parents[3] / PUBLISHED / ROWS
-    for path in (packaged, here):
-        if path.is_file():
-            return read_rows(path)
-    raise ValueError(f"This posenc brings no leaderboard: neither {packaged} nor {here} is there.")
+    return read_rows(published_file(ROWS))
 
 
 def study_of(rows: Sequence[Row]) -> Study:

@@ -246,6 +246,13 @@ def test_a_task_that_no_trial_has_learned():
     assert text == "No trial has learned copy, so nothing is said of it: give more --steps."
 
 
+def test_a_task_of_one_encoding():
+    alone = said(of_tasks({"t5": SCORES["t5"]}, tasks=("copy",)))
+    assert alone == (
+        "t5 is the only encoding: 0.94 exact match on copy beyond 4 symbols. Add another."
+    )
+
+
 def test_all_tasks_together():
     text = said(of_tasks(SCORES))
     assert text.startswith("Use t5: lowest mean rank over 3 tasks (1.00; nope +1.0")

@@ -11,7 +11,7 @@ from posenc.compare import run
 from posenc.compare.page import captions
 from posenc.compare.page.figures import _merged
 from posenc.compare.page.page import make_page
-from posenc.compare.page.specs import specs_table
+from posenc.compare.page.settings import specs_table
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
