@@ -199,6 +199,14 @@ class Options:
             shown="a folder below runs/ named by the options",
         ),
     ] = None
+    reuse: Annotated[
+        list[str] | None,
+        option(
+            "Folder of a run, or of several, whose finished trials are reused if text, settings "
+            "and code are the same; may be repeated.  ",
+            shown="runs/, which is always searched",
+        ),
+    ] = None
     figures: Figures = None
     as_json: Json = False
     tensorboard: Annotated[

@@ -35,6 +35,14 @@ def answer_json(study: Study, folder: Path | None = None) -> str:
         "trials": {
             "planned": len(study.trials),
             "finished": len(study.finished),
+            "reused": {
+                each.config.folder: {
+                    "from": each.timing.reused_from,
+                    "processor": each.timing.processor or None,
+                }
+                for each in study.finished
+                if each.timing and each.timing.reused_from
+            },
             "failed": {each.config.folder: each.reason for each in study.failed},
         },
     }

@@ -60,7 +60,7 @@ def by_position(study: Study, styles: Styles) -> Figure:
                 trials, lambda t: _merged(t.by_position, t.config.train_length)
             )
             axes.plot(middles, means, **_named(encoding), **styles[encoding].curve(len(middles)))
-            first = min(first, *middles)
+            first = min([first, *middles])
         doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
         length_axis(axes, doublings[:: 1 + len(doublings) // 9], study.trials[0].train_length)
     label_ends(drawn, axes)

@@ -75,6 +75,8 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Headline(study.recommendation)
     if study.limits:
         yield Limits(study.limits)
+    for where, count in study.reused.items():
+        yield f"{_count(count, 'trial')} reused from {where}."
     for name, why in study.unchecked.items():
         yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
     done, planned = len(study.results), len(study.trials)

@@ -63,6 +63,7 @@ def notes(study: Study) -> list[str]:
     for row in study.summary:
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
         lines += [f"{row.encoding}: cannot run at some lengths: {reason}" for reason in reasons]
+    lines += [f"reused {count} trials from {where}" for where, count in study.reused.items()]
     for result in study.failed:
         lines.append(f"{name_of(result.config)} failed: {result.reason}")
     if study.missing:

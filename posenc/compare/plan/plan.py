@@ -65,7 +65,7 @@ class Plan:
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
-            replace(trial, encoding=each.text, code=each.code, seed=seed)
+            replace(trial, encoding=each.text, code=each.code, source=each.source, seed=seed)
             for trial in self.tasks
             for seed in range(self.seeds)
             for each in self.compared
@@ -87,6 +87,9 @@ def make_plan(options: Options) -> Plan:
     check_engine(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
+    for place in options.reuse or ():
+        if not Path(place).is_dir():
+            raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
     compared = _read(options.encodings or _usual(options))
     seeds = chosen(options).seeds
     standard = options.budget == "standard" and not options.suite

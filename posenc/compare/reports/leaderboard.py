@@ -120,6 +120,14 @@ def study_of(rows: Sequence[Row]) -> Study:
     )
 
 
+def _without_source(study: Study) -> Study:
+    """Return the study without the hashes of posenc's source, which older rows lack, so that equal
+    trials count once."""
+    results = [replace(r, config=replace(r.config, source="")) for r in study.results]
+    trials = [replace(trial, source="") for trial in study.trials]
+    return replace(study, trials=tuple(trials), results=tuple(results))
+
+
 def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
     """Raises: ValueError where trials of one task differ in more than encoding and seed, or all in
     what every task is trained with."""
@@ -140,6 +148,7 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
     Raises: ValueError where no task is left.
     """
     here = Path("the leaderboard")
+    board, mine = _without_source(board), [(folder, _without_source(each)) for folder, each in mine]
     runs = [(here, board), *mine]
     kept, lines = [], []
     for task in dict.fromkeys(trial.task for trial in board.trials):

@@ -10,7 +10,7 @@ from pathlib import Path
 from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, name_of
 
-_MAY_DIFFER = {"encoding", "seed", "code"}
+_MAY_DIFFER = {"encoding", "seed", "code", "source"}
 """Fields in which the trials of one study differ; all others are its recipe. Where learning rates
 were checked, they differ too."""
 
@@ -93,11 +93,12 @@ def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
     seen: dict[str, tuple[Path, str]] = {}
     for folder, study in runs:
         for trial in study.trials:
-            where, code = seen.setdefault(trial.encoding, (folder, trial.code))
-            if code != trial.code:
+            mine = " ".join(filter(None, (trial.code, trial.source))) or "none"
+            where, code = seen.setdefault(trial.encoding, (folder, mine))
+            if code != mine:
                 raise ValueError(
-                    f"{trial.encoding} was other code in {folder} (hash {trial.code or 'none'}) "
-                    f"than in {where} (hash {code or 'none'}). Run it again in one of them."
+                    f"{trial.encoding} was other code in {folder} (hash {mine}) than in {where} "
+                    f"(hash {code}). Run it again in one of them."
                 )
 
 
