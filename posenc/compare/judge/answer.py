@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -40,9 +40,10 @@ def conclude(study: Study) -> Study:
 def answer(study: Study) -> str:
     """Which encoding to use and why, in at most 60 words; in plain words why none can be named."""
     if not study.finished:
-        failed = ", ".join(dict.fromkeys(r.config.encoding for r in study.failed))
+        failed = _some(r.config.encoding for r in study.failed)
         return f"No trial has finished{f', and {failed} failed' if failed else ''}."
-    said = [*_own_first(study)]
+    own = [*_own_first(study)]
+    said = [*own]
     overall = standing_of_tasks(study)
     if overall is not None:
         said.append(_use("", overall, [(overall, "lowest mean rank over {}")]))
@@ -50,7 +51,7 @@ def answer(study: Study) -> str:
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
         said += filter(None, (_of_task(study, task) for task in _tasks(study)))
-    return _within(ANSWER_WORDS, [*said, *_unchecked(study)])
+    return _within(ANSWER_WORDS, [*said, *_unchecked(study)], first=min(len(own), len(said) - 1))
 
 
 def limits(study: Study) -> str:
@@ -69,7 +70,7 @@ def limits(study: Study) -> str:
 
 
 def _may_turn(study: Study) -> str:
-    """What longer training may change."""
+    """Say how much the loss still falls, and which differences twice the steps may turn."""
     fell = falls(study.of_task(TEXT).finished)
     if not fell:
         return "what longer training changes was not measured"
@@ -77,7 +78,7 @@ def _may_turn(study: Study) -> str:
     if len(fell) == 1:
         return still
     apart = math.sqrt(2) * stdev(fell.values())  # the root mean square over all pairs
-    return f"{still}, so differences under {apart:.2f} may turn with longer training"
+    return f"{still}, so differences under {apart:.2f} may turn with twice the steps"
 
 
 def why_unsure(standing: Standing) -> str | None:
@@ -101,7 +102,7 @@ def _of_text(study: Study, brief: bool) -> Iterator[str]:
     near = standing_at(study, config.train_length)
     far = standing_at(study, max(config.test_lengths))
     if near is None:
-        yield f"{listed(study.encodings)} can run at no tested length."
+        yield f"{_some(study.encodings)} can run at no tested length."
         return
     lowest = near.mean(near.order[0])
     frequent = study.corpus.byte_entropy if study.corpus else None
@@ -207,7 +208,7 @@ def _with_length(study: Study) -> Iterator[str]:
     elif len(kept) == len(found):
         yield "None gets worse with length."
     else:
-        yield f"{listed(kept)} do not get worse with length."
+        yield f"{_some(kept)} do not get worse with length."
 
 
 def _of_task(study: Study, task: str) -> str | None:
@@ -260,7 +261,7 @@ def _left_out(study: Study) -> Iterator[str]:
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
     if gone:
-        yield f"{listed(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
+        yield f"{_some(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
 
 
 def _unchecked(study: Study) -> Iterator[str]:
@@ -272,13 +273,20 @@ def _tasks(study: Study) -> list[str]:
     return list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
 
 
-def _within(words: int, sentences: Sequence[str]) -> str:
-    """The first sentence, and of the others those for which there is room."""
-    said: list[str] = []
-    for sentence in sentences:
-        if not said or len(" ".join([*said, sentence]).split()) <= words:
-            said.append(sentence)
-    return " ".join(said)
+def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:
+    """Join the sentence number `first` and those of the others for which there is room."""
+    kept = {first}
+    for i in range(len(sentences)):
+        if len(" ".join(sentences[j] for j in {*kept, i}).split()) <= words:
+            kept.add(i)
+    return " ".join(sentences[i] for i in sorted(kept))
+
+
+def _some(names: Iterable[str]) -> str:
+    """List at most six names, and how many others there are."""
+    found = list(dict.fromkeys(names))
+    more = [f"{len(found) - 5} others"] if len(found) > 6 else []
+    return listed([*found[:5], *more] if more else found) if found else ""
 
 
 def _count(number: int, noun: str) -> str:

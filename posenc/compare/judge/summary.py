@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from posenc.compare.results import (
@@ -22,6 +23,9 @@ WITHIN = 1.05
 reaching."""
 LEARNED = 0.9
 """The exact match at the training length below which a trial has not learned its task."""
+HALF_SPENT = 0.313
+"""Fraction of the steps after which half of the sum of the learning rates is spent, as much as in a
+run of half the steps (posenc.compare.trial.train.learning_rate)."""
 
 
 def summarise(study: Study) -> tuple[EncodingSummary, ...]:
@@ -143,14 +147,21 @@ def rises(study: Study) -> dict[str, list[float]]:
 
 
 def falls(results: Sequence[TrialResult]) -> dict[str, float]:
-    """What each encoding's validation loss fell from half of the steps to the end, in bits: one
-    doubling of the steps. Without those whose curve has no point at half of its steps."""
+    """Estimate how many bits the last doubling of the steps saved, for each encoding.
+
+    It is the fall of the validation loss since the step at which half of the sum of the learning
+    rates was spent; at half of the steps most of it is, because the rate falls. The published run
+    of 400 steps gives 0.59 bits on average; separate runs of 200 and of 400 steps differ by 0.50.
+    An encoding is left out if its curve begins later.
+    """
     found: dict[str, list[float]] = {}
     for result in results:
-        half = [p for p in result.training if 0.4 <= p.step / result.config.steps <= 0.5]
-        if half:
-            fall = half[-1].valid - result.training[-1].valid
-            found.setdefault(result.config.encoding, []).append(fall)
+        curve, at = result.training, HALF_SPENT * result.config.steps
+        for one, two in pairwise(curve):
+            if one.step <= at < two.step:
+                share = (at - one.step) / (two.step - one.step)
+                fall = one.valid + share * (two.valid - one.valid) - curve[-1].valid
+                found.setdefault(result.config.encoding, []).append(fall)
     return {name: fmean(each) for name, each in found.items()}
 
 

@@ -73,14 +73,14 @@ def in_by_position(study: Study) -> str:
 
 
 def in_training(study: Study) -> str:
-    """How far the losses still fall."""
+    """Say how much the losses still fall."""
     fell = falls(study.finished)
     if not fell:
-        return "The training was too short to see whether it had settled."
+        return "The training was too short to estimate how much the loss still falls."
     least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
     return (
-        f"In the second half of the training the loss of {most} fell most, by {fell[most]:.2f} "
-        f"bits, and that of {least} least, by {fell[least]:.2f}."
+        f"In the last doubling of the steps (estimated) the loss of {most} fell most, by "
+        f"{fell[most]:.2f} bits, and that of {least} least, by {fell[least]:.2f}."
     )
 
 
