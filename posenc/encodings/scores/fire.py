@@ -58,7 +58,7 @@ class FIRE(PositionEncoding):
     )
 
     eps = 1e-6
-    """Added to the denominator, against division by zero if c becomes 0."""
+    """Number added to the denominator, against division by zero if c becomes 0."""
 
     def __init__(
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
@@ -83,8 +83,8 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.multiplier, 1.0)
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
-        one."""
+        """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
+        kv_len) if positions are batched."""
         q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
         q, k = Tokens(None, q_positions), Tokens(None, kv_positions)
         return self.of_share(self.share(q, k, q_positions.dtype))
@@ -92,8 +92,8 @@ class FIRE(PositionEncoding):
     def of_share(
         self, share: Float[Tensor, "*batch q_len kv_len"]
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """Return the network's output for `share`: (num_heads, q_len, kv_len), maybe with a
-        batch."""
+        """Return the bias from the network's input `share` (see the method of that name):
+        (num_heads, q_len, kv_len) or (batch, num_heads, q_len, kv_len)."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
@@ -101,8 +101,8 @@ class FIRE(PositionEncoding):
     def share(
         self, q: Tokens, k: Tokens, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
-        """Return the network's input for each pair, (q_len, kv_len) or (batch, q_len, kv_len), in
-        at least float32; float64 if `like` or the parameters are."""
+        """Return the network's input psi(i - j) / psi(max(...)) for each pair, (q_len, kv_len) or
+        (batch, q_len, kv_len), in at least float32; float64 if `like` or the parameters are."""
         double = torch.float64 in (like, q.positions.dtype, self.c.dtype)
         dtype = torch.float64 if double else torch.float32
         c = self.c.to(dtype)
@@ -123,11 +123,11 @@ class FIRE(PositionEncoding):
 
 
 class Network(Dense):
-    """FIRE's bias, computed a few rows at a time if no gradients are needed."""
+    """Add FIRE's bias, computed for a few pairs at a time if no gradients are needed."""
 
     additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
-    """Memory of the hidden layer, small enough for the CPU's cache."""
+    """Maximum bytes of the hidden layer at a time, so that it stays in the CPU's cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -149,7 +149,7 @@ class Network(Dense):
         return self._in_chunks(share if share.ndim == 3 else share[None])
 
     def _in_chunks(self, share: Tensor) -> Tensor:
-        """Return the network's output, computed for some pairs at a time."""
+        """Return the bias, computed for a limited number of pairs at a time."""
         weight, bias = _as(self.fire.hidden, share.dtype)
         out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b; the last b is added to the next layer's bias.
