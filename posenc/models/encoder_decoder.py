@@ -57,7 +57,7 @@ class EncoderDecoder(nn.Module):
             if 1 in cross_encoding.claims.places:
                 raise ValueError(
                     f"EncoderDecoder: cross_encoding is {type(cross_encoding).__name__}, which "
-                    "acts at the embeddings; the encoder and the decoder have those."
+                    "acts at the embeddings; give it to the encoder or the decoder."
                 )
         super().__init__()
         self.config = config

@@ -89,7 +89,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         query and key are of one length. is_causal takes attn_mask, if there is one, to be causal.
         """
         if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError("MultiheadAttention: nested tensors are not taken; pad the rows.")
+            raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
         batched = query.ndim == 3
         same = key is query and value is key
         if not batched:
@@ -132,7 +132,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if 4 in self.encoding.claims.places:
             raise ValueError(
                 f"MultiheadAttention: {type(self.encoding).__name__} changes values by position, "
-                "and its weights alone are not computed. Call with need_weights=False."
+                "and its weights are not computed. Call with need_weights=False."
             )
         keys = k.shape[2]
         one = torch.eye(keys, dtype=q.dtype, device=q.device).expand(*k.shape[:2], keys, keys)

@@ -145,7 +145,7 @@ def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
     if attn_mask.dtype != torch.bool:
         raise ValueError(
             f"VisionAttention: attn_mask must be bool, True where a token is seen, got "
-            f"{attn_mask.dtype}: numbers would be a bias, which belongs into the encoding."
+            f"{attn_mask.dtype}: numbers would be a bias, which only an encoding adds."
         )
     seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
 

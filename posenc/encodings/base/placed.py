@@ -114,7 +114,7 @@ def _check_kind(owner: str, name: str, positions: Any) -> None:
     if narrow or positions.is_complex():
         raise TypeError(
             f"{owner}: {name} must be integers, float32 or float64, got {positions.dtype}, which "
-            "cannot tell neighbouring positions apart."
+            "rounds neighbouring positions to one."
         )
 
 
@@ -126,6 +126,6 @@ def _check_floats(owner: str, name: str, positions: Tensor) -> None:
     bound = _NEIGHBOURS[positions.dtype]
     if largest >= bound:
         raise ValueError(
-            f"{owner}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} loses neighbours "
+            f"{owner}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} rounds them "
             f"from {bound} on. Use integers{' or float64' if bound == 2**24 else ''}."
         )
