@@ -27,8 +27,8 @@ class PositionAwareAttention(PositionLayer):
         num_heads: number of query heads.
         num_kv_heads: number of key/value heads, a divisor of num_heads; None means num_heads.
         encoding: RotaryEmbedding, ALiBi, T5RelativeBias, KerpleBias, ShawAttention or None. Several
-            attention layers may share one object, as in T5; see the README on saving these. An
-            encoding of the embeddings is a layer before this one.
+            attention layers may share one object, as in T5; see the README of posenc.keras on
+            saving. An encoding of the embeddings is a layer before this one.
         head_dim: size of one head; None means the input's width / num_heads.
         use_bias: True if the projections have a bias.
 
