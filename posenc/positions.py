@@ -230,7 +230,7 @@ def check_flat(q_positions: Any, kv_positions: Any) -> None:
 def positions_from_mask(
     valid: Shaped[Tensor, "*batch len"], *, start: int = 0
 ) -> Int[Tensor, "*batch len"]:
-    """Return positions that count the tokens of each row without padding, wherever that is.
+    """Return positions that number the tokens of each row and skip padding on either side.
 
     Args:
         valid: (batch, len), True or nonzero for tokens that are no padding: Hugging Face's

@@ -129,7 +129,7 @@ class Problem:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
 
-    def reach(self, start: int, stop: int) -> tuple[int, int]:
+    def maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) that includes all keys visible to any of queries [start,
         stop); not empty unless there are no keys."""
         first, last = 0, self.kv_len
@@ -144,7 +144,7 @@ class Problem:
         last = max(last, min(1, self.kv_len))
         return max(0, min(first, last - 1)), last
 
-    def clear(self, start: int, stop: int) -> tuple[int, int]:
+    def all_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
         mask, runs = self.mask, self.known.mask_runs
         if mask is None:
@@ -163,7 +163,7 @@ class Problem:
     def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
         """Write `value` in place where a key is hidden from queries [start, stop). Return the mask
         of visible pairs, or None if the mask did not have to be read."""
-        first, last = self.clear(start, stop)
+        first, last = self.all_visible(start, stop)
         if first == last:
             visible = self.visible(start, stop)
             if visible is not None:
@@ -229,7 +229,7 @@ class Problem:
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to
         their scores. None if all keys are known to be visible."""
-        if self.mask is None or self.clear(start, stop) == (0, self.kv_len):
+        if self.mask is None or self.all_visible(start, stop) == (0, self.kv_len):
             return None
         batch, heads = self.q.shape[:2]
         return self.mask.rows(

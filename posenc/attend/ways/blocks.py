@@ -51,7 +51,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     attend = _masked if masks(problem) else reference.attend
     if problem.known.needs_grad and not problem.known.compiling:
         attend = _recomputed
-    results = [attend(problem.among(*problem.reach(*span)), *span) for span in spans]
+    results = [attend(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
     lses = [lse for _, lse in results if lse is not None]
     return torch.cat([out for out, _ in results], dim=2), torch.cat(lses, dim=2) if lses else None
 

@@ -57,8 +57,8 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]
     size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
-        first, last = problem.reach(start, stop)
-        begin, end = problem.clear(start, stop)
+        first, last = problem.maybe_visible(start, stop)
+        begin, end = problem.all_visible(start, stop)
         begin, end = (first, first) if begin == end else (max(begin, first), min(end, last))
         bias = (row[..., (start + stop) // 2, None] - key).to(dtype)[:, :, None]
         parts = []

@@ -31,7 +31,7 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
         return _kernel(problem, 0, problem.q_len, causal=causal), None
     starts = range(0, problem.q_len, MASKED_ROWS)
     spans = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]
-    outs = [_kernel(problem.among(*problem.reach(*span)), *span) for span in spans]
+    outs = [_kernel(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
     return torch.cat(outs, dim=2), None
 
 

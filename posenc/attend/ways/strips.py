@@ -55,8 +55,8 @@ def _group(problem: Problem, row: Tensor, begin: int) -> Group:
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
-        strips.append(Strip(start, stop, *problem.reach(start, stop)))
-    first, last = problem.clear(begin, end)
+        strips.append(Strip(start, stop, *problem.maybe_visible(start, stop)))
+    first, last = problem.all_visible(begin, end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:

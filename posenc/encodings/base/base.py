@@ -172,12 +172,12 @@ class PositionEncoding(nn.Module):
         return None
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
-        """Apply the encoding to the embeddings, here returned unchanged."""
+        """Apply the encoding to the embeddings; this class returns x."""
         return x
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
-        """Apply the encoding to queries and keys; both may become wider. With a cache, k has only
-        the new tokens unless the encoding claims needs_raw_k."""
+        """Apply the encoding to queries and keys, which may become wider; this class returns both.
+        With a cache, k has only the new tokens unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None
         return q.x, k.x
 

@@ -98,9 +98,9 @@ class FoPE(QueryKeyEncoding):
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
         check_keys(self, k.x)
-        return self._turned(q.x, q.positions), self._turned(k.x, k.positions)
+        return self._rotated(q.x, q.positions), self._rotated(k.x, k.positions)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
         waves = self.angles.cos_sin(positions, dtype)
         cos, sin = (

@@ -10,7 +10,8 @@ from posenc.encodings.registry.spec import Option, Part, Spec, SpecError
 
 
 def anywhere(spec: Spec) -> Spec:
-    """Replace names that only this process knows by module or file; SpecError if impossible."""
+    """Replace registered names by the file or module of their class. Raise SpecError if another
+    process could not load it."""
     layers = tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
     return replace(spec, layers=layers)
 

@@ -172,10 +172,10 @@ class DistanceVectors(ByDistance):
     ) -> Tensor:
         """Return the products of coefficients, one row per query, with sin and cos of each
         distance, expanded by the angle difference identities."""
-        both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
-        return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
+        both = torch.cat(self.xl.angles.cos_sin(kv_positions, coefficients.dtype), dim=-1)
+        return self._by_key_angle(coefficients, q_positions) @ both.unsqueeze(-3).mT
 
-    def _turned(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
+    def _by_key_angle(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
         """Convert coefficients of sin and cos of distances to those of the key's position."""
         on_sin, on_cos = coefficients.chunk(2, dim=-1)
         cos, sin = (

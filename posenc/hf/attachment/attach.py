@@ -231,8 +231,10 @@ def _one_for_each(
     return found
 
 
-def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told: bool) -> None:
-    """Attach the encoding to all attentions of the stack. told: forwards receive positions."""
+def _put(
+    attachment: Attachment, stack: Stack, encoding: PositionEncoding, has_positions: bool
+) -> None:
+    """Attach the encoding to all attentions of the stack; see hooks.Layer."""
     module = stack.module
     first = next(module.parameters())
     module.add_module(ENCODING, encoding.to(first.device))
@@ -249,7 +251,7 @@ def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told:
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
         cache_index = index if cache_index is None else cache_index
-        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, told)
+        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, has_positions)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [

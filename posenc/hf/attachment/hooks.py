@@ -21,7 +21,7 @@ class Layer:
     """Hold the data of an attention module to which an encoding is attached.
 
     index, cache_index: index of the layer for the encoding, and for the cache. own: the model's own
-    bias if it is kept. told: True if forwards receive positions (a Vision Transformer's do not).
+    bias if it is kept. has_positions: False in a Vision Transformer, whose forwards receive none.
     """
 
     stack: nn.Module
@@ -29,7 +29,7 @@ class Layer:
     cache_index: int
     head_dim: int
     own: PositionEncoding | None = None
-    told: bool = True
+    has_positions: bool = True
     columns: Columns | None = None
 
 
@@ -85,7 +85,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     x = kwargs.get("hidden_states", args[0] if args else None)
     assert isinstance(x, Tensor)
     if forward is None:
-        if layer.told:
+        if layer.has_positions:
             raise ValueError(
                 f"posenc: {type(module).__name__} was called outside of "
                 f"{type(layer.stack).__name__}, which knows the positions. Call the model, not its "
@@ -137,9 +137,9 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     length, device = tokens.shape[1], tokens.device
     cache, mask = given.get("past_key_values"), given.get("attention_mask")
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
-    told = given.get("position_ids")
-    if told is not None:
-        return _told(told, axes, packed=mask is None and past == 0)
+    ids = given.get("position_ids")
+    if ids is not None:
+        return _converted(ids, axes, packed=mask is None and past == 0)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
@@ -153,20 +153,20 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     return real.to(device), None
 
 
-def _told(told: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
+def _converted(ids: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
     """Convert position_ids to posenc's shape. Return also the document of each token, if positions
     restart in a packed row."""
-    if told.ndim == 3 or axes > 1:
-        if told.ndim != 3 or told.shape[0] != axes:
+    if ids.ndim == 3 or axes > 1:
+        if ids.ndim != 3 or ids.shape[0] != axes:
             raise ValueError(
                 f"posenc: the encoding takes positions of {axes} components, and position_ids have "
-                f"shape {tuple(told.shape)}."
+                f"shape {tuple(ids.shape)}."
             )
-        return told.movedim(0, -1).contiguous(), None
-    on_cpu = told.device.type == "cpu"
-    if told.ndim == 2 and (told.shape[0] == 1 or (on_cpu and bool((told == told[:1]).all()))):
-        told = told[0].contiguous()
-    if not packed or told.is_floating_point():
-        return told, None
-    documents = documents_from_positions(told)
-    return told, documents if bool((documents > 0).any()) else None
+        return ids.movedim(0, -1).contiguous(), None
+    on_cpu = ids.device.type == "cpu"
+    if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):
+        ids = ids[0].contiguous()
+    if not packed or ids.is_floating_point():
+        return ids, None
+    documents = documents_from_positions(ids)
+    return ids, documents if bool((documents > 0).any()) else None

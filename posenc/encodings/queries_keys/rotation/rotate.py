@@ -47,10 +47,10 @@ def rotate_together(
 
 def _plain(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
     """Rotate each x by plain operations, which every transform of torch can follow."""
-    return tuple(_turned(x, cos, sin, interleaved) for x in xs)
+    return tuple(_rotated(x, cos, sin, interleaved) for x in xs)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     rotary_dim = 2 * cos.shape[-1]
     wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
     if interleaved:
@@ -119,7 +119,7 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
     if interleaved and x.dtype == work:  # one operation
-        rotated = _turn_neighbours(x[..., :rotary_dim], factor)
+        rotated = _rotate_neighbours(x[..., :rotary_dim], factor)
         rest = x[..., rotary_dim:]
         return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
     out = torch.empty_like(x)  # all of it is written below
@@ -129,17 +129,17 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
         span = (-2, start, min(step, length - start))
         source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
         if interleaved:
-            target.copy_(_turn_neighbours(source.to(work), factor.narrow(*span)))
+            target.copy_(_rotate_neighbours(source.to(work), factor.narrow(*span)))
         elif x.dtype == work:
-            _turn_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
+            _rotate_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
         else:
             source = source.to(work)
-            turned = _turn_halves(source, source.clone(), factor.narrow(*span), sin.narrow(*span))
-            target.copy_(turned)
+            copied = source.clone()
+            target.copy_(_rotate_halves(source, copied, factor.narrow(*span), sin.narrow(*span)))
     return out
 
 
-def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
+def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
     """Rotate pairs (2t, 2t+1): multiply x[2t] + i x[2t+1] by `factor`, cos + i sin."""
     even = all(stride % 2 == 0 for stride in (*x.stride()[:-1], x.storage_offset()))
     if not even or x.stride(-1) != 1:  # no view as complex numbers
@@ -148,14 +148,14 @@ def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
     return torch.view_as_real(pairs * factor).reshape(x.shape)
 
 
-def _turn_halves(x: Tensor, turned: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (t, t + pairs) in place in `turned`, a copy of x. cos_twice has a cosine for
-    both channels of a pair."""
+def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (t, t + pairs) in place in `out`, a copy of x. cos_twice has a cosine for both
+    channels of a pair."""
     pairs = sin.shape[-1]
-    turned.mul_(cos_twice)
-    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
-    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
-    return turned
+    out.mul_(cos_twice)
+    out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
+    out[..., pairs:].addcmul_(x[..., :pairs], sin)
+    return out
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
