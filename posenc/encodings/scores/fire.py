@@ -128,6 +128,8 @@ class Network(Dense):
     additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
     """Memory of the hidden layer, small enough for the CPU's cache."""
+    SLICE = 1024
+    """Pairs per matrix product."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -155,12 +157,17 @@ class Network(Dense):
         # relu(w s + b) = max(w s, -b) + b; the last b is added to the next layer's bias.
         constant = (out_weight @ bias + out_bias)[:, None]
         limit = -bias[:, None]
-        step = max(1, self.HIDDEN_BYTES // (len(bias) * share.element_size()))
+        # Slices are shared out among the threads; a single product is not.
+        pairs = share.flatten()
+        slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
+        at_once = max(1, self.HIDDEN_BYTES // (len(bias) * self.SLICE * share.element_size()))
+        copies = out_weight.repeat(min(at_once, len(slices)), 1, 1)
         parts = [
-            torch.addmm(constant, out_weight, (weight * part).clamp_(min=limit))
-            for part in share.flatten().split(step)
+            torch.baddbmm(constant, copies[: len(part)], (weight * part).clamp_(min=limit))
+            for part in slices.split(at_once)
         ]
-        return torch.cat(parts, 1).unflatten(1, share.shape).transpose(0, 1)
+        found = torch.cat(parts).transpose(0, 1).flatten(1)[:, : len(pairs)]
+        return found.unflatten(1, share.shape).transpose(0, 1)
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
