@@ -17,6 +17,10 @@ from posenc.encodings.terms.skew import Part, add_parts
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
+KEYS = 128
+"""Most keys per step of the running sum."""
+
+
 class CoPE(PositionEncoding):
     """Score the query with a learned vector for the number of open gates up to each key.
 
@@ -145,7 +149,7 @@ class CountedGates(Term):
 
 def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
     most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
-    step = gates.shape[-2] + 5 * most // 2  # with gates half open, one step reaches the limit
+    step = min(gates.shape[-2] + 5 * most // 2, KEYS)  # then half-open gates take one step
     sizes = [last % step, *[step] * (last // step)]
     for part in reversed(gates.split(sizes, -1)):  # the gradient of a slice would be of full size
         if after is not None and bool((after >= most).all()):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
@@ -15,6 +16,7 @@ from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.placed import check_distances
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numbers.tracking import transformed
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.skew import run_distances, shared_run
 from posenc.encodings.terms.tokens import Tokens
@@ -123,13 +125,16 @@ class FIRE(PositionEncoding):
 
 
 class Network(Dense):
-    """FIRE's bias, computed a few rows at a time if no gradients are needed."""
+    """FIRE's bias, computed a few rows at a time."""
 
     additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
     """Memory of the hidden layer, small enough for the CPU's cache."""
     SLICE = 1024
     """Pairs per matrix product."""
+    RECOMPUTED_BYTES = 2**21
+    """Memory of the hidden layer of some rows, which the backward pass computes again: training
+    takes half the time, because whole layers do not fit the cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -137,18 +142,26 @@ class Network(Dense):
         self.fire, self.dtype = fire, q.x.dtype
 
     def held(self, needs_grad: bool) -> float:
-        if not needs_grad and self.fire.activation is F.relu:
-            return 1.0
-        units, heads = self.fire.out.weight.shape[::-1]
-        return 3 * units / heads
+        return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         fire = self.fire
-        followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
-        if fire.activation is not F.relu or followed or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or transformed():
             return super().values(rows, keys)
         share = fire.share(self.q[rows], self.k[keys], self.dtype)
-        return self._in_chunks(share if share.ndim == 3 else share[None])
+        followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
+        if not followed and fire.activation is F.relu:
+            return self._in_chunks(share if share.ndim == 3 else share[None])
+        row_bytes = share[..., :1, :].numel() * fire.hidden.out_features * share.element_size()
+        parts = [
+            checkpoint(
+                fire.of_share, part, use_reentrant=False, preserve_rng_state=False,
+                determinism_check="none",
+            )
+            for part in share.split(max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1)), -2)
+        ]  # fmt: skip
+        values = torch.cat(parts, -2)  # type: ignore[arg-type]
+        return values if values.ndim == 4 else values[None]
 
     def _in_chunks(self, share: Tensor) -> Tensor:
         """Return the network's output, computed for some pairs at a time."""
