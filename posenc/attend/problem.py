@@ -11,6 +11,7 @@ from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.numbers.tracking import transformed
+from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
@@ -223,6 +224,9 @@ class Problem:
                 return row.unfold(1, self.kv_len, 1).flip(1)[None]
             if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
                 return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
+            product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
+            if product is not None:
+                return product.to(dtype)
             zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
             return term.add(zeros, rows, self.span, None).to(dtype)
 

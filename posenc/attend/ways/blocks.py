@@ -75,7 +75,9 @@ def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | N
         bias = problem.bias(start, stop)
         if bias.requires_grad:  # of tensors other than the encoding's parameters
             return reference.attend(problem, start, stop)
-        bias = bias.expand(*problem.q.shape[:2], -1, -1).contiguous()  # may have one batch row
+        shape = *problem.q.shape[:2], stop - start, problem.kv_len
+        if bias.shape != shape or bias.stride(-1) != 1:  # may have one row for the batch
+            bias = bias.expand(shape).contiguous()
         visible = problem.hide(bias, start, stop, -torch.inf)
         tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(problem.product_dtype) for t in tensors))

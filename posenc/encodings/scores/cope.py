@@ -18,7 +18,7 @@ from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
 KEYS = 128
-"""Keys per step of the cumulative sum."""
+"""Maximum keys per step of the cumulative sum."""
 
 
 class CoPE(PositionEncoding):
@@ -149,7 +149,9 @@ class CountedGates(Term):
 
 def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
     most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
-    for part in reversed(gates.split(KEYS, -1)):  # the gradient of a slice would be of full size
+    step = min(gates.shape[-2] + 5 * most // 2, KEYS)  # then half-open gates take one step
+    sizes = [last % step, *[step] * (last // step)]
+    for part in reversed(gates.split(sizes, -1)):  # the gradient of a slice would be of full size
         if after is not None and bool((after >= most).all()):
             yield 0, last, table[..., -1:]
             return

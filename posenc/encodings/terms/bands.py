@@ -149,6 +149,14 @@ class Bands:
             scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k_vectors, k_ends))
         return scores
 
+    def product(self, q: Tokens, k: Tokens, q_vectors: Tensor) -> Tensor | None:
+        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        shift, rows, keys = _shift(q, k), len(q), len(k)
+        if self.for_q is None or self.for_k is not None or rows > QUERIES:
+            return None
+        near = (0, keys) == self.for_q.near(shift, rows, keys)
+        return next(_of_queries(self.for_q, shift, keys, q_vectors))[2] if near else None
+
     def weigh(self, weights: Tensor, q: Tokens, k: Tokens) -> Tensor:
         """Return sum_j weights[i, j] * for_q[position_i - position_j] of a block."""
         shift = _shift(q, k)

@@ -96,6 +96,14 @@ class ByDistance(Term):
             return self.bands.add(scores, *tokens, q, k)
         return self._gathered(scores, *tokens, q, k)
 
+    def product(
+        self, rows: slice, keys: slice
+    ) -> Float[Tensor, "batch num_heads rows keys"] | None:
+        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        if self.bands is None or self.q_vectors is None:
+            return None
+        return self.bands.product(self.q[rows], self.k[keys], self.q_vectors[:, :, rows])
+
     def _gathered(
         self,
         scores: Tensor,
