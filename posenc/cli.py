@@ -105,7 +105,7 @@ def _root(
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ValueError for an empty argument; as a folder it would mean the current one."""
+    """Raise ValueError for an empty argument, which as a folder would mean the current one."""
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")

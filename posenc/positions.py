@@ -218,7 +218,7 @@ def in_double(
 
 
 def check_flat(q_positions: Any, kv_positions: Any) -> None:
-    """Raise ValueError unless both are (len) or (batch, len); q and k are not."""
+    """Raise ValueError unless both are (len) or (batch, len), which q and k are not."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):
             raise ValueError(

@@ -118,7 +118,7 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
 
 def chunked(chunk_size: int) -> Mask:
-    """Show only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     if chunk_size < 1:
         raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
     return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)

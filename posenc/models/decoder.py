@@ -49,7 +49,7 @@ class Decoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding keeps its own."""
+        """Draw new initial weights, except those of the encoding."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.last_norm)
 
     def new_caches(self) -> list[KVCache]:

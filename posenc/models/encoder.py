@@ -46,7 +46,7 @@ class Encoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding keeps its own."""
+        """Draw new initial weights, except those of the encoding."""
         initialise(self, self.config, seed)
 
     def forward(

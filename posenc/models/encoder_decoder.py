@@ -69,7 +69,7 @@ class EncoderDecoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encodings keep their own."""
+        """Draw new initial weights, except those of the encodings."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
 
     def given(

@@ -109,7 +109,7 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
 
 
 def assert_places_as_claimed(make: Make) -> None:
-    """Check that each claimed place has an effect and no other place has."""
+    """Check that the encoding acts at each claimed place and at no other."""
     encoding = build(make, dtype=torch.float64)
     methods = {1: "embed", 2: "transform", 3: "term", 4: "term"}
     for place, name in methods.items():

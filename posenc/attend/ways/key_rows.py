@@ -128,8 +128,8 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the gradients of q, k, v, row and key; that of row is zero.
 
-    q gets a column of ones and k one of zeros, whose gradient sums the gradients of a key's scores,
-    which is the gradient of its term.
+    A column of ones is appended to q and one of zeros to k. The gradient of the latter is the sum
+    of the gradients of a key's scores, which is the gradient of its term.
     """
     heads, kv_heads, width, v_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0

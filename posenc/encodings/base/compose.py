@@ -174,7 +174,7 @@ class Compose(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """Return the encodings, each prepared if this one is."""
+        """Return the encodings; prepared ones if this one was prepared."""
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
     def _owner(self, method: str) -> PositionEncoding | None:

@@ -124,7 +124,7 @@ class PerLayer(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """Return the encodings of the layers, each prepared if this one is."""
+        """Return the encodings of the layers; prepared ones if this one was prepared."""
         return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
 
 

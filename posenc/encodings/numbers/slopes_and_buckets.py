@@ -20,8 +20,8 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def alibi_heads(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return ALiBi's slope of each head, and its side for `left_right`: 1 the past, -1 the
-    future."""
+    """Return ALiBi's slope of each head, and for `left_right` the side that it sees: 1 the past, -1
+    the future."""
     halves = 2 if left_right else 1
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
     return slopes(num_heads // halves, bias_max) * halves, tuple(sides)

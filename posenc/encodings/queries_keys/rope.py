@@ -120,9 +120,8 @@ class RoPE(Rotation):
         partial_rotary_factor: float | None = None,
         **options: Any,
     ) -> Self:
-        """Build the encoding for a model. A `scaling` given by name takes its parameters from the
-        options; original_max_positions defaults to the shape's train_length.
-        """
+        """Build the encoding for a model. If `scaling` is a name, its parameters are read from
+        options; original_max_positions defaults to the shape's train_length."""
         if isinstance(scaling, str):
             scaling = _named_scaling(cls, scaling, shape.train_length, options)
         if scaling is not None:

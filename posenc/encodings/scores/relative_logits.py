@@ -131,7 +131,7 @@ class Profiles(ByDistance):
         return scores * (factor[:, None] if factor.ndim == 3 else factor)
 
     def _factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the factor of each query, (len, 1) or (batch, len, 1)."""
+        """Return the factor of each query's scores, (len, 1) or (batch, len, 1)."""
         assert self.log_scaling is not None
         start, alpha = self.log_scaling
         share = (positions + 1).to(dtype) / start

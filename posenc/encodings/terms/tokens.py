@@ -83,7 +83,7 @@ class Tokens:
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
 
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
-        """Return the same tokens with other vectors."""
+        """Return the same tokens with vectors x, or None."""
         given = self._copy()
         given.x = x
         return given

@@ -62,7 +62,7 @@ def _save(
 
 
 def write_encoding(model: Any, folder: Path) -> None:
-    """Write posenc.json and posenc.safetensors next to saved weights."""
+    """Write posenc.json and posenc.safetensors next to the saved weights of a model."""
     from safetensors.torch import save
 
     attachment = getattr(model, ATTACHMENT)

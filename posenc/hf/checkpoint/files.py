@@ -28,7 +28,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
-    """Raise ValueError if the model needs code from its folder or from elsewhere."""
+    """Raise ValueError if the model cannot be loaded without code from its folder or elsewhere."""
     kind = raw_config.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")

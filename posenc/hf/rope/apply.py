@@ -105,7 +105,8 @@ def _validate(config: Any) -> None:
 def applied(
     model: Any, settings: tuple[RopeSetting, ...], max_positions: int
 ) -> Iterator[nn.Module]:
-    """Apply these settings inside the block and restore the model after it.
+    """Write settings to the model's config and rebuild its rotation inside the block; restore both
+    after.
 
     Raises: ValueError if the model's code refuses them.
     """
