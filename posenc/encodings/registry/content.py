@@ -1,4 +1,4 @@
-"""Hash the files of an encoding, so that an edited encoding is not taken for the old one."""
+"""Hash the source files of a user's encoding, so that results of an edited one are not reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POSENC = Path(__file__).resolve().parents[2]
 
 
 def files_of(cls: type) -> tuple[Path, ...]:
-    """Return the file of a class and the files next to it that it imports, directly or not."""
+    """Return the file of a class and the files next to it that it imports, also indirectly."""
     found = getattr(sys.modules[cls.__module__], "__file__", None)
     if found is None:
         return ()
@@ -28,7 +28,7 @@ def files_of(cls: type) -> tuple[Path, ...]:
 
 
 def code_of(text: str) -> str:
-    """Hash the current files behind an encoding, except posenc's; "" if there are none."""
+    """Hash the source files of the encodings that a text names; "" if all are posenc's own."""
     spec = parse(text)
     return hash_of([class_of_part(spec, part) for part in spec.parts])
 
@@ -49,7 +49,7 @@ def source_of(text: str) -> str:
 
 
 def hash_of(classes: Iterable[type]) -> str:
-    """Return twelve hexadecimal digits that change with any file; "" if all are posenc's own."""
+    """Hash the source files of classes to twelve digits; "" if all are posenc's own."""
     files = dict.fromkeys(f for cls in classes if not _is_posencs(cls) for f in files_of(cls))
     return _hash(files) if files else ""
 
@@ -64,8 +64,8 @@ def _hash(files: Iterable[Path]) -> str:
 
 
 def _with_imports(start: Path, root: Path) -> set[Path]:
-    """Return the file and its imports below `root`; in a folder of installed packages, only those
-    of its own package."""
+    """Return the file and all files below `root` that it imports, directly or indirectly; among
+    installed packages only files of its own package."""
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
     own = start.relative_to(root).parts[0] if root in installed else None
     found, waiting = set(), [start]
