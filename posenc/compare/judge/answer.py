@@ -27,7 +27,7 @@ _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"
 
 
 def conclude(study: Study) -> Study:
-    """The study with the summaries and the two lines that its results carry."""
+    """Return the study with its summaries and its two lines."""
     shown = labelled(study)
     text = shown.of_task(TEXT)
     study = replace(
@@ -38,7 +38,7 @@ def conclude(study: Study) -> Study:
 
 
 def answer(study: Study) -> str:
-    """Which encoding to use and why, in at most 60 words; in plain words why none can be named."""
+    """Say which encoding to use and why, in at most 60 words, or why none can be named."""
     if not study.finished:
         failed = _some(r.config.encoding for r in study.failed)
         return f"No trial has finished{f', and {failed} failed' if failed else ''}."
@@ -55,7 +55,7 @@ def answer(study: Study) -> str:
 
 
 def limits(study: Study) -> str:
-    """What the study cannot say, in at most 40 words."""
+    """Say what the study cannot say, in at most 40 words."""
     if not study.finished:
         return ""
     trials = [result.config for result in study.finished]
@@ -82,7 +82,7 @@ def _may_turn(study: Study) -> str:
 
 
 def why_unsure(standing: Standing) -> str | None:
-    """Why nothing at all is significant there, and what to do; None where intervals exist."""
+    """Say why no difference can be significant there and what to do; None if intervals exist."""
     pairs = standing.pairs
     if pairs.least < math.inf or len(pairs.names) < 2:
         return None
@@ -130,7 +130,7 @@ def _of_text(study: Study, brief: bool) -> Iterator[str]:
 
 
 def _use(opening: str, chosen_by: Standing, places: Sequence[tuple[Standing, str]]) -> str:
-    """The sentence that names the encoding to use.
+    """Write the sentence that names the encoding to use.
 
     opening: "" or the start of the sentence with the first letter of "use".
     places: standings, and what the first of each has, with room for where.
@@ -157,8 +157,8 @@ def _use(opening: str, chosen_by: Standing, places: Sequence[tuple[Standing, str
 
 
 def _chosen(standings: Sequence[Standing]) -> str | None:
-    """The encoding that is first at the longest length and tied at the others, or the other way
-    round, or tied everywhere; None where no encoding is."""
+    """Return the encoding that is first at the longest length and tied elsewhere, or the
+    reverse, or else tied everywhere; None if there is none."""
     *_, last = standings
     tied = set.intersection(*(set(standing.first) for standing in standings))
     for standing in reversed(standings):
@@ -168,8 +168,7 @@ def _chosen(standings: Sequence[Standing]) -> str | None:
 
 
 def _numbers(standing: Standing, name: str) -> str:
-    """The mean of an encoding, who is tied with the first, and by how much the next one is
-    worse."""
+    """Write the mean of an encoding, those tied with it, and by how much the next one is worse."""
     parts = [f"{standing.mean(name):.2f}"]
     tied = [other for other in standing.first if other != name]
     named = tied if len(tied) <= 2 else tied[:1]
@@ -185,7 +184,7 @@ def _numbers(standing: Standing, name: str) -> str:
 
 
 def _another_text(places: Sequence[tuple[Standing, str]]) -> Iterator[str]:
-    """Whether the windows of the text leave open what the seeds decide."""
+    """Name encodings whose significant difference has an interval over windows that includes 0."""
     for standing, _ in places:
         best = standing.order[0]
         behind = [name for name in standing.order if (name, best) in standing.worse]
@@ -195,7 +194,7 @@ def _another_text(places: Sequence[tuple[Standing, str]]) -> Iterator[str]:
 
 
 def _with_length(study: Study) -> Iterator[str]:
-    """Which encodings do not lose with length."""
+    """Name the encodings whose loss does not rise with length."""
     found = rises(study)
     if len(found) < 2 or max(study.trials[0].test_lengths) == study.trials[0].train_length:
         return
@@ -227,7 +226,7 @@ def _of_task(study: Study, task: str) -> str | None:
 
 
 def _own_first(study: Study) -> Iterator[str]:
-    """The user's own encodings against a baseline."""
+    """Compare the user's own encodings with a baseline."""
     text = study.of_task(TEXT)
     own = [n for n in text.encodings if any(t.code for t in text.trials if t.encoding == n)]
     base = next((name for name in BASELINES if name in text.encodings and name not in own), None)
@@ -256,7 +255,7 @@ def _against(standing: Standing, name: str, base: str) -> str:
 
 
 def _left_out(study: Study) -> Iterator[str]:
-    """Encodings of which no trial has finished."""
+    """Name encodings without a finished trial."""
     done = {result.config.encoding for result in study.finished}
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
@@ -300,7 +299,7 @@ def _signed(gap: Gap) -> str:
 
 
 def _interval(gap: Gap) -> str:
-    """With as many digits as it takes to see on which side of 0 it ends."""
+    """Write a difference and its half interval with enough digits to see whether it excludes 0."""
     near = min(abs(gap.value), gap.half, abs(abs(gap.value) - gap.half))
     digits = 2 if near >= 0.01 else 3
     return f"{gap.value:+.{digits}f} ± {gap.half:.{digits}f}"

@@ -125,7 +125,7 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
-    """Every seed, and the difference from the first with both intervals."""
+    """Return a table of every seed, and of differences from the first with both intervals."""
     first, cells = standing.order[0], []
     for name in standing.order:
         seeds = standing.pairs.values[name]
@@ -199,7 +199,7 @@ def _curves(study: Study) -> Iterator[Plot]:
 
 
 def describe_by_length(study: Study) -> str:
-    """The curves over test length in words, for readers who cannot see them."""
+    """Describe the curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
         points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
@@ -226,7 +226,7 @@ def _details(study: Study) -> Iterator[Block]:
 
 
 def _links(study: Study) -> dict[str, str]:
-    """The documentation, where this installation knows its place, and the papers."""
+    """Return links to the documentation, if known to this installation, and to papers."""
     urls = [url.split(", ") for url in metadata("posenc").get_all("Project-URL") or ()]
     found = {name: url for name, url in urls if name.lower() == "documentation"}
     for result in study.finished:
@@ -283,7 +283,7 @@ def _unit(trial: TrialConfig) -> str:
 
 
 def _code(study: Study) -> dict[str, str]:
-    """Which code an encoding that is not posenc's had."""
+    """Return the code hashes of encodings outside posenc."""
     found = {t.encoding: t.code for t in study.trials if t.code}
     said = ", ".join(f"{encoding} {code}" for encoding, code in found.items())
     return {"hash of the code": said} if said else {}

@@ -17,7 +17,7 @@ from posenc.report.files.record import Record
 
 @dataclass(frozen=True)
 class Row(Record):
-    """A trial as it was published.
+    """A published trial.
 
     hash: of its config when it ran, which names it; configs of later versions have other hashes.
     commit: of the code that ran.
@@ -38,7 +38,7 @@ class Row(Record):
 
 
 def rows_of(study: Study, commit: str) -> list[Row]:
-    """A row for every finished trial of a study."""
+    """Return a row for every finished trial of a study."""
     return [
         Row(
             result.config.hash,
@@ -53,7 +53,7 @@ def rows_of(study: Study, commit: str) -> list[Row]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Raises: ValueError, with the line, for one that is damaged."""
+    """Read rows. Raises ValueError with the number of a damaged line."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -95,7 +95,7 @@ def published() -> list[Row]:
 
 
 def study_of(rows: Sequence[Row]) -> Study:
-    """The rows as one study, whose tables and page the others have too.
+    """Return the rows as one study, for tables and page.
 
     Raises: ValueError for rows of different recipes.
     """
@@ -129,8 +129,8 @@ def _without_source(study: Study) -> Study:
 
 
 def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
-    """Raises: ValueError where trials of one task differ in more than encoding and seed, or all in
-    what every task is trained with."""
+    """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
+    differ in recipe, torch or precision."""
     of_all = recipe_of(trials)
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
@@ -142,8 +142,8 @@ def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
 
 
 def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """The leaderboard with your runs in it, of the tasks that one of yours has at least, all with
-    one recipe; and a line about each task that is left out.
+    """Return the leaderboard joined with your runs, for tasks that one of yours has with the same
+    recipe, and a line about each task that is left out.
 
     Raises: ValueError where no task is left.
     """
