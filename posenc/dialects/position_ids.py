@@ -62,8 +62,8 @@ def problems(batch: Mapping[str, Any], model: Model) -> list[str]:
         got = [tuple(axis[j] for axis in row) for j in seen]
         if three:
             wanted = []
-            for _, own in groupby(seen, lambda j: ids[j]):
-                wanted += _mrope([kind[j] for j in own], grids, merge)
+            for _, own in groupby([(ids[j], kind[j]) for j in seen], lambda token: token[0]):
+                wanted += _mrope([of_token for _, of_token in own], grids, merge)
         else:
             named = None if ids[0] is None else [ids[j] for j in seen]
             wanted = _text([p for (p,) in got], named)

@@ -44,6 +44,7 @@ class Finding:
     message: str
     runtimes: tuple[str, ...]
     cure: str
+    contradiction: bool = False
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -96,7 +97,8 @@ class Rule:
             if severity == "E" and not hit.concerned and not hit.contradiction:
                 severity = "W"
             runtimes = hit.concerned or tuple(r for r in hit.affected if case.computed[r].knows)
-            yield Finding(self.code, severity, hit.message, runtimes, hit.cure or self.cure)
+            cure = hit.cure or self.cure
+            yield Finding(self.code, severity, hit.message, runtimes, cure, hit.contradiction)
 
 
 @dataclass

@@ -5,15 +5,21 @@ it has, and the rotary keys that its own config changes, from memory.
 """
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
 
 from posenc.dialects.files.json_object import read_json
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
 from tests.doctor.judging import judge
 from tests.doctor.planted import GONE, PLANTED
 
 VENDORS = read_json(Path(__file__).parents[1] / "dialects/runtimes/vendors.json")
+GUESSED = ("PD004", "PD011", "PD043", "PD044", "PD045", "PD046", "PD047", "PD048", "PD049", "PD050",
+           "PD053", "PD057")  # fmt: skip
+"""Rules after whose errors a fix would have to guess."""
 SOUND = read_json(Path(__file__).with_name("sound.json"))
 
 
@@ -77,3 +83,18 @@ def test_published_configs_raise_only_known_errors():
 def test_a_known_error_is_about_a_runtime_and_not_about_the_file(name):
     every = ["transformers-4", "transformers-5", "vllm", "sglang", "mlx-lm", "llama.cpp"]
     assert all(runtimes and runtimes != every for runtimes in SOUND["known"][name].values())
+
+
+@pytest.mark.parametrize("row", [row for row in PLANTED if row[2] in GUESSED], ids=str)
+def test_fix_guesses_at_nothing(tmp_path, row):
+    """A file that contradicts itself is not fixed, and nothing is called proved of it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(changed(*row[:2])))
+    try:
+        said, _ = run(Options((path,), fix=True, out=tmp_path / "new"))
+    except ValueError as refused:
+        assert f"{row[2]}: " in str(refused) or "by hand" in str(refused)
+        assert not (tmp_path / "new").exists()
+    else:  # a base under a name that can only be meant for rope_theta
+        assert row[2] == "PD043" and '"rope_theta"' in (tmp_path / "new/config.json").read_text()
+        assert "proved by their emulators" in said

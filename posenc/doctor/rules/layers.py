@@ -26,6 +26,7 @@ def nesting(case: Case) -> Iterator[Hit]:
             "flat dict",
             case.concerned(ALL) or tuple(r for r in case.named if case.computed[r].knows),
             ALL,
+            contradiction=True,
         )
     elif inner and beside:
         yield Hit(

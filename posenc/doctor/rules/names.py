@@ -81,7 +81,8 @@ def foreign_base(case: Case) -> Iterator[Hit]:
                     f"{names(sorted(own))}",
                     case.concerned(ALL, "frequencies", "pairs"),
                     ALL,
-                    contradiction=True,
+                    # These names are taken for rope_theta by --fix; the others are not.
+                    contradiction=name not in ROTARY_BASES or "rope_theta" not in own,
                     cure=f'If {number:g} is right, write "{min(own)}": {number:g}.',
                 )
 
