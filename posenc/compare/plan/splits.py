@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.compare.trial.files import PARTIAL, SPLITS, path_of
+from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_disk
+from posenc.report.files.folders import make_folder, remove_folder
+from posenc.report.files.new_folder import new_folder
+from posenc.report.files.opened import open_new, open_ordinary
 from posenc.text import Source
 
 SEPARATOR = 256
@@ -84,21 +87,15 @@ class Cut:
         wrong = self._difference(target) if target.exists() else None
         if target.exists() and wrong is None:
             return None
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         check_disk("The text's copy", self._size(), shutil.disk_usage(folder).free, ADVICE)
-        partial = target.with_name(target.name + PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        remove_folder(target)
+        with new_folder(target) as partial:
             for split in SPLITS:
-                with (partial / f"{split}.u16").open("wb") as out:
+                with open_new(partial / f"{split}.u16") as out:
                     for symbols in self._symbols(split):
                         out.write(symbols)
             self._check_unchanged()
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return wrong
 
     def _symbols(self, split: str) -> Iterator[bytes]:
@@ -115,7 +112,7 @@ class Cut:
             path = target / f"{split}.u16"
             if not path.is_file():
                 return f"{path} is missing"
-            with path.open("rb") as file:
+            with open_ordinary(path) as file:
                 same = all(file.read(len(part)) == part for part in self._symbols(split))
                 if not same or file.read(1):
                     return f"{path} is damaged"
@@ -212,7 +209,7 @@ def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
 
 def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
     """Yield the bytes [start, stop) of a file in pieces. Raises ValueError if it is shorter."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         file.seek(start)
         while start < stop:
             chunk = file.read(min(_CHUNK, stop - start))

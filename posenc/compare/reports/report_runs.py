@@ -20,7 +20,9 @@ from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.report.files.atomic import check_figures
+from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import locked
+from posenc.report.files.opened import text_of
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
 
@@ -94,7 +96,7 @@ def _read(folder: Path) -> Study:
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
     try:
-        return Study.from_json(path.read_text(encoding="utf-8"))
+        return Study.from_json(text_of(path))
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:
@@ -129,6 +131,6 @@ def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Pat
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_page(study, folder, published)
     return folder

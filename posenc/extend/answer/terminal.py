@@ -18,6 +18,7 @@ from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import check_figures, check_writable, write_atomically
+from posenc.report.files.opened import text_of
 from posenc.report.page.console import text_table
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import Narrator
@@ -129,7 +130,7 @@ def read_documents(texts: list[Path]) -> list[str]:
         if not path.is_file():
             raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
         try:
-            documents += split_documents(path.read_text(encoding="utf-8"))
+            documents += split_documents(text_of(path, None))
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise ValueError(
