@@ -64,7 +64,9 @@ def generate(
         top_p: sample among the likeliest tokens with this total probability only.
         num_beams: above 1, search for the likeliest sequence with this many candidates.
         length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
-        stop_token: ends a row; the rest of the row is filled with it.
+        stop_token: ends a row; the rest of the row is filled with it. In beam search a finished
+            candidate keeps its place while it is among the best; transformers sets it aside and
+            gives the place to another one, so that a few rows differ (3 of 108 tried).
         valid: (batch, len), False where tokens are padding.
         length: the final length in tokens, for encodings whose frequencies depend on the length;
             cached keys are wrong if it changes on the way.
