@@ -31,6 +31,7 @@ from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.opened import text_of
 from posenc.report.machine import machine
+from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
@@ -49,7 +50,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        return _run_on(engine, plan, Console(stderr=True), show)
+        return _run_on(engine, plan, stderr(), show)
     finally:
         engine.cancel()
 

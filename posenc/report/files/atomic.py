@@ -89,9 +89,10 @@ def remove_partials(folder: Path) -> None:
 
     Call it only while holding the folder's lock, so that no other process writes there.
     """
-    for path in list(_files_below(folder)):
-        if is_partial(path):
-            path.unlink(missing_ok=True)
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if is_partial(path):
+                path.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
@@ -123,8 +124,3 @@ def check_figures(folder: str | Path | None) -> None:
         check_writable(folder / "figure.csv")
     except OSError as error:
         raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)

@@ -47,8 +47,11 @@ def beside(folder: Path, name: object) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder and all in it, as far as possible. A link stays, and what it names."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete a folder and all in it, as far as possible. What is no folder stays: a link, and what
+    it names, and a pipe, for which shutil would wait."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(folder.lstat().st_mode):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_own_folder(path: Path) -> bool:
