@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from posenc.dialects.files.gguf_metadata import KEYS, Metadata
 from posenc.report.files.opened import open_ordinary
@@ -27,7 +27,6 @@ TEXT, LONGEST_TEXT = "bytes of text", 16 << 20
 MOST_VALUES = 1 << 22
 """Values of all arrays, keys and tensors: a tokenizer of 262,144 tokens has about a million."""
 MOST_FACTORS = 1 << 16
-ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
 
 
 def check_counts(path: Path) -> None:
@@ -36,13 +35,13 @@ def check_counts(path: Path) -> None:
     with open_ordinary(path) as file:
         size = os.fstat(file.fileno()).st_size
         magic, version = file.read(4), file.read(4)
-        order = next((o for o in ORDERS if int.from_bytes(version, o) in (2, 3)), None)
-        if magic != b"GGUF" or order is None:
+        little = int.from_bytes(version, "little") in (2, 3)
+        if magic != b"GGUF" or not (little or int.from_bytes(version, "big") in (2, 3)):
             return  # the reader says what is wrong
         values = 0
 
         def number(width: int) -> int:
-            return int.from_bytes(file.read(width), order)
+            return int.from_bytes(file.read(width), "little" if little else "big")
 
         def need(count: int, width: int, what: str) -> None:
             nonlocal values
