@@ -28,8 +28,11 @@ from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import LOCK, locked
+from posenc.report.files.opened import text_of
 from posenc.report.machine import machine
+from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
@@ -48,7 +51,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        return _run_on(engine, plan, Console(stderr=True), show)
+        return _run_on(engine, plan, stderr(), show)
     finally:
         engine.cancel()
 
@@ -66,7 +69,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
     folder = options.out or RUNS / f"compare-{_name(trials)}"
     damaged = check_ours(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder, "posenc compare"):
         sweep.remove_leftovers(folder)
         _save(study, folder)
@@ -165,7 +168,7 @@ def check_ours(folder: Path) -> str | None:
         return None
     if (folder / STUDY).is_file():
         try:
-            Study.from_json((folder / STUDY).read_text(encoding="utf-8"))
+            Study.from_json(text_of(folder / STUDY))
         except OtherFormat as error:
             raise ValueError(
                 f"--out: {folder} was written by another version of posenc ({error}). Choose "
@@ -185,7 +188,7 @@ def check_ours(folder: Path) -> str | None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run that was killed before it wrote study.json can have left this file."""
-    return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
+    return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)
 
 
 def _name(trials: Sequence[TrialConfig]) -> str:

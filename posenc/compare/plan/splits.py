@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.compare.trial.files import PARTIAL, SPLITS, path_of
+from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_disk
+from posenc.report.files.folders import make_folder, remove_folder
+from posenc.report.files.new_folder import new_folder
+from posenc.report.files.opened import open_new, open_ordinary
 from posenc.text import Source
 
 SEPARATOR = 256
@@ -86,23 +89,17 @@ class Cut:
         wrong = self._difference(target) if target.exists() else None
         if target.exists() and wrong is None:
             return None
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        make_folder(folder)
+        remove_folder(target)
+        with new_folder(target) as partial:
             if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
                 free = shutil.disk_usage(folder).free
                 check_disk("The text's copy", self._size(), free, ADVICE)
                 for split in SPLITS:
-                    with (partial / f"{split}.u16").open("wb") as out:
+                    with open_new(partial / f"{split}.u16") as out:
                         for symbols in self._symbols(split):
                             out.write(symbols)
             self._check_unchanged()
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return wrong
 
     def _link(self, other: Path, partial: Path) -> bool:
@@ -115,8 +112,8 @@ class Cut:
         except OSError:
             same = False
         if not same:
-            for file in partial.iterdir():
-                file.unlink()
+            for split in SPLITS:
+                (partial / f"{split}.u16").unlink(missing_ok=True)
         return same
 
     def _symbols(self, split: str) -> Iterator[bytes]:
@@ -133,7 +130,7 @@ class Cut:
             path = target / f"{split}.u16"
             if not path.is_file():
                 return f"{path} is missing"
-            with path.open("rb") as file:
+            with open_ordinary(path) as file:
                 same = all(file.read(len(part)) == part for part in self._symbols(split))
                 if not same or file.read(1):
                     return f"{path} is damaged"
@@ -230,7 +227,7 @@ def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
 
 def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
     """Yield the bytes [start, stop) of a file in pieces. Raises ValueError if it is shorter."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         file.seek(start)
         while start < stop:
             chunk = file.read(min(_CHUNK, stop - start))

@@ -12,6 +12,8 @@ from posenc.compare.reports.merge import check_recipe, joined, merge_checked, re
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.folders import make_folder
+from posenc.report.files.opened import text_of
 from posenc.report.files.record import Record
 
 
@@ -55,7 +57,7 @@ def rows_of(study: Study, commit: str) -> list[Row]:
 def read_rows(path: Path) -> list[Row]:
     """Read rows. Raises ValueError with the number of a damaged line."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_of(path).splitlines(), 1):
         try:
             rows.append(Row.from_json(line))
         except ValueError as error:
@@ -80,7 +82,7 @@ def add_rows(path: Path, new: Iterable[Row]) -> int:
                 "recipe number."
             )
     ordered = sorted(known.values(), key=lambda row: row.folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     return len(known) - count

@@ -20,8 +20,10 @@ from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.report.files.atomic import check_figures
+from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import locked
-from posenc.report.page.console import stdout
+from posenc.report.files.opened import text_of
+from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
 
 
@@ -41,7 +43,7 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_figures(figures)
-    console = Console(stderr=True)
+    console = stderr()
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
@@ -65,12 +67,15 @@ def show_leaderboard(
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
     check_figures(figures)
+    if out is not None:
+        _check_free(out)
+    say(stderr(), "Reading the published trials and drawing their page: about half a minute.")
     study, lines = leaderboard.study_of(leaderboard.published()), []
     if mine:
         study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
     home = _new_page(study, out, "leaderboard", published=True)
-    _tell(study, lines, home, True, figures, Console(stderr=True), as_json)
+    _tell(study, lines, home, True, figures, stderr(), as_json)
     return study
 
 
@@ -101,7 +106,7 @@ def _read(folder: Path) -> Study:
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
     try:
-        return Study.from_json(path.read_text(encoding="utf-8"))
+        return Study.from_json(text_of(path))
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:
@@ -129,6 +134,14 @@ def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Pat
     """Write the page into `out`, or a folder named by the trials; returns it."""
     trials = " ".join(sorted(trial.hash for trial in study.trials))
     folder = out or RUNS / f"{name}-{hashlib.sha256(trials.encode()).hexdigest()[:8]}"
+    _check_free(folder)
+    make_folder(folder)
+    write_page(study, folder, published)
+    return folder
+
+
+def _check_free(folder: Path) -> None:
+    """Raise ValueError where no page can be written: at a file, or into a run."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
     if (folder / STUDY).exists():
@@ -136,6 +149,3 @@ def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Pat
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_page(study, folder, published)
-    return folder

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import text_of
 from posenc.tasks.known import TEXT
 
 RECIPE = 5
@@ -111,7 +112,7 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 
 def read_trial(folder: Path) -> TrialConfig:
     """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
-    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    fields = json.loads(text_of(folder / "config.json"))
     config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
     if config.folder != folder.name:
         raise ValueError(f"{folder}/config.json is the config of {config.folder}")
