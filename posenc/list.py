@@ -24,12 +24,20 @@ STORED = Path(__file__).with_suffix(".json")
 """What the list says of posenc's own encodings, so that it need not load torch."""
 
 
+def complete(incomplete: str) -> list[str]:
+    """Return the names of encodings that begin so, for the shell."""
+    from posenc.encodings import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 def list_encodings(
     names: Annotated[
         list[str] | None,
         typer.Argument(
             help="Names, module:Class or file.py:Class, with options; see docs/grammar.md.",
             show_default="every name",
+            autocompletion=complete,
         ),
     ] = None,
     as_json: Annotated[

@@ -69,10 +69,11 @@ def bench(
     """
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.machine.options import check_choice
 
     asked = tuple(GROUPS) if only is None else _listed(only)
-    if unknown := [name for name in asked if name not in GROUPS]:
-        raise ValueError(f"bench: --only needs some of {', '.join(GROUPS)}, got {unknown[0]!r}.")
+    for name in asked:
+        check_choice("--only", name, GROUPS)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")

@@ -36,8 +36,9 @@ STUDY = "study.json"
 RUNS = Path("runs")
 
 
-def run_study(options: Options, *, show: bool = True) -> Study:
-    """Run every trial that has no result yet, write the report and, with `show`, print the table.
+def run_study(options: Options, *, show: bool = True, as_json: bool = False) -> Study:
+    """Run every trial that has no result yet, write the report and, with `show`, print the table or
+    JSON.
 
     Returns: the study with all results.
 
@@ -47,12 +48,12 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        return _run_on(engine, plan, Console(stderr=True), show)
+        return _run_on(engine, plan, Console(stderr=True), show, as_json)
     finally:
         engine.cancel()
 
 
-def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
+def _run_on(engine: Engine, plan: Plan, console: Console, show: bool, as_json: bool) -> Study:
     options = plan.options
     workers = min(engine.slots(), plan.count)
     here = workers if options.engine == "local" else 1
@@ -101,7 +102,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            show_study(study, folder, console)
+            show_study(study, folder, console, as_json=as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "

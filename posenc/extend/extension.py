@@ -106,7 +106,7 @@ def extend(
     cannot be measured on this checkpoint, or the export cannot be proved.
     """
     out = None if out is None else Path(out)
-    check_folders(Path(folder), out, options)
+    check_folders(Path(folder), out, method, options)
     checkpoint = _load(folder, options)
     check_request(checkpoint, to, method, writes=out is not None, options=options, words=not as_ids)
     vocabulary = checkpoint.config.vocab_size
@@ -164,7 +164,7 @@ def evaluate(
 
 
 def _load(folder: str | Path, options: Options) -> Checkpoint:
-    dtype = options.dtype
+    dtype = options.precision
     if dtype == "auto" and options.tune is not None:
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits
     return load_checkpoint(folder, dtype=dtype, device=options.device)

@@ -67,7 +67,7 @@ def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path, fr
 BAD = {
     "exists already": {"out": "llama"},
     "not beyond the training length of 64": {"to": LENGTH},
-    "Unknown method 'yam'": {"method": "yam"},
+    "got 'yran'. Did you mean 'yarn'?": {"method": "yran"},
     "changes its frequencies with the length": {"method": "dynamic"},
     "at least 192": {"documents": ["short", "text"]},
 }

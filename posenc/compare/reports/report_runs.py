@@ -30,6 +30,7 @@ def report_runs(
     out: Path | None = None,
     published: bool = False,
     figures: Path | None = None,
+    as_json: bool = False,
 ) -> Study:
     """Write and print the report of runs, finished or not.
 
@@ -49,12 +50,15 @@ def report_runs(
     else:
         study, lines = _together(runs)
         home = _new_page(study, out, "report", published)
-    _tell(study, lines, home, published, figures, console)
+    _tell(study, lines, home, published, figures, console, as_json)
     return study
 
 
 def show_leaderboard(
-    mine: Sequence[Path] = (), out: Path | None = None, figures: Path | None = None
+    mine: Sequence[Path] = (),
+    out: Path | None = None,
+    figures: Path | None = None,
+    as_json: bool = False,
 ) -> Study:
     """Write and print the published leaderboard, with runs of yours beside it.
 
@@ -66,7 +70,7 @@ def show_leaderboard(
         study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
     home = _new_page(study, out, "leaderboard", published=True)
-    _tell(study, lines, home, True, figures, Console(stderr=True))
+    _tell(study, lines, home, True, figures, Console(stderr=True), as_json)
     return study
 
 
@@ -77,13 +81,14 @@ def _tell(
     published: bool,
     figures: Path | None,
     console: Console,
+    as_json: bool,
 ) -> None:
-    """What the reader must know, the figures, the tables, and how far others agree."""
+    """Print notes, tables or JSON, and the agreement with published tables; write the figures."""
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
-    show_study(study, home, console)
     found = publications.agreements(study) if published else []
-    if found:
+    show_study(study, home, console, found, as_json)
+    if found and not as_json:
         stdout(160).print(tables.agreement_table(found))
     elif published:
         say(console, "No published table has two encodings and a task of this study.")

@@ -62,7 +62,7 @@ def _first(sheet: Sheet) -> Iterator[str | Headline | Code]:
     line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
     if line is not None:
         yield "To read twice as far, try the ways and measure them on a text of yours:"
-        yield Code(f"{line} --text TEXT")
+        yield Code(f"{line} --sentence TEXT")
 
 
 def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Plot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ from rich.table import Table
 
 
 def stdout(width: int) -> Console:
-    """Return standard output, `width` columns wide if it is no terminal."""
+    """Return standard output, `width` columns wide if it is no terminal and COLUMNS is not set."""
     console = Console()
-    return console if console.is_terminal else Console(width=width)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=width)
 
 
 def text_table(
