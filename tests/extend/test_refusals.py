@@ -166,12 +166,12 @@ def test_a_model_that_reads_best_as_it_is_is_not_written(
     models, texts, tmp_path, call, monkeypatch
 ):
     """A copy would promise a length that nothing was done for."""
-    monkeypatch.setattr(extension, "recommend", lambda *rest: ("none", "It reads best as it is."))
+    monkeypatch.setattr(extension, "recommend", lambda *_, **__: ("none", "It is best."))
     out = tmp_path / "out"
     asked = "--search-evaluations 0 --windows 1 --task none --bytes".split()
     where = ["--text", texts["long"], "--out", out]
-    code, _, said = call("extend", models / "llama", "--to", TARGET, *where, *asked)
+    code, shown, said = call("extend", models / "llama", "--to", TARGET, *where, *asked)
     assert code == 1
-    assert "It reads best as it is." in said
-    assert f"{out} is not written" in said.splitlines()[-1]
+    assert shown.startswith("It is best.")
+    assert f"{out} is not written: It is best" in said.splitlines()[-1]
     assert not out.exists()
