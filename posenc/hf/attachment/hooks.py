@@ -157,6 +157,8 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
 def _told(told: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
     """Return position_ids in posenc's shape, and the documents, which begin where positions
     restart."""
+    if told.ndim == 3 and axes > 1 and told.shape[0] == axes + 1:
+        told = told[1:]  # generate() puts the token's number before its components
     if told.ndim == 3 or axes > 1:
         if told.ndim != 3 or told.shape[0] != axes:
             raise ValueError(

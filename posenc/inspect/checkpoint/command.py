@@ -24,7 +24,7 @@ def inspect_checkpoint(
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
-        print(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
+        print(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         _print(sheet)
     path = out or (None if as_json else Path("runs/inspect.html"))
