@@ -20,6 +20,10 @@ _LARGE_SECONDS, _LARGE_QUICK = 60, 10
 """A case that needs more runs only if it is named."""
 _ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
 """Maximum of rounds, seconds after which none begins, minimum of rounds."""
+_HEADER = (
+    f"{'group':<9} {'case':<32} t {'run':<28} {'median':>13}  ratio (95 % interval) x baseline"
+)
+"""t: number of threads."""
 _SPEED_LIMIT = 1e11
 """Operations per second above any core's: a case that takes a week at this speed is refused."""
 
@@ -64,8 +68,8 @@ def bench(
     """Measure what position encodings cost on this machine.
 
     Compares attention with attention without positions, a rotation with a copy, a model with Llama.
-    Each ratio is a median over interleaved rounds with its 95 % interval; rows go to stderr. One
-    thread is measured in CPU time, several in wall time.
+    Each ratio is a median over interleaved rounds with its 95 % interval. One thread is measured in
+    CPU time, several in wall time.
     """
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
@@ -91,12 +95,14 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     from posenc.bench import run
 
+    shown = sys.stderr if as_json else sys.stdout
+    print(_HEADER, file=shown)
     found = {"machine": run.machine(), "rows": []}
     for case in cases:
         rows = run.measured(case, counts, rounds)
         found["rows"] += [_columns(case) | row for row in rows]
         for row in rows:
-            print(_line(case, row), file=sys.stderr)
+            print(_line(case, row), file=shown, flush=True)
         if out is not None:
             write_atomically(out, _json(found))
     if as_json:

@@ -47,7 +47,7 @@ def _print(sheet: Sheet) -> None:
         console.print(who_saw_whom(sheet.swap), markup=False, highlight=False)
     line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
     if line is not None:
-        console.print(f"To read twice as far: {line}", markup=False, highlight=False)
+        console.print(f"To try twice the length: {line}", markup=False, highlight=False)
     facts = [*rows.structure_lines(sheet).items(), *rows.positions_lines(sheet.positions).items()]
     print_table(console, ("", str(sheet.folder)), facts)
     if sheet.reason:
