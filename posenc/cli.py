@@ -1,6 +1,6 @@
-"""The command line: each command is one line here and a function with typer options elsewhere.
+"""Define the command line. Each command is a line in COMMANDS and a function with typer options.
 
-Every call of `posenc` imports the modules of all commands, so they import torch inside functions.
+Every call of `posenc` imports the modules of all commands, so these import torch inside functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMANDS = {
     "extend": "posenc.extend.command:extend",
     "doctor": "posenc.doctor.command:doctor",
 }
-"""Function of each command, as "module:function"."""
+"""The function of each command, as "module:function"."""
 
 PANELS = {
     "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
@@ -40,7 +40,7 @@ PANELS = {
     "Model": "config small width layers heads kv_heads head_dim projections",
     "Training": "steps batch lr check_lr lora_rank distill adapter recompute checkpoint_steps",
     "Where": "device precision threads workers engine address storage partition max_parallel state "
-    "yes dry_run",
+    "yes dry_run reuse",
     "Output": "out report figures tensorboard as_json as_sarif markdown",
 }
 """Parameters of all commands by the panel of the help that shows their options, in this order."""
@@ -51,7 +51,7 @@ CTRL_C = 130
 AGAIN = "stopped; the same command starts from the beginning."
 """What to know after Ctrl-C, unless `Stopped` says more."""
 
-# typer contains its own click or uses the installed one: take the class from typer's exports.
+# typer may contain its own copy of click, so this class comes from typer.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _Abort = cast(type[Exception], typer.Abort)
 
@@ -154,7 +154,7 @@ def _root(
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ValueError for an empty argument; as a folder it would mean the current one."""
+    """Raise ValueError for an empty argument, which as a folder would mean the current one."""
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")

@@ -24,6 +24,7 @@ from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
@@ -36,9 +37,8 @@ STUDY = "study.json"
 RUNS = Path("runs")
 
 
-def run_study(options: Options, *, show: bool = True, as_json: bool = False) -> Study:
-    """Run every trial that has no result yet, write the report and, with `show`, print the table or
-    JSON.
+def run_study(options: Options, *, show: bool = True) -> Study:
+    """Run every trial that has no result yet, write the report and, with `show`, print the table.
 
     Returns: the study with all results.
 
@@ -48,12 +48,12 @@ def run_study(options: Options, *, show: bool = True, as_json: bool = False) -> 
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        return _run_on(engine, plan, Console(stderr=True), show, as_json)
+        return _run_on(engine, plan, Console(stderr=True), show)
     finally:
         engine.cancel()
 
 
-def _run_on(engine: Engine, plan: Plan, console: Console, show: bool, as_json: bool) -> Study:
+def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     options = plan.options
     workers = min(engine.slots(), plan.count)
     here = workers if options.engine == "local" else 1
@@ -72,9 +72,14 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool, as_json: b
         _save(study, folder)
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder)):
+        own = runs_below([RUNS])
+        runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
+        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
+        reused = reuse_trials(folder, trials, runs)
+        if reused:
+            say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
         engine.settle(folder, trials, options.checkpoint_steps)
         left = [trial for trial in trials if not is_done(folder, trial)]
         seconds = expected_seconds(left, folder, workers, here)
@@ -91,6 +96,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool, as_json: b
                 tried, _ = load_results(folder, plan.checks)
                 study = at_chosen_rates(study, list(tried.values()))
                 _save(study, folder)
+                reuse_trials(folder, study.trials, runs)
                 engine.settle(folder, study.trials, options.checkpoint_steps)
             run(study)
         except KeyboardInterrupt:
@@ -102,7 +108,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool, as_json: b
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            show_study(study, folder, console, as_json=as_json)
+            show_study(study, folder, console, options.as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "

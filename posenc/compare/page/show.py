@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from posenc.compare.judge.published import Agreement
 from posenc.compare.page import tables, task_tables
+from posenc.compare.page.as_json import answer_json
 from posenc.compare.results import Study, labelled
-from posenc.compare.trial.config import name_of
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
@@ -40,18 +35,12 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]
 
 
-def show_study(
-    study: Study,
-    folder: Path,
-    console: Console,
-    agreed: Sequence[Agreement] = (),
-    as_json: bool = False,
-) -> None:
-    """Print tables and recommendation, or JSON with the agreements too, and where the page is."""
+def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:
+    """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
     out = stdout(160)
     shown = labelled(study)
     if as_json:
-        print(json.dumps(_plain(shown, folder, agreed), indent=1, allow_nan=False))
+        print(answer_json(shown, folder))
         return
     if study.corpus is not None:
         out.print(tables.summary_table(shown.of_task(TEXT)))
@@ -65,18 +54,3 @@ def show_study(
     for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
         say(console, line)
     say(console, f"Report: {folder / 'report.html'}")
-
-
-def _plain(study: Study, folder: Path, agreed: Sequence[Agreement]) -> dict[str, Any]:
-    return {
-        "recommendation": study.recommendation,
-        "limits": study.limits,
-        "text": [asdict(row) for row in study.summary],
-        "tasks": [asdict(row) for row in study.tasks],
-        "learning_rates": [asdict(check) for check in study.rates],
-        "published": [asdict(each) for each in agreed],
-        "unchecked": study.unchecked,
-        "failed": {name_of(each.config): each.reason for each in study.failed},
-        "missing": [name_of(trial) for trial in study.missing],
-        "report": str(folder / "report.html"),
-    }

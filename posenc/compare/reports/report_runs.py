@@ -83,12 +83,14 @@ def _tell(
     console: Console,
     as_json: bool,
 ) -> None:
-    """Print notes, tables or JSON, and the agreement with published tables; write the figures."""
+    """Print notes, figures, tables and the agreement with published orders."""
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
+    show_study(study, home, console, as_json)
+    if as_json:
+        return
     found = publications.agreements(study) if published else []
-    show_study(study, home, console, found, as_json)
-    if found and not as_json:
+    if found:
         stdout(160).print(tables.agreement_table(found))
     elif published:
         say(console, "No published table has two encodings and a task of this study.")
@@ -109,7 +111,7 @@ def _read(folder: Path) -> Study:
 
 
 def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """All runs as one study, and what the reader must know."""
+    """Join runs into one study, with notes for the reader."""
     lines: list[str] = []
     read = [_collected(folder, lines, study) for folder, study in runs]
     study, conflicts = merge(read)
@@ -117,7 +119,7 @@ def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
 
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
-    """A run with the results that lie in its folder; what is damaged is added to `lines`."""
+    """Return a run with the results in its folder; add damaged ones to `lines`."""
     study, damaged = collect(_read(folder) if study is None else study, folder)
     lines += damaged
     return folder, study
