@@ -26,12 +26,20 @@ STORED = Path(__file__).with_suffix(".json")
 """File with the listed facts of posenc's own encodings, so that the command loads no torch."""
 
 
+def complete(incomplete: str) -> list[str]:
+    """Return the names of encodings that begin so, for the shell."""
+    from posenc.encodings import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 def list_encodings(
     names: Annotated[
         list[str] | None,
         typer.Argument(
             help="Names, module:Class or file.py:Class, with options; see docs/grammar.md.",
             show_default="every name",
+            autocompletion=complete,
         ),
     ] = None,
     as_json: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
+from posenc.list import complete
 from posenc.report.machine.options import Figures, Json, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
@@ -43,6 +44,7 @@ class Options:
             "yarn:factor=8, together as in rope+alibi, by layer as in 'rope/nope every 4', or with "
             "a label as in mine=./my.py:Mine. See docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
+            autocompletion=complete,
         ),
     ] = None
     text: Annotated[

@@ -22,6 +22,7 @@ from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import bounded_json
+from posenc.report.machine.options import check_choice
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -72,6 +73,7 @@ def _run(options: Options) -> tuple[str, int]:
         return _positions(case, options.positions)
     if options.overrides is not None:
         _need_config(source, "--overrides")
+        check_choice("--overrides", options.overrides, RUNTIMES)
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
@@ -205,23 +207,14 @@ def _layout(options: Options) -> tuple[str, int]:
 
 
 def _rule(code: str) -> Any:
-    rule = RULES.get(code.upper())
-    if rule is None:
-        raise ValueError(f"no rule {code!r}; they are {', '.join(RULES)}.")
-    return rule
+    return RULES[check_choice("--explain", code.upper(), RULES)]
 
 
 def _named(options: Options) -> tuple[str, ...]:
     if options.for_ is None:
         return tuple(RUNTIMES)
     names = [name.strip() for name in options.for_.split(",") if name.strip()]
-    unknown = [name for name in names if name not in RUNTIMES]
-    if unknown or not names:
-        raise ValueError(
-            f"--for: unknown runtime {', '.join(unknown) or options.for_!r}; expected some of "
-            f"{', '.join(RUNTIMES)}."
-        )
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
 
 
 def _need_config(source: Source, what: str) -> None:

@@ -241,7 +241,7 @@ def test_bad_options_are_refused(call, file, tmp_path):
     complains(call(), "expected one path")
     complains(call(path, path, path), "expected one path")
     complains(call(path, "--for", "tensorrt"), "tensorrt", "vllm")
-    complains(call(path, "--for", ","), "unknown runtime")
+    complains(call(path, "--for", ","), "--for must be transformers-4")
     complains(call("--explain", "PD999"), "PD999")
     complains(call("--explain", "PD001", path), "no path")
     complains(call(path, "--fix"), "--out")

@@ -20,6 +20,7 @@ from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import text_of
+from posenc.report.machine.options import check_choice
 
 FEWEST, MOST = 50, 512
 """Fewest tokens for a decision, and the most that are read."""
@@ -99,11 +100,7 @@ def measure(folder: Path, text: Path) -> Verdict:
 
 def is_interleaved(target: str) -> bool:
     """True if the layout of this name is interleaved. Raises: ValueError for an unknown name."""
-    if target not in WORDS.values():
-        raise ValueError(
-            f"--convert-layout: expected {' or '.join(sorted(WORDS.values()))}, got {target!r}."
-        )
-    return target == WORDS[True]
+    return check_choice("--convert-layout", target, WORDS.values()) == WORDS[True]
 
 
 def write(folder: Path, out: Path, target: str) -> str:

@@ -75,7 +75,14 @@ def export_checkpoint(
         proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=plan.cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
-    return config_changes(checkpoint.raw_config, config), proof
+    return config_changes(_with_defaults(checkpoint, config), config), proof
+
+
+def _with_defaults(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config as it was, with the keys that transformers adds when it reads one: they say
+    nothing new."""
+    read = type(checkpoint.config).from_dict(dict(checkpoint.raw_config)).to_dict()
+    return {k: v for k, v in read.items() if k in config} | dict(checkpoint.raw_config)
 
 
 def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -15,6 +16,23 @@ from typer.models import OptionInfo
 def option(help: str, *names: str, shown: str | bool = True, **limits: Any) -> Any:
     """Return typer's option with this help; `shown`: what the help says of the default."""
     return typer.Option(*names, help=help, show_default=shown, **limits)
+
+
+def check_choice(option: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if it is one of `known`. Raises: ValueError with all of them, and the nearest.
+
+    >>> check_choice("--device", "cupa", ("cpu", "cuda"))
+    Traceback (most recent call last):
+    ValueError: --device must be cpu or cuda, got 'cupa'. Did you mean 'cuda'?
+    """
+    *names, last = known
+    if value in (*names, last):
+        return value
+    near = get_close_matches(value.lower(), (*names, last), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{option} must be {', '.join(names)}{' or ' if names else ''}{last}, got {value!r}.{hint}"
+    )
 
 
 Figures = Annotated[

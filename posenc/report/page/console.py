@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,9 +22,9 @@ class Terminal(Console):
 
 
 def stdout(width: int) -> Console:
-    """Return standard output, `width` columns wide if it is no terminal."""
+    """Return standard output, `width` columns wide if it is no terminal and COLUMNS is not set."""
     console = Terminal()
-    return console if console.is_terminal else Terminal(width=width)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(width=width)
 
 
 def stderr() -> Console:
