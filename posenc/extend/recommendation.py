@@ -13,6 +13,8 @@ from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW, Variant
 
 Measured = dict[str, tuple[Variant, Evaluation]]
+LEVEL = 0.02
+"""A smaller gain over the window, in nats per token, is worth no extension."""
 UNREADABLE = math.log(1000)
 """A model with a higher loss within its training length, in nats, does not know this text."""
 
@@ -87,7 +89,7 @@ def recommend(
     if gap.mean > 0 and not gap.low <= 0:
         worse = f"{said} worse over all positions{interval}; {against}"
         return "none", f"Do not extend this one: {cut} reads better. {worse}{hint}{rest}"
-    if not gap.mean < 0 or gap.high >= 0:
+    if not gap.mean < -LEVEL or gap.high >= 0:
         alike = f"{label} and {cut} differ by {gap.mean:+.2f} nats per token{interval}; {against}"
         return "none", f"Do not extend this one on this evidence: {alike}{hint}{rest}"
     return name, (
