@@ -20,6 +20,8 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
+from posenc.report.files.opened import text_of
+from posenc.report.files.record import bounded_json
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -245,7 +247,7 @@ def _case(source: Source, options: Options) -> Case:
         return Case(source, named, options.length)
     _need_config(source, "--with")
     try:
-        given = json.loads(options.with_)
+        given = bounded_json(options.with_)
     except ValueError as error:
         raise ValueError(f"--with: expected JSON, {error}.") from error
     if not isinstance(given, dict):
@@ -268,7 +270,7 @@ def _ignored(folder: Path) -> frozenset[str]:
         return frozenset()
     codes: set[str] = set()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = text_of(path).splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
     for line in lines:
