@@ -137,6 +137,8 @@ PLANTED: list[tuple[str, dict, str]] = [
     ("qwen3-yarn", {f"{S}.factor": GONE, f"{S}.factr": 4.0}, "PD047"),
     ("olmo-3-think", {f"{S}.beta_fast": GONE, f"{S}.beta_fst": 64}, "PD047"),
     ("qwen3-yarn", {f"{S}.attention_factors": 1.2}, "PD047"),
+    ("gemma-3-1b", {"rope_local_base_freq": GONE, "rope_local_base_frequency": 1e4}, "PD047"),
+    ("qwen3-yarn", {O: 4096}, "PD040"),
     # types
     ("qwen3-yarn", {f"{S}.rope_type": GONE}, "PD008"),
     ("deepseek-v3", {f"{S}.type": GONE}, "PD008"),

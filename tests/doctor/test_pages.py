@@ -65,11 +65,11 @@ def test_the_example_gets_its_rule_and_the_cured_one_does_not(code):
     assert {f.code for f in good if f.severity == "E"} <= found.keys()
 
 
-def metadata(text):
-    fields = dict(line.split(" = ", 1) for line in text.strip().splitlines())
-    names = {"type": "scaling_type", "factor": "scaling_factor"}
+def metadata(text: str) -> Metadata:
+    names: dict[str, str] = {"type": "scaling_type", "factor": "scaling_factor"}
     given: dict[str, Any] = {}
-    for key, value in fields.items():
+    for line in text.strip().splitlines():
+        key, _, value = line.partition(" = ")
         name = key.split(".")[-1]
         given[names.get(name, name)] = json.loads(value)
     return replace(Metadata("llama", 4096, 64, 64, 2, **given), given=frozenset(given))

@@ -62,7 +62,7 @@ def other_original(case: Case) -> Iterator[Hit]:
                 )
         return
     for name, p in case.of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL) is None:
+        if p.get(ORIGINAL) != outer:
             affected = case.affected(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(

@@ -18,7 +18,7 @@ from posenc.doctor.rule import Hit, names, rule, wrong
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """Keys that are looked for under a misspelled name."""
 BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s?(freq)?")
-SCALINGS = {"factor", "rope_type", "long_factor", "low_freq_factor"}
+SCALINGS = {"rope_type", "long_factor", "low_freq_factor"}
 TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
 """Keys of a part of the model with a config of its own."""
 KINDS = frozenset(
@@ -102,15 +102,18 @@ def misspelled(case: Case) -> Iterator[Hit]:
 def _slips(case: Case) -> Iterator[tuple[str, str, str]]:
     """Yield the place of a key that nobody reads, the key, and the one that is read."""
     config, own = case.config, case.model.facts.get("keys", ())
-    dicts = {*INNER, "rope_scaling", "rope_parameters", *own}
+    dicts = {*INNER, "rope_scaling", "rope_parameters"}
+    bases, shares = _own(case)
+    targets = (*TARGETS, *sorted(bases | shares))
     for key, value in config.items():
-        if value is None or key in own or key in TARGETS or key in dicts:
+        if value is None or key in own or key in targets or key in dicts:
             continue
         if isinstance(value, Mapping):
-            if value.keys() & SCALINGS and not value.keys() & TOWER:
+            scaling = value.keys() & SCALINGS or {"factor", "type"} <= value.keys()
+            if (scaling or "yarn" in key) and not value.keys() & TOWER:
                 yield "", key, "rope_scaling"
             continue
-        near = _nearest(key, TARGETS, 0.8)
+        near = _nearest(key, targets, 0.8)
         part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
         if near and not part and config.get(near) is None:
             yield "", key, near
@@ -143,6 +146,7 @@ def not_understood(case: Case) -> Iterator[Hit]:
         for key, read in (
             ("rope_local_base_freq", case.model.nested),
             ("no_rope_layers", "list" in rules),
+            ("rope_ratio", False),
             ("no_rope_layer_interval", "list" in rules or "every" in rules),
         )
         if case.config.get(key) is not None and not read
