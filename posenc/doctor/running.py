@@ -13,6 +13,7 @@ from posenc.dialects.files.source import NoRotationError, Source, is_adapter, lo
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.versions import asked_for
 from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
@@ -72,7 +73,8 @@ def _run(options: Options) -> tuple[str, int]:
         from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
-        return fix(source, options.out, _named(options), options.length, options.like)
+        named, versions = _named(options), _versions(options)
+        return fix(source, options.out, named, options.length, options.like, versions)
     found = findings(case, _ignored(source.folder))
     if not found and case.why_unclear:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
@@ -162,7 +164,8 @@ def _adapter(options: Options) -> str:
     folder = options.paths[0]
     if options.fix:
         assert options.out is not None
-        return adapters.fix(folder, options.like, options.out, _named(options), options.length)
+        named, versions = _named(options), _versions(options)
+        return adapters.fix(folder, options.like, options.out, named, options.length, versions)
     if options.convert_layout is not None:
         assert options.out is not None
         to = layout.is_interleaved(options.convert_layout)
@@ -194,7 +197,7 @@ def _rule(code: str) -> Any:
 def _named(options: Options) -> tuple[str, ...]:
     if options.for_ is None:
         return tuple(RUNTIMES)
-    names = [name.strip() for name in options.for_.split(",") if name.strip()]
+    names = [name for name, _ in _asked(options)]
     unknown = [name for name in names if name not in RUNTIMES]
     if unknown or not names:
         raise ValueError(
@@ -202,6 +205,22 @@ def _named(options: Options) -> tuple[str, ...]:
             f"{', '.join(RUNTIMES)}."
         )
     return tuple(dict.fromkeys(names))
+
+
+def _asked(options: Options) -> list[tuple[str, str | None]]:
+    return [asked_for(part) for part in (options.for_ or "").split(",") if part.strip()]
+
+
+def _versions(options: Options) -> dict[str, str]:
+    """Return the versions that --for names, such as transformers==5.9.
+
+    Raises: ValueError for two versions of one runtime.
+    """
+    found: dict[str, str] = {}
+    for name, version in _asked(options):
+        if version is not None and found.setdefault(name, version) != version:
+            raise ValueError(f"--for: one version of {name} at a time, {found[name]} or {version}.")
+    return found
 
 
 def _need_config(source: Source, what: str) -> None:
@@ -224,7 +243,7 @@ def _positions(case: Case, path: Path) -> tuple[str, int]:
 def _case(source: Source, options: Options) -> Case:
     named = _named(options)
     if options.with_ is None:
-        return Case(source, named, options.length)
+        return Case(source, named, options.length, versions=_versions(options))
     _need_config(source, "--with")
     try:
         given = json.loads(options.with_)
@@ -239,7 +258,9 @@ def _case(source: Source, options: Options) -> Case:
     raw = {**source.raw, OVERRIDES: given}
     merged = overridden(source.config, given, "sglang")
     served = overridden(source.config, given, server)
-    return Case(replace(source, raw=raw, config=merged), (server,), options.length, served)
+    versions = _versions(options)
+    source = replace(source, raw=raw, config=merged)
+    return Case(source, (server,), options.length, served, versions)
 
 
 def _ignored(folder: Path) -> frozenset[str]:

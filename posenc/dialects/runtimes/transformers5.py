@@ -132,6 +132,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         _fill(parameters, model, theta, share)
         parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
+        if parameters["rope_type"] == "yarn" and not facts.get("nested_yarn", True):
+            raise RefusedError("KeyError: 'original_max_position_embeddings'")
         resolved[kind] = parameters
     return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
 
