@@ -67,6 +67,9 @@ def main() -> int:
         codes.append(
             subprocess.run([python, "-m", "tests.doctor.oracles.sweep"], cwd=ROOT).returncode
         )
+    if mlx := pythons.get("mlx"):
+        command = [sys.executable, "-m", "tests.doctor.oracles.sweep_mlx", str(mlx)]
+        codes.append(subprocess.run(command, cwd=ROOT).returncode)
     return max(codes)
 
 

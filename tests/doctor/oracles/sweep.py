@@ -42,7 +42,8 @@ OLD = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Configs of a family, with the name of what was changed."""
     yield "defaults", raw
-    yield "model_type alone", {"model_type": raw["model_type"]}
+    needed = {key: raw[key] for key in real.NEEDED.get(raw["model_type"], ())}
+    yield "model_type alone", {**needed, "model_type": raw["model_type"]}
     bare = {k: v for k, v in raw.items() if k not in OLD}
     yield "another base, old dialect", {**bare, "rope_theta": 54321.0}
     given = raw.get("rope_parameters") or {}
