@@ -1,6 +1,6 @@
-"""The command line: each command is one line here and a function with typer options elsewhere.
+"""Define the command line. Each command is a line in COMMANDS and a function with typer options.
 
-Every call of `posenc` imports the modules of all commands, so they import torch inside functions.
+Every call of `posenc` imports the modules of all commands, so these import torch inside functions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 from posenc import __version__
 from posenc.lazy import hint
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
+from posenc.report.page.visible import visible
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
@@ -27,18 +28,18 @@ COMMANDS = {
     "extend": "posenc.extend.command:extend",
     "doctor": "posenc.doctor.command:doctor",
 }
-"""Function of each command, as "module:function"."""
+"""The function of each command, as "module:function"."""
 
 CTRL_C = 130
 """Exit code after Ctrl-C, the same as typer's."""
 
-# typer contains its own click or uses the installed one: take the class from typer's exports.
+# typer may contain its own copy of click, so this class comes from typer.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _Abort = cast(type[Exception], typer.Abort)
 
 
 def app() -> typer.Typer:
-    """Return the application with all commands."""
+    """Build the typer application with all commands."""
     application = typer.Typer(name="posenc", pretty_exceptions_enable=False)
     application.callback(invoke_without_command=True)(_root)
     for name, path in COMMANDS.items():
@@ -54,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Ctrl-C. POSENC_TRACEBACK=1 also prints the traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None or sys.stderr is None:
+        # Closed by the shell: the next file that is opened would get what is printed.
+        if sys.stderr is not None:
+            _complain("standard output is closed; write >/dev/null to print nothing.", 2)
+        sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
@@ -105,7 +111,7 @@ def _root(
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ValueError for an empty argument; as a folder it would mean the current one."""
+    """Raise ValueError for an empty argument, which as a folder would mean the current one."""
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -119,7 +125,7 @@ def _complain(text: str, code: int, error: BaseException | None = None) -> int:
         import traceback
 
         traceback.print_exception(error)
-    sys.stderr.write(f"posenc: {' '.join(text.split())}\n")
+    sys.stderr.write(f"posenc: {visible(' '.join(text.split()))}\n")
     return code
 
 
