@@ -124,13 +124,9 @@ class Case:
         if self.metadata is None:
             known_family(self.model)
         if not self.judges:
-            said = [f"{name}: {self._why_not(name)}" for name in self.named]
+            answers = [(name, self.computed[name]) for name in self.named]
+            said = [f"{n}: {c.error if n in self.versions else c.answer}" for n, c in answers]
             raise UnknownFamilyError(f"{self._name}: {'; '.join(said)}")
-
-    def _why_not(self, name: str) -> str:
-        """Return why nothing is said of a runtime."""
-        computed = self.computed[name]
-        return computed.error or "" if name in self.versions else computed.answer
 
     @property
     def _name(self) -> str:
