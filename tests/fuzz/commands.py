@@ -134,7 +134,7 @@ def sound(rng: random.Random, command: str) -> list[str]:
             ["--quick", "--only", "attention", "--head-dim", "8", "--out", f"{fresh}.json"],
         ],
         "inspect": [
-            [name], [name, "alibi", "--compare"], [name, "--json"], ["--contract", "nope"],
+            [name], [name, "alibi", "--compare"], [name, "--json"],
             [name, "--head-dim", "8", "--num-heads", "2", "--train-length", "32"], ["claims"],
             ["model"], ["torch.nn:Linear", "--arg", "in_features=4", "--arg", "out_features=4"],
         ],
@@ -211,7 +211,12 @@ def without_the_work() -> Iterator[None]:
     def refuse(*arguments: object, **options: object) -> None:
         raise RunFailed("the fuzzer does not measure.")
 
+    from posenc.compare.reports import leaderboard
+
+    rows = leaderboard.published()  # all of them take half a minute to draw
+    rows = [row for row in rows if row.result.config.task == rows[0].result.config.task][:4]
     patches = [
+        mock.patch("posenc.compare.reports.leaderboard.published", lambda: rows),
         mock.patch("posenc.compare.engines.sweep.run_trials", lambda *arguments: None),
         mock.patch("posenc.compare.plan.time_estimate.seconds_by_kind", lambda *arguments: {}),
         mock.patch("posenc.bench.run.measured", lambda *arguments: []),
