@@ -24,6 +24,7 @@ from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
@@ -73,9 +74,14 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         _save(study, folder)
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder)):
+        own = runs_below([RUNS])
+        runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
+        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
+        reused = reuse_trials(folder, trials, runs)
+        if reused:
+            say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
         engine.settle(folder, trials, options.checkpoint_steps)
         left = [trial for trial in trials if not is_done(folder, trial)]
         seconds = expected_seconds(left, folder, workers, here)
@@ -92,6 +98,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
                 tried, _ = load_results(folder, plan.checks)
                 study = at_chosen_rates(study, list(tried.values()))
                 _save(study, folder)
+                reuse_trials(folder, study.trials, runs)
                 engine.settle(folder, study.trials, options.checkpoint_steps)
             run(study)
         except KeyboardInterrupt:
@@ -103,7 +110,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            show_study(study, folder, console)
+            show_study(study, folder, console, options.as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "

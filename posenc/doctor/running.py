@@ -29,6 +29,10 @@ SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
 
 
+SETTLED = ("PD002", "PD003", "PD006", "PD018")
+"""Contradictions that are settled as transformers 5 does."""
+UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
+"""Errors that a fix would have to guess at."""
 GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last."""
 
@@ -74,6 +78,7 @@ def _run(options: Options) -> tuple[str, int]:
         from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
+        _require_clear(case)
         return fix(source, options.out, _named(options), options.length, options.like)
     found = findings(case, _ignored(source.folder))
     if not found and case.why_unclear:
@@ -84,6 +89,19 @@ def _run(options: Options) -> tuple[str, int]:
     if options.as_sarif:
         return json.dumps(sarif.report(case, found), indent=2), code
     return terminal.text(case, found), code
+
+
+def _require_clear(case: Case) -> None:
+    """Raise ValueError if nobody but the file's author can say what it means."""
+    if case.metadata is not None:
+        return
+    for found in findings(case):
+        unclear = found.contradiction and found.code not in SETTLED
+        if unclear or (found.severity == "E" and found.code in UNCLEAR):
+            raise ValueError(
+                f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
+                f"{found.code}: {found.message}. {found.cure}"
+            )
 
 
 def _check(options: Options) -> None:

@@ -24,7 +24,7 @@ EVENTS = "events.jsonl"
 def watching(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
 ) -> Iterator[list[Any]]:
-    """What watches a comparison. Raises: ValueError where tensorboard is asked for and missing."""
+    """Open the watchers of a comparison. Raises ValueError if tensorboard is missing."""
     live = console.is_terminal
     screen = LiveBars(console, study.trials, workers) if live else PlainLines(console)
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []

@@ -4,8 +4,9 @@ more, each file is in one split only."""
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +77,10 @@ class Cut:
     info: CorpusInfo
     written: dict[str, int]
 
-    def write(self, folder: Path) -> str | None:
+    def write(self, folder: Path, runs: Sequence[Path] = ()) -> str | None:
         """Write the splits into a folder below `folder`, named by the hash. Existing splits are
-        compared with the text and written again if they differ.
+        compared with the text and written again if they differ. If one of the `runs` has the same
+        splits on this disk, they are linked, so that a text is stored once.
         Returns: what was wrong with existing splits, or None.
         Raises: ValueError if the text has changed after it was cut, or does not fit on the disk.
         """
@@ -87,15 +89,31 @@ class Cut:
         if target.exists() and wrong is None:
             return None
         make_folder(folder)
-        check_disk("The text's copy", self._size(), shutil.disk_usage(folder).free, ADVICE)
         remove_folder(target)
         with new_folder(target) as partial:
-            for split in SPLITS:
-                with open_new(partial / f"{split}.u16") as out:
-                    for symbols in self._symbols(split):
-                        out.write(symbols)
+            if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
+                free = shutil.disk_usage(folder).free
+                check_disk("The text's copy", self._size(), free, ADVICE)
+                for split in SPLITS:
+                    with open_new(partial / f"{split}.u16") as out:
+                        for symbols in self._symbols(split):
+                            out.write(symbols)
             self._check_unchanged()
         return wrong
+
+    def _link(self, other: Path, partial: Path) -> bool:
+        """Link the splits of another run into `partial`. Return False, and leave nothing, if it
+        lacks them, is a link, is on another disk, or has other content."""
+        try:
+            for split in SPLITS if not other.is_symlink() else ():
+                os.link(other / f"{split}.u16", partial / f"{split}.u16", follow_symlinks=False)
+            same = self._difference(partial) is None
+        except OSError:
+            same = False
+        if not same:
+            for split in SPLITS:
+                (partial / f"{split}.u16").unlink(missing_ok=True)
+        return same
 
     def _symbols(self, split: str) -> Iterator[bytes]:
         """Yield the content of a split's file, in pieces."""

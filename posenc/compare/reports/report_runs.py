@@ -31,6 +31,7 @@ def report_runs(
     out: Path | None = None,
     published: bool = False,
     figures: Path | None = None,
+    as_json: bool = False,
 ) -> Study:
     """Write and print the report of runs, finished or not.
 
@@ -50,12 +51,15 @@ def report_runs(
     else:
         study, lines = _together(runs)
         home = _new_page(study, out, "report", published)
-    _tell(study, lines, home, published, figures, console)
+    _tell(study, lines, home, published, figures, console, as_json)
     return study
 
 
 def show_leaderboard(
-    mine: Sequence[Path] = (), out: Path | None = None, figures: Path | None = None
+    mine: Sequence[Path] = (),
+    out: Path | None = None,
+    figures: Path | None = None,
+    as_json: bool = False,
 ) -> Study:
     """Write and print the published leaderboard, with runs of yours beside it.
 
@@ -70,7 +74,7 @@ def show_leaderboard(
         study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
     home = _new_page(study, out, "leaderboard", published=True)
-    _tell(study, lines, home, True, figures, stderr())
+    _tell(study, lines, home, True, figures, stderr(), as_json)
     return study
 
 
@@ -81,11 +85,14 @@ def _tell(
     published: bool,
     figures: Path | None,
     console: Console,
+    as_json: bool,
 ) -> None:
-    """What the reader must know, the figures, the tables, and how far others agree."""
+    """Print notes, figures, tables and the agreement with published orders."""
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
-    show_study(study, home, console)
+    show_study(study, home, console, as_json)
+    if as_json:
+        return
     found = publications.agreements(study) if published else []
     if found:
         stdout(160).print(tables.agreement_table(found))
@@ -108,7 +115,7 @@ def _read(folder: Path) -> Study:
 
 
 def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """All runs as one study, and what the reader must know."""
+    """Join runs into one study, with notes for the reader."""
     lines: list[str] = []
     read = [_collected(folder, lines, study) for folder, study in runs]
     study, conflicts = merge(read)
@@ -116,7 +123,7 @@ def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
 
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
-    """A run with the results that lie in its folder; what is damaged is added to `lines`."""
+    """Return a run with the results in its folder; add damaged ones to `lines`."""
     study, damaged = collect(_read(folder) if study is None else study, folder)
     lines += damaged
     return folder, study

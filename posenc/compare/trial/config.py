@@ -47,6 +47,8 @@ class TrialConfig:
         task: "text", or a name in posenc.tasks.known.
         objective: for text, a name in posenc.compare.trial.objectives; for tasks "causal".
         projections: shared projections of queries, keys and values, see posenc.Attention.
+        source: hash of posenc's own files behind the encoding, so that a changed formula is trained
+            again; "" for results from before it was kept.
     """
 
     encoding: str
@@ -69,6 +71,7 @@ class TrialConfig:
     task: str = TEXT
     objective: str = CAUSAL
     projections: str = SEPARATE
+    source: str = ""
 
     @property
     def hash(self) -> str:
