@@ -381,7 +381,8 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     for name in ("study.json", "report.html", "results.csv", "events.jsonl", ".lock"):
         (out / name).unlink()  # killed inside the very first write
     below = out / "rope-seed0-0123456789ab" / "huggingface"
-    left = [out / ".study.json.0123456789abcdef.partial", out / "corpus-0123.partial" / "train.u16"]
+    half_text = out / ".corpus-0123.0123456789abcdef.unproved"
+    left = [out / ".study.json.0123456789abcdef.partial", half_text / "train.u16"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half")
@@ -391,7 +392,7 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     left[-1].write_bytes(b"half")
     assert call(*command)[0] == 0
     assert not any(path.exists() for path in left)
-    assert not (out / "corpus-0123.partial").exists()
+    assert not half_text.exists()
 
 
 def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):

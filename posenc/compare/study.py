@@ -28,9 +28,8 @@ from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
-from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import LOCK, locked
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import make_folder, text_of
 from posenc.report.machine import machine
 from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed, Stopped

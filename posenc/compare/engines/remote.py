@@ -21,7 +21,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, path_of
 from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
-from posenc.report.files.folders import private_folder
+from posenc.report.files.opened import private_folder
 from posenc.report.machine.processor import processor
 from posenc.report.page.failure import one_line
 

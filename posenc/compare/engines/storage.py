@@ -18,8 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import is_partial, write_atomically
-from posenc.report.files.folders import make_folder, make_inside, remove_folder
-from posenc.report.files.opened import bytes_of, text_of
+from posenc.report.files.opened import bytes_of, make_folder, make_inside, remove_folder, text_of
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.failure import one_line
 

@@ -14,8 +14,8 @@ from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import remove_partials
-from posenc.report.files.folders import remove_folder
 from posenc.report.files.new_folder import UNPROVED
+from posenc.report.files.opened import remove_folder
 from posenc.report.machine.machine import num_cores
 
 

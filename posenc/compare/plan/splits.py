@@ -15,9 +15,8 @@ import numpy as np
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_disk
-from posenc.report.files.folders import make_folder, remove_folder
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import open_new, open_ordinary
+from posenc.report.files.opened import make_folder, open_new, open_ordinary, remove_folder
 from posenc.text import Source
 
 SEPARATOR = 256

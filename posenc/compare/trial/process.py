@@ -18,8 +18,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_inside
-from posenc.report.files.opened import append_to, text_of
+from posenc.report.files.opened import append_to, make_inside, text_of
 
 if sys.platform == "linux":
     import fcntl
