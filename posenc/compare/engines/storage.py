@@ -19,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.new_folder import missing, remove_empty
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.failure import one_line
 
@@ -93,21 +94,24 @@ class Storage:
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
         """Keep a file with a random word, which every machine must be able to read and to answer.
-        Raises: ValueError where this one cannot write it."""
+        After an error it leaves no folder. Raises: ValueError where this one cannot write it."""
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name, word = f".shared.{secrets.token_hex(8)}.partial", secrets.token_hex(8)
+        made = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
         try:
-            self.write(name, word.encode())
-            if self.read(name) != word.encode():
-                raise OSError("what was written there cannot be read")
-        except Exception as error:  # of any of fsspec's file systems
-            why = f"this machine cannot write there ({one_line(error)})."
-            raise ValueError(f"--storage {self.url}: {why}") from error
-        try:
+            try:
+                self.write(name, word.encode())
+                if self.read(name) != word.encode():
+                    raise OSError("what was written there cannot be read")
+            except Exception as error:  # of any of fsspec's file systems
+                why = f"this machine cannot write there ({one_line(error)})."
+                raise ValueError(f"--storage {self.url}: {why}") from error
             yield name, word
+            made = []
         finally:
             with contextlib.suppress(Exception):
                 self.remove([name])
+            remove_empty(made)
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from posenc.report.files.lock import held
@@ -47,6 +47,18 @@ def new_folder(out: Path) -> Iterator[Path]:
             temporary.rename(out)
         except OSError as error:
             raise ValueError(f"{out} was made by another process meanwhile.") from error
+
+
+def missing(folder: Path) -> list[Path]:
+    """Return those of the folder and its parents that do not exist, the deepest first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove these folders, except those that are not empty."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def _is_own_folder(path: Path) -> bool:

@@ -25,6 +25,7 @@ from posenc.compare.engines.storage import (
     take_result,
 )
 from posenc.compare.trial.files import path_of
+from posenc.report.machine import facts as machine_facts
 from tests.compare.engines.test_sweep import results, run_here, trial
 from tests.processes import processes
 
@@ -180,6 +181,9 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(ValueError, match="this machine cannot write there"):
         with Storage(f"file://{tmp_path}/file/run").token():
             pass
+    with pytest.raises(ValueError, match="not shared"), Storage(f"file://{tmp_path}/a/b").token():
+        raise ValueError("it is not shared")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(ValueError, match=r"nowhere://a: ValueError: Protocol not known"):
         Storage("nowhere://a")
 
@@ -217,6 +221,18 @@ def test_a_machine_with_another_version_does_not_run_the_trial(study):
         with pytest.raises(Lost, match=r"and here is 0\.0"):
             Job(config, str(study), "", 5, other, str(study)).run(print)
     assert not (study / config.folder).exists()
+
+
+def test_builds_of_one_torch_are_the_same_version(monkeypatch):
+    cpu, cuda = ({"torch": f"2.13.0+{each}", "numpy": "2.4.0"} for each in ("cpu", "cu126"))
+    monkeypatch.setattr(machine_facts, "version", cpu.get)
+    here = facts()
+    monkeypatch.setattr(machine_facts, "version", cuda.get)
+    assert difference(here, facts()) is None
+    assert facts()["build of torch"] == "2.13.0+cu126"
+    other = {"torch": "2.13.1+cpu", "numpy": "2.4.0"}
+    monkeypatch.setattr(machine_facts, "version", other.get)
+    assert difference(here, facts()) == "it has torch 2.13.1, and here is 2.13.0"
 
 
 def test_a_trial_that_ends_its_machines_is_given_up(study, url):
