@@ -144,7 +144,7 @@ class Options:
             "--check-lr",
         ),
     ] = False
-    device: Annotated[str, option("auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, option("auto, cpu or cuda (every GPU, one trial on each).")] = "auto"
     precision: Annotated[
         str,
         option(
@@ -154,8 +154,9 @@ class Options:
     workers: Annotated[
         int | None,
         option(
-            "Trials at a time on this machine, one process each.",
-            shown="one per core; 1 on cuda",
+            "Trials at a time on this machine, one process each. More than there are GPUs share "
+            "them in turn.",
+            shown="one per core; on cuda one per GPU",
             min=1,
         ),
     ] = None

@@ -86,11 +86,12 @@ class TrainingPoint(Record):
 
 @dataclass(frozen=True)
 class Timing(Record):
-    """Wall-clock cost of a trial on one worker."""
+    """Wall-clock cost of a trial on one worker, and the names of its CPU and GPU."""
 
     tokens_per_second: float
     train_seconds: float
     test_seconds: float
+    processor: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,8 @@ from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import PARTIAL, CorruptResult, load_result
 from posenc.report.files.atomic import remove_partials
-from posenc.report.machine.machine import num_cores
+from posenc.report.machine.machine import gpus, num_cores
+from posenc.report.page.failure import RunFailed
 
 
 class Watcher(Protocol):
@@ -33,8 +35,8 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
     Raises: ValueError where it cannot be reached, or its machines differ from this one.
     """
     if options.engine == "local":
-        workers = options.workers or (1 if device == "cuda" else num_cores())
-        return Local(min(workers, count))
+        seen = gpus() if device == "cuda" else []
+        return Local(min(options.workers or len(seen) or num_cores(), count), seen)
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
@@ -48,7 +50,10 @@ def run_trials(
     folder: Path, trials: Sequence[TrialConfig], engine: Engine, watchers: Sequence[Watcher]
 ) -> None:
     """Run all trials that have no result yet or have failed, on an engine that is settled. After an
-    interruption of any kind the same call goes on from the last checkpoints."""
+    interruption of any kind the same call goes on from the last checkpoints.
+
+    Raises: RunFailed if the folder vanishes, which is then not made again.
+    """
 
     def tell(event: str, *values: Any, **named: Any) -> None:
         for watcher in watchers:
@@ -67,16 +72,40 @@ def run_trials(
         else:
             waiting.append(trial)
     running = 0
-    while waiting or running:
-        while waiting and running < engine.slots():
-            engine.submit(waiting.popleft())
-            running += 1
-        trial, heard = engine.wait()
-        if isinstance(heard, TrialResult):
-            running -= 1
-            tell("finished", trial, heard)
-        else:
-            tell(heard.pop("kind"), trial, **heard)
+    with _staying(folder) as check_folder:
+        while waiting or running:
+            while waiting and running < engine.slots():
+                engine.submit(waiting.popleft())
+                running += 1
+            trial, heard = engine.wait()
+            check_folder()
+            if isinstance(heard, TrialResult):
+                running -= 1
+                tell("finished", trial, heard)
+            else:
+                tell(heard.pop("kind"), trial, **heard)
+
+
+@contextlib.contextmanager
+def _staying(folder: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that raises RunFailed if the folder is gone, or is another disk's: a mount
+    point without its disk is an empty folder. An OSError in the block is checked for that too."""
+    device = folder.stat().st_dev
+
+    def check() -> None:
+        try:
+            there = folder.stat().st_dev == device
+        except OSError:
+            there = False
+        if not there:
+            gone = f"The results folder {folder} is gone, perhaps with its disk."
+            raise RunFailed(f"{gone} Once it is back, the same command goes on from there.")
+
+    try:
+        yield check
+    except OSError:
+        check()
+        raise
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -48,9 +48,12 @@ def command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-c", _START, *map(str, given)]
 
 
-def environment(device: str) -> dict[str, str]:
-    """Return the environment in which trials are trained and timed."""
+def environment(device: str, gpu: str | None = None) -> dict[str, str]:
+    """Return the environment in which trials are trained and timed. gpu: the only one to use, as
+    CUDA_VISIBLE_DEVICES names it; None for those of this process."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     if device == "cpu":
         # One thread each: sums are bit-identical, and processes scale better than threads.
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -84,10 +87,15 @@ def _end_with_stdin() -> None:
 
 
 class TrialProcess:
-    """A running trial below `folder`, which also has its text."""
+    """A running trial below `folder`, which also has its text, on one GPU or any."""
 
     def __init__(
-        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
+        self,
+        folder: Path,
+        trial: TrialConfig,
+        checkpoint_steps: int,
+        module: str = WORKER,
+        gpu: str | None = None,
     ) -> None:
         self.folder, self.trial = folder, trial
         self.home = make_home(folder, trial)
@@ -99,7 +107,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=environment(trial.device),
+                env=environment(trial.device, gpu),
                 start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 
@@ -143,9 +151,12 @@ class TrialProcess:
 
 
 def make_home(folder: Path, trial: TrialConfig) -> Path:
-    """Make a trial's folder below `folder`, with its config and without a result."""
+    """Make a trial's folder below `folder`, with its config and without a result.
+
+    Raises: OSError if `folder` is missing: a disk that was removed is not replaced by a new folder.
+    """
     home = folder / trial.folder
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
     (home / "result.json").unlink(missing_ok=True)
     write_trial(home, trial)
     return home
@@ -166,7 +177,6 @@ def every(seconds: float, tell: Tell) -> Tell:
 
 
 def write_failure(home: Path, result: TrialResult) -> None:
-    """Write why a trial failed, if the disk has room."""
-    with contextlib.suppress(OSError):  # the disk may be full
-        home.mkdir(parents=True, exist_ok=True)
+    """Write why a trial failed, if its folder exists and the disk has room."""
+    with contextlib.suppress(OSError):
         write_atomically(home / "result.json", result.to_json())
