@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.engines.engine import Heard
-from posenc.compare.engines.storage import Mirror, Storage, take_checkpoint, take_result
+from posenc.compare.engines.storage import Mirror, Storage, take_all, take_result
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import is_done, path_of
+from posenc.compare.trial.files import is_done, load_results, path_of
 from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
 from posenc.report.machine.facts import difference, facts
 from posenc.report.page.failure import one_line
@@ -65,7 +65,7 @@ class Job:
             storage.take_text(kept)
             path_of(folder, self.trial.corpus).symlink_to(kept)
         home = folder / self.trial.folder
-        take_checkpoint(storage, home)
+        take_all(storage, home)
         mirror = Mirror(storage, home)
 
         def keep_and_tell(event: dict[str, Any]) -> None:
@@ -80,6 +80,8 @@ class Job:
         return result
 
     def _run_below(self, folder: Path, tell: Tell) -> TrialResult:
+        if is_done(folder, self.trial):  # its machine was lost after the result was written
+            return load_results(folder, [self.trial])[0][self.trial]
         process = TrialProcess(folder, self.trial, self.checkpoint_steps)
         try:
             for event in process.events():

@@ -178,11 +178,11 @@ class Mirror:
         self.storage.remove(f"{self.home.name}/{name}" for name in old)
 
 
-def take_checkpoint(storage: Storage, home: Path) -> None:
-    """Make `home` anew with the checkpoint that the storage has of it, if there is one."""
+def take_all(storage: Storage, home: Path) -> None:
+    """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    storage.take(home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
+    storage.take(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
 
 
 def take_result(storage: Storage, home: Path) -> None:

@@ -21,7 +21,7 @@ from posenc.compare.engines.storage import (
     Mirror,
     Storage,
     answer,
-    take_checkpoint,
+    take_all,
     take_result,
 )
 from posenc.compare.trial.files import path_of
@@ -146,6 +146,20 @@ def test_what_another_machine_has_finished_is_taken_from_the_storage(study, url,
     assert (other / config.folder / "huggingface" / "config.json").is_file()
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_path, stored):
+    config, url = trial(study, "rope"), f"file://{tmp_path}/kept" if stored else None
+    job = Job(config, str(study), url, 5, facts(), str(study))
+    if stored:
+        Storage(str(url)).give_text(path_of(study, config.corpus))
+    first, steps = job.run(lambda event: None), []
+    kept = (tmp_path / "kept" if stored else study) / config.folder
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    assert job.run(steps.append) == first and first.reason is None
+    assert not steps
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+
+
 def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
     config = trial(study, "rope")
     text, storage = path_of(study, config.corpus), Storage(url)
@@ -206,7 +220,7 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
     (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
     mirror.copy_checkpoint()
     assert sorted(storage.names(home.name)) == kept
-    take_checkpoint(storage, home)
+    take_all(storage, home)
     assert sorted(path.name for path in home.iterdir()) == kept
     assert Cursor.from_json((home / STATE).read_text(encoding="utf-8")).step == 10
     take_result(storage, tmp_path / "other" / home.name)
