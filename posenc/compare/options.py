@@ -41,7 +41,9 @@ class Options:
         typer.Argument(
             help="Names from `posenc list`, module:Class or file.py:Class; each with options as in "
             "yarn:factor=8, together as in rope+alibi, by layer as in 'rope/nope every 4', or with "
-            "a label as in mine=./my.py:Mine. See docs/grammar.md.",
+            "a label as in mine=./my.py:Mine. Your class gets those of embed_dim, num_heads, "
+            "num_kv_heads, head_dim, train_length and causal that its constructor names. See "
+            "docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
         ),
     ] = None

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,20 @@ def _own_line(path: Path, error: BaseException) -> str:
     ]
     file, line = lines[-1] if lines else (str(path), 1)
     return f"{file}:{line}: {_reason(error)}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return "file:line" of the deepest frame outside posenc, Python and installed packages, which
+    is in the user's code; "" if there is none."""
+    stdlib, posenc = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[2]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
+        if not (installed or ours or frame.filename.startswith("<")):
+            near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f"{near}:{frame.lineno}"
+    return ""
 
 
 def _reason(error: BaseException) -> str:
