@@ -31,7 +31,8 @@ NAME = "<b>书 & book</b>.txt"
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / NAME.replace("/", "∕")
-    path.write_bytes("<script>alert(1)</script> 道可道，非常道。\n".encode() * 200)
+    lines = (f"<script>alert({i})</script> 道可道，非常道。\n" for i in range(200))
+    path.write_bytes("".join(lines).encode())
     return path
 
 

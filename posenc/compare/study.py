@@ -65,6 +65,8 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     if options.out is not None:
         check_ours(options.out)
     plan = with_text(plan, options.out or RUNS)
+    if plan.note:
+        say(console, f"Note: {plan.note}.")
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
