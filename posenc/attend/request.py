@@ -152,10 +152,8 @@ def _transformed(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKey
     found: Any = encoding.transform(q, k)
     pair = found if isinstance(found, tuple) else (found,)
     shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair]
-    wanted = [each.x.shape[:3] for each in (q, k) if each.x is not None]
-    if [shape[:3] for shape in shapes] != wanted:
-        raise TypeError(
-            f"{type(encoding).__name__}.transform must return (q, k), each (batch, heads, len, "
-            f"width) like those it got, got {', '.join(map(str, shapes))}."
-        )
+    if [each[:3] for each in shapes] != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
+        wanted = "must return (q, k), each (batch, heads, len, width) like those it got"
+        got = ", ".join(map(str, shapes))
+        raise TypeError(f"{type(encoding).__name__}.transform {wanted}, got {got}.")
     return found

@@ -48,14 +48,12 @@ class Engine(Protocol):
 class Local:
     """`workers` trials at a time, each with a thread that listens to it.
 
-    gpus: GPUs as CUDA_VISIBLE_DEVICES names them, of which worker i uses the i-th; more workers
-        share them in turn. Without any, a trial sees what this process sees.
+    gpus: as CUDA_VISIBLE_DEVICES names them; a trial gets the one with the fewest trials.
     """
 
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self.workers, self.gpus, self.about = workers, gpus, {}
-        self.free = list(range(workers))
-        self.running: dict[TrialConfig, tuple[int, TrialProcess, threading.Thread]] = {}
+        self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread, str | None]] = {}
         self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
     def slots(self) -> int:
@@ -65,26 +63,21 @@ class Local:
         self.folder, self.checkpoint_steps = folder, checkpoint_steps
 
     def submit(self, trial: TrialConfig) -> None:
-        worker = min(self.free)
-        gpu = self.gpus[worker % len(self.gpus)] if self.gpus else None
+        used = [gpu for _, _, gpu in self.running.values()]
+        gpu = min(self.gpus, key=used.count, default=None)
         started = TrialProcess(self.folder, trial, self.checkpoint_steps, gpu=gpu)
-        self.free.remove(worker)
         listener = threading.Thread(target=self._listen, args=(started,), daemon=True)
-        self.running[trial] = worker, started, listener
+        self.running[trial] = started, listener, gpu
         listener.start()
 
     def wait(self) -> tuple[TrialConfig, Heard]:
         trial, event = self.heard.get()
-        if event is not None:
-            return trial, event
-        worker, ended, _ = self.running.pop(trial)
-        self.free.append(worker)
-        return trial, ended.result()
+        return trial, self.running.pop(trial)[0].result() if event is None else event
 
     def cancel(self) -> None:
-        for _, started, _ in self.running.values():
+        for started, _, _ in self.running.values():
             started.kill()
-        for _, _, listener in self.running.values():
+        for _, listener, _ in self.running.values():
             listener.join()
 
     def _listen(self, started: TrialProcess) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,41 +71,32 @@ def run_trials(
             tell("finished", trial, result)
         else:
             waiting.append(trial)
-    running = 0
-    with _staying(folder) as check_folder:
+    running, device = 0, folder.stat().st_dev
+    try:
         while waiting or running:
             while waiting and running < engine.slots():
                 engine.submit(waiting.popleft())
                 running += 1
             trial, heard = engine.wait()
-            check_folder()
+            _check_there(folder, device)
             if isinstance(heard, TrialResult):
                 running -= 1
                 tell("finished", trial, heard)
             else:
                 tell(heard.pop("kind"), trial, **heard)
-
-
-@contextlib.contextmanager
-def _staying(folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that raises RunFailed if the folder is gone, or is another disk's: a mount
-    point without its disk is an empty folder. An OSError in the block is checked for that too."""
-    device = folder.stat().st_dev
-
-    def check() -> None:
-        try:
-            there = folder.stat().st_dev == device
-        except OSError:
-            there = False
-        if not there:
-            gone = f"The results folder {folder} is gone, perhaps with its disk."
-            raise RunFailed(f"{gone} Once it is back, the same command goes on from there.")
-
-    try:
-        yield check
     except OSError:
-        check()
+        _check_there(folder, device)
         raise
+
+
+def _check_there(folder: Path, device: int) -> None:
+    """Raise RunFailed if the folder is gone, or is on another device: a mount point without its
+    disk is an empty folder."""
+    with contextlib.suppress(OSError):
+        if folder.stat().st_dev == device:
+            return
+    gone = f"The results folder {folder} is gone, perhaps with its disk."
+    raise RunFailed(f"{gone} Once it is back, the same command goes on from there.")
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
@@ -121,16 +122,10 @@ def _module(name: str) -> ModuleType:
 
 
 def _own_line(path: Path, error: BaseException) -> str:
-    """Return the error with file and line: the deepest line in the file's folder."""
+    """Return the error with file and line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
-    lines = [
-        (frame.filename, frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_relative_to(path.parent)
-    ]
-    file, line = lines[-1] if lines else (str(path), 1)
-    return f"{file}:{line}: {_reason(error)}"
+    return f"{own_line(error) or f'{path}:1'}: {_reason(error)}"
 
 
 def own_line(error: BaseException) -> str:
@@ -142,8 +137,7 @@ def own_line(error: BaseException) -> str:
         installed = {"site-packages", "dist-packages"} & set(path.parts)
         ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
         if not (installed or ours or frame.filename.startswith("<")):
-            near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            return f"{near}:{frame.lineno}"
+            return f"{os.path.relpath(path)}:{frame.lineno}"
     return ""
 
 

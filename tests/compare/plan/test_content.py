@@ -30,14 +30,14 @@ def zipped() -> bytes:
 
 
 REFUSED = {
-    "text.gz": (gzip.compress(PROSE), r"text\.gz is a gzip file, no text\. Unpack it"),
+    "text.gz": (gzip.compress(PROSE), r"text\.gz is a gzip file, no text\. Unpack it, or write"),
     "text.bz2": (bz2.compress(PROSE), "is a bzip2 file"),
     "text.xz": (lzma.compress(PROSE), "is a xz file"),
     "text.zip": (zipped(), "is a zip file, no text"),
     "text.zst": (b"\x28\xb5\x2f\xfd" + NOISE, "is a Zstandard file"),
-    "text.parquet": (b"PAR1\x15\0" + PROSE + b"PAR1", "is a Parquet file, no text. Write its text"),
+    "text.parquet": (b"PAR1\x15\0" + PROSE + b"PAR1", "is a Parquet file, no text. Unpack it, or"),
     "book.pdf": (b"%PDF-1.7\n" + NOISE, "is a PDF file"),
-    "photo.png": (b"\x89PNG\r\n\x1a\n" + NOISE, "is a PNG file, no text. It is a picture"),
+    "photo.png": (b"\x89PNG\r\n\x1a\n" + NOISE, "photo.png is compressed, encrypted or random"),
     "secret": (NOISE, "secret is compressed, encrypted or random: zlib makes its bytes no smaller"),
     "key": (NOISE[:2000], "key is compressed, encrypted or random"),
     "mostly": (PROSE[:2000] + NOISE * 20, "mostly is compressed, encrypted or random"),
@@ -101,7 +101,7 @@ def test_what_only_looks_odd_is_not_refused(tmp_path, name):
 def test_zero_bytes_are_noted(tmp_path, content):
     (tmp_path / "data").write_bytes(content)
     note = check_content(find_text([str(tmp_path / "data")]))
-    said = "data has zero bytes: it is binary or UTF-16; its bytes are compared as they are"
+    said = "data is binary or UTF-16, with zero bytes; it is compared byte by byte"
     assert note.endswith(said)
 
 
@@ -131,4 +131,4 @@ def test_the_note_is_told_before_training(tmp_path, call):
     (tmp_path / "data").write_bytes(PROSE.decode().encode("utf-16"))
     small = "--dry-run --train-length 16 --test-lengths 16 --batch 1 --width 8 --layers 1 --heads 1"
     _, _, told = call("compare", "nope", "--text", tmp_path / "data", "--steps", 1, *small.split())
-    assert "data has zero bytes: it is binary or UTF-16" in " ".join(told.split())
+    assert "data is binary or UTF-16, with zero bytes" in " ".join(told.split())
