@@ -16,7 +16,7 @@ _MODULES = {
     for name, where in _NAMES.items()
     if where in ("posenc", "posenc.encodings")
 }
-"""Imported on first use, so that `posenc.masks.causal` works after `import posenc`."""
+"""Modules imported on first use, so that `posenc.masks.causal` works after `import posenc`."""
 _PUBLIC = {name: where for name, where in _NAMES.items() if name not in _MODULES}
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -44,7 +44,7 @@ def __dir__() -> list[str]:
 
 
 def _hint(name: str) -> str:
-    """Suggest the most similar public name."""
+    """Return ". Did you mean posenc.X?" with the most similar public name, or ""."""
     import difflib
 
     public = {known.lower(): known for known in (*_MODULES, *__all__)}

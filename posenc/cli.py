@@ -1,6 +1,6 @@
-"""The command line: each command is one line here and a function with typer options elsewhere.
+"""Define the command line. Each command is a line in COMMANDS and a function with typer options.
 
-Every call of `posenc` imports the modules of all commands, so they import torch inside functions.
+Every call of `posenc` imports the modules of all commands, so these import torch inside functions.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ COMMANDS = {
     "extend": "posenc.extend.command:extend",
     "doctor": "posenc.doctor.command:doctor",
 }
-"""Function of each command, as "module:function"."""
+"""The function of each command, as "module:function"."""
 
 CTRL_C = 130
 """Exit code after Ctrl-C, the same as typer's."""
 
-# typer contains its own click or uses the installed one: take the class from typer's exports.
+# typer may contain its own copy of click, so this class comes from typer.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _Abort = cast(type[Exception], typer.Abort)
 
 
 def app() -> typer.Typer:
-    """Return the application with all commands."""
+    """Build the typer application with all commands."""
     application = typer.Typer(name="posenc", pretty_exceptions_enable=False)
     application.callback(invoke_without_command=True)(_root)
     for name, path in COMMANDS.items():
@@ -105,7 +105,7 @@ def _root(
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ValueError for an empty argument; as a folder it would mean the current one."""
+    """Raise ValueError for an empty argument, which as a folder would mean the current one."""
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")

@@ -1,4 +1,4 @@
-"""`posenc list`: every encoding with its place, parameters, claims and source."""
+"""List every encoding with its place, parameters, claims and source: `posenc list`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KERAS_LAYERS = {
     "Kerple": "KerpleBias",
     "Shaw": "ShawAttention",
 }
-"""The layer of posenc.keras for each class."""
+"""Class name of an encoding, and of the layer in posenc.keras that computes the same."""
 STORED = Path(__file__).with_suffix(".json")
-"""What the list says of posenc's own encodings, so that it need not load torch."""
+"""File with the listed facts of posenc's own encodings, so that the command loads no torch."""
 
 
 def list_encodings(
@@ -64,11 +64,12 @@ def list_encodings(
 def encodings(
     asked: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what each encoding claims, by default each that is registered, with the registry's
-    options, and a line for each of another package that cannot be built. Those in `stored` are not
+    """Return a dict for each encoding asked for (by default all that are registered): its claims,
+    parameters and source. Return also a line for each encoding of another package that cannot be
     built.
 
-    Raises: ValueError where one that was asked for cannot be built.
+    Encodings that are in `stored` are not built. Raises: ValueError if one that was asked for
+    cannot be built.
     """
     from posenc.encodings import registry
 

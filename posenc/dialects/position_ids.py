@@ -111,7 +111,8 @@ def _differences(row: int, seen: list[int], got: list[Any], wanted: list[Any]) -
 
 def _lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
     """Return nested lists of whole numbers of one depth. Raises: ValueError for anything else."""
-    value, level = batch.get(name), [batch.get(name)]
+    value: Any = batch.get(name)
+    level = [value]
     for _ in range(depth):
         if not all(isinstance(part, list) and part for part in level):
             raise ValueError(f"position ids: {name} must be lists of whole numbers, {depth} deep.")

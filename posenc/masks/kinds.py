@@ -20,14 +20,14 @@ def _not_later(sight: Sight) -> Tensor:
 
 
 full = Mask(_everyone, exact=True, separates=False)
-"""Every query sees every key."""
+"""Mask that shows all keys to all queries."""
 
 causal = Mask(_not_later, causal=True, exact=True, separates=False)
-"""A query sees keys at its own and earlier positions, in any order in memory.
+"""Mask that shows keys at the query's own and at earlier positions, in any order in memory.
 
 Documents packed into one row, each with positions from 0 on, see one another: add `&
-document(ids)`. Without it attention refuses keys that return to earlier positions. Positions are
-checked on the CPU only, not under torch.compile, export or tracing.
+document(ids)`. Without it attention raises ValueError if keys return to earlier positions.
+Positions are checked on the CPU only, and not under torch.compile, export or tracing.
 """
 
 
@@ -66,8 +66,8 @@ def document(
     q_documents: Shaped[Tensor, "*batch q_len"],
     kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
 ) -> Mask:
-    """Show only keys of the query's own document; ids are (len) or (batch, len), and kv ids default
-    to the query's."""
+    """Show only keys of the query's own document. Ids are (len) or (batch, len); those of keys
+    default to those of queries."""
     q_ids, kv_ids = (
         ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
@@ -118,7 +118,7 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
 
 def chunked(chunk_size: int) -> Mask:
-    """Show only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     if chunk_size < 1:
         raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
     return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)
@@ -132,9 +132,10 @@ def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
     """Show keys that come earlier in a factorisation order (XLNet).
 
     Args:
-        order: each token's place in the order, (len) or (batch, len). Tokens with a negative place
-            are context, which every query sees.
-        stream: "content": a token also sees itself; "query": it does not, so it can be predicted.
+        order: each token's rank in the order, (len) or (batch, len). A negative rank marks context,
+            which every query sees.
+        stream: "content": tokens also see themselves; "query": they do not, so they can be
+            predicted.
 
     Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
     """

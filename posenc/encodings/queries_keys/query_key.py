@@ -1,4 +1,4 @@
-"""The base class of encodings that change queries and keys."""
+"""Base class of encodings that change queries and keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.positions import Positions
 
 
 class QueryKeyEncoding(PositionEncoding):
-    """Change q and k by their positions; a subclass defines `transform`."""
+    """Change q and k depending on their positions; a subclass defines `transform`."""
 
     claims = Claims(places=(2,), source="see the subclass")
 
@@ -26,13 +26,13 @@ class QueryKeyEncoding(PositionEncoding):
     ) -> tuple[
         Float[Tensor, "batch num_heads len width"], Float[Tensor, "batch num_kv_heads len width"]
     ]:
-        """Encode q and k of the same tokens."""
+        """Transform q and k of the same tokens, for use outside of posenc.attention."""
         pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
         return self.transform(*pair)
 
 
 def check_keys(encoding: Any, k: Tensor) -> None:
-    """Raise ValueError unless k (batch, num_kv_heads, len, head_dim) has the encoding's sizes."""
+    """Raise ValueError unless k (batch, heads, len, width) has num_kv_heads heads of head_dim."""
     if k.shape[1] != encoding.num_kv_heads or k.shape[-1] != encoding.head_dim:
         raise ValueError(
             f"{type(encoding).__name__}: built for {encoding.num_kv_heads} key/value heads of "

@@ -1,4 +1,4 @@
-"""Load the classes that a text names by file or module."""
+"""Load encoding classes from the file or module that a text names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULE = "posenc_file_"
 def load(where: str, attribute: str) -> type[PositionEncoding]:
     """Return the encoding class `attribute` of the file or module `where`, see `find`.
 
-    Raises: ValueError, also if it is no subclass of PositionEncoding.
+    Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
     module = _imported(where)
     own = [
@@ -53,7 +53,8 @@ def find(where: str, attribute: str) -> Any:
 
     A file needs no import path. Its folder is searched last, so it can import its neighbours, but
     they cannot shadow a library. A module may be in the current folder.
-    Raises: ValueError if it does not import, for a file with the line; AttributeError.
+    Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
+    attribute is missing.
     """
     found: Any = _imported(where)
     for name in attribute.split("."):
@@ -62,7 +63,7 @@ def find(where: str, attribute: str) -> Any:
 
 
 def path_of(kind: type) -> str:
-    """module:Class of a class; of one from a user's file, with the file's name for its module."""
+    """Return "module:Class" of a class; the module of a user's file is its name without ".py"."""
     module = kind.__module__
     if module.startswith(MODULE):
         module = module.removeprefix(MODULE).partition("_")[2]
@@ -70,7 +71,7 @@ def path_of(kind: type) -> str:
 
 
 def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
-    """Return True if it is a class of encodings."""
+    """Return True if the object is a subclass of PositionEncoding."""
     return isinstance(found, type) and issubclass(found, PositionEncoding)
 
 
@@ -79,7 +80,7 @@ def _imported(where: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    """Return the module of a file, run once for each content."""
+    """Import a file, again only if its content has changed."""
     if not path.is_file():
         near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = difflib.get_close_matches(path.name, near, n=1)

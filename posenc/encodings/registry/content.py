@@ -1,4 +1,4 @@
-"""Hash the files of an encoding, so that an edited encoding is not taken for the old one."""
+"""Hash the source files of a user's encoding, so that results of an edited one are not reused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from posenc.encodings.registry.grammar import parse
 
 
 def files_of(cls: type) -> tuple[Path, ...]:
-    """Return the file of a class and the files next to it that it imports, directly or not; () for
-    posenc's own classes."""
+    """Return the file of a class and the files next to it that it imports, directly or indirectly.
+    Return () for posenc's own classes."""
     module = sys.modules[cls.__module__]
     found = getattr(module, "__file__", None)
     if cls.__module__.partition(".")[0] == "posenc" or found is None:
@@ -26,13 +26,13 @@ def files_of(cls: type) -> tuple[Path, ...]:
 
 
 def code_of(text: str) -> str:
-    """Hash the current files behind an encoding, except posenc's; "" if there are none."""
+    """Hash the source files of the encodings that a text names; "" if all are posenc's own."""
     spec = parse(text)
     return hash_of([class_of_part(spec, part) for part in spec.parts])
 
 
 def hash_of(classes: Iterable[type]) -> str:
-    """Return twelve hexadecimal digits that change with any file; "" if all are posenc's own."""
+    """Return twelve hexadecimal digits of the classes' source files; "" if all are posenc's own."""
     files = dict.fromkeys(file for cls in classes for file in files_of(cls))
     if not files:
         return ""
@@ -41,8 +41,8 @@ def hash_of(classes: Iterable[type]) -> str:
 
 
 def _with_imports(start: Path, root: Path) -> set[Path]:
-    """Return the file and its imports below `root`; in a folder of installed packages, only those
-    of its own package."""
+    """Return the file and all files below `root` that it imports, directly or indirectly; among
+    installed packages only files of its own package."""
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
     own = start.relative_to(root).parts[0] if root in installed else None
     found, waiting = set(), [start]

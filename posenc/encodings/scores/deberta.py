@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: scores of queries with distances and of keys with distances."""
+"""DeBERTa's disentangled attention: queries and keys score learned vectors of distances."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class DeBERTa(PositionEncoding):
         return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Project the table with these modules of an attention, which keeps their parameters."""
+        """Project the table with these modules of an attention, without adopting them."""
         if not self.share_att_key:
             raise ValueError(
                 "DeBERTa: this encoding has its own projections; build it with share_att_key=True."
@@ -138,8 +138,8 @@ class DeBERTa(PositionEncoding):
         self._attention_projections = (q_proj, k_proj)
 
     def bucket(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """Return signed buckets of integer distances (positive: the past), or the distance if
-        num_buckets is None."""
+        """Return the signed bucket of integer distances (positive: the past); the distance itself
+        if num_buckets is None."""
         if self.num_buckets is None:
             return distance
         middle = self.num_buckets // 2
@@ -196,8 +196,8 @@ class DeBERTa(PositionEncoding):
     def _projected(
         self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
-        """Return these rows of the table, projected, by head. A projection with fewer heads is used
-        for groups of heads. A row that several distances share is projected once."""
+        """Return rows of the table, projected: (num_heads, rows, head_dim). Query heads may share a
+        head of the projection. A row that several distances use is projected once."""
         assert projection is not None
         ends = free_ends(rows)
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)

@@ -26,12 +26,13 @@ def load(
     decoder: PositionEncoding | None = None,
     **options: Any,
 ) -> Any:
-    """Load a folder's model with the encoding that was attached when it was saved.
+    """Load a model with the encoding that was attached when it was saved.
 
     Args:
         folder: folder written by `model.save_pretrained`.
-        encoding, decoder: for encodings of one's own classes, which are never imported because a
-            file names them: objects built as before. Their numbers come from the folder.
+        encoding, decoder: needed for encodings of your own classes, because no class outside posenc
+            is imported on behalf of a file: objects built as before saving. Parameters come from
+            the folder.
         options: options of transformers' from_pretrained, such as dtype.
 
     Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
@@ -65,7 +66,7 @@ def load(
 
 
 def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
-    """Raise ValueError unless the record is complete and belongs to these weights and numbers."""
+    """Raise ValueError unless the record is complete and fits these weights and parameters."""
     path = folder / RECORD
     wanted = {"format", "own", "stacks", "weights", "numbers"}
     if record.get("format") != FORMAT or not wanted <= set(record):
@@ -111,7 +112,7 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
 
 
 def _read_numbers(model: Any, numbers: Path) -> None:
-    """Fill the encodings with what was saved. Raises: ValueError where names or shapes differ."""
+    """Load the saved parameters into the encodings. Raise ValueError if names or shapes differ."""
     from safetensors.torch import load_file
 
     tensors = load_file(numbers)

@@ -1,4 +1,4 @@
-"""Load a Hugging Face folder: safetensors only, no remote code, errors that say what to do."""
+"""Load Hugging Face checkpoints from safetensors, without running code from their folder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from posenc.report.page.failure import one_line
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""safetensors' names of dtypes, and torch's."""
+"""Name of each dtype in safetensors and in torch."""
 LOG = logging.getLogger("posenc.hf")
-"""Reports unread weights on stderr; applications may redirect it."""
+"""Logger that reports unused weights on stderr; applications may redirect it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model folder, with its config as it was loaded; extending a model changes its
-    config.
+    """Hold a loaded model, and its config as it was loaded, because extending changes the model's.
 
-    masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
+    masked: it predicts masked tokens instead of the next one. rotary: its rotation in each kind of
     layer, empty if it has none. max_positions: the longest sequence that its config allows, in
-    tokens; None if the config names none. stored: the dtype of most of its stored weights.
+    tokens; None if the config has no limit. stored: the dtype of most of its stored weights.
     """
 
     folder: Path
@@ -50,8 +49,8 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """Return the longest sequence that the config allows, in tokens. Raises ValueError if it
-        names none."""
+        """Return the longest sequence that the config allows, in tokens. Raise ValueError if the
+        config has no limit."""
         if self.max_positions is None:
             raise ValueError(
                 f"{self.folder}: a {self.config.model_type} config names no maximum length."
@@ -71,11 +70,11 @@ def load_checkpoint(
 
     Args:
         folder: a Hugging Face folder.
-        encoder_decoder: load a model of two stacks, too, instead of refusing it.
-        attention: transformers' name of an implementation; its own choice without one. Some
-            families (Falcon) take it only here, not later.
-        dtype: dtype of the weights, one of DTYPES; "auto" keeps that of the folder, and weights on
-            the CPU are then memory-mapped.
+        encoder_decoder: accept encoder-decoders too, instead of refusing them.
+        attention: attn_implementation of transformers; None lets transformers choose. Some families
+            (Falcon) accept it only at loading.
+        dtype: dtype of the weights, one of DTYPES; "auto" keeps the stored one, and then
+            memory-maps weights on the CPU.
         device: one of DEVICES.
 
     Raises: ValueError for a folder without a config, a config that no model can have, weights that
@@ -156,15 +155,15 @@ def load_checkpoint(
 
 
 def has_accelerate() -> bool:
-    """True if transformers can load weights directly onto their device."""
+    """Return True if accelerate is installed: transformers then loads weights onto their device."""
     return importlib.util.find_spec("accelerate") is not None
 
 
 def place_of(device: str) -> str:
-    """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" where
-    accelerate can spread the weights over all GPUs and the CPU.
+    """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" if
+    accelerate can distribute the weights over all GPUs and the CPU.
 
-    Raises: ValueError for a device that torch does not see.
+    Raises: ValueError for a device that torch does not find.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
@@ -188,12 +187,12 @@ def quiet_transformers() -> Any:
 
 
 def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
-    """Return the rotary settings and the longest sequence."""
+    """Return the rotary settings, and the longest sequence that the config allows."""
     try:
         return read_settings(config), _max_positions(config)
     except ValueError:
         raise
-    except Exception as error:  # families keep these in many ways
+    except Exception as error:  # families store these in many ways
         raise ValueError(
             f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
             f"in a way that posenc does not know ({one_line(error)})."
@@ -201,7 +200,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 
 def _max_positions(config: Any) -> int | None:
-    """Return max_position_embeddings, by its name in any family."""
+    """Return the longest sequence that a config allows, by any family's key, or None."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -210,7 +209,7 @@ def _max_positions(config: Any) -> int | None:
 
 
 def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
-    """Count tensors and elements in the files, by dtype."""
+    """Return the number of tensors and of elements in the files, by dtype."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, tuple[int, int]] = {}
@@ -222,7 +221,7 @@ def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
                     count, numbers = found.get(tensor.get_dtype(), (0, 0))
                     size = math.prod(tensor.get_shape())
                     found[tensor.get_dtype()] = count + 1, numbers + size
-        except (SafetensorError, OSError) as error:  # cut off
+        except (SafetensorError, OSError) as error:  # a truncated file
             raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
     return found
 
