@@ -31,7 +31,7 @@ code 0.40, DNA letters 0.30, a log whose lines differ in one digit 0.027."""
 def check_content(source: Source) -> str:
     """Look at a sample of each file, and return a note on zero bytes, or "".
 
-    Raises: ValueError for a text that is empty, compressed, encrypted or random, or repeats itself.
+    Raises: ValueError for a text that is compressed, encrypted or random, or repeats itself.
     """
     text, note = b"", ""
     for _, path in source.files:
@@ -51,8 +51,6 @@ def check_content(source: Source) -> str:
         if zero:
             note = f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
         text += sample if len(text) < SAMPLE else b""
-    if not text:
-        raise ValueError(f"--text: {source.name} is empty. Give a file with text.")
     packed = len(zlib.compress(text, 9))
     if len(text) >= LEAST and packed < SAME * len(text) + HEADER:
         what = f"it repeats itself: zlib packs {len(text):,} bytes of it into {packed:,}"

@@ -48,12 +48,9 @@ def command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-c", _START, *map(str, given)]
 
 
-def environment(device: str, gpu: str | None = None) -> dict[str, str]:
-    """Return the environment in which trials are trained and timed. gpu: the only one to use, as
-    CUDA_VISIBLE_DEVICES names it; None for those of this process."""
+def environment(device: str) -> dict[str, str]:
+    """Return the environment in which trials are trained and timed."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
     if device == "cpu":
         # One thread each: sums are bit-identical, and processes scale better than threads.
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -99,6 +96,7 @@ class TrialProcess:
     ) -> None:
         self.folder, self.trial = folder, trial
         self.home = make_home(folder, trial)
+        only = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with (self.home / "log.txt").open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
@@ -107,7 +105,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=environment(trial.device, gpu),
+                env=environment(trial.device) | only,
                 start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 

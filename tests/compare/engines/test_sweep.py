@@ -73,9 +73,9 @@ def run_here_in(folder: Path, trials, workers: int, log) -> None:
         engine.cancel()
 
 
-def start_compare(folder: Path, out: str) -> subprocess.Popen:
+def start_compare(folder: Path, out: str, *more: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "posenc.cli", "compare", "t5"]
-    command += ["--text", str(folder / "text.txt"), "--out", str(folder / out), *SIZES]
+    command += ["--text", str(folder / "text.txt"), "--out", str(folder / out), *SIZES, *more]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
     )
@@ -213,7 +213,7 @@ def test_a_mount_point_without_its_disk_is_not_the_folder(study, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("removed", [True, False], ids=["disk", "Ctrl-C"])
 def test_a_run_that_is_ended_from_outside_says_how_it_goes_on(folder, removed):
-    process, out = start_compare(folder, "out"), folder / "out"
+    process, out = start_compare(folder, "out", "--steps", "100000"), folder / "out"
     wait_for(lambda: newest_checkpoint(out) >= 3)
     if removed:
         out.rename(folder / "unplugged")

@@ -46,7 +46,6 @@ REFUSED = {
     "short": (b"the cat sat on the mat. " * 200, "short: it repeats itself: zlib packs 4,800 by"),
     "line": (LINE * 400, r"nothing to learn in line: it repeats itself: zlib packs 18,000 bytes"),
     "page": (PROSE[:3000] * 400, "page: it repeats itself: zlib packs 1,048,576 bytes"),
-    "empty": (b"", r"--text: empty is empty\. Give a file with text"),
 }
 
 
@@ -113,6 +112,7 @@ def test_zero_bytes_are_noted(tmp_path, content):
         ("none/*.txt", "No file has a name like: none/*.txt"),
         ("hidden", "No file in the folder, apart from hidden ones: hidden"),
         ("tiny", "The text is too short: it has 5 bytes"),
+        ("empty", "The text is too short: it has 0 bytes"),
     ],
 )
 def test_the_command_says_it_before_anything_is_written(tmp_path, monkeypatch, call, name, said):
@@ -120,6 +120,7 @@ def test_the_command_says_it_before_anything_is_written(tmp_path, monkeypatch, c
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / ".text").write_bytes(PROSE)
     (tmp_path / "tiny").write_bytes(b"a b c")
+    (tmp_path / "empty").write_bytes(b"")
     if name in REFUSED:
         (tmp_path / name).write_bytes(REFUSED[name][0])
     code, _, told = call("compare", "rope", "--text", name, "--out", "out")
