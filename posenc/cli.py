@@ -16,6 +16,7 @@ import typer
 from posenc import __version__
 from posenc.lazy import hint
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
+from posenc.report.page.visible import visible
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
@@ -54,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Ctrl-C. POSENC_TRACEBACK=1 also prints the traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None or sys.stderr is None:
+        # Closed by the shell: the next file that is opened would get what is printed.
+        if sys.stderr is not None:
+            _complain("standard output is closed; write >/dev/null to print nothing.", 2)
+        sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
@@ -119,7 +125,7 @@ def _complain(text: str, code: int, error: BaseException | None = None) -> int:
         import traceback
 
         traceback.print_exception(error)
-    sys.stderr.write(f"posenc: {' '.join(text.split())}\n")
+    sys.stderr.write(f"posenc: {visible(' '.join(text.split()))}\n")
     return code
 
 

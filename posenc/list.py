@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from posenc.report.page.visible import visible
+
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
     "Learned": "LearnedPositionEmbedding",
@@ -50,9 +52,9 @@ def list_encodings(
     stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
     rows, wrong = encodings(names, stored)
     for line in wrong if names else (*problems(), *wrong):
-        sys.stderr.write(f"posenc: {line}\n")
+        sys.stderr.write(f"posenc: {visible(line)}\n")
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(visible(json.dumps(rows, indent=1, ensure_ascii=False)))
     elif markdown:
         print(_markdown(rows))
     else:

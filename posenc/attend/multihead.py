@@ -114,7 +114,7 @@ class Attention(nn.Module):
             mask: which keys each query sees.
             encoding: this layer's encoding, prepared for the positions; None for the module's own.
         """
-        encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
+        encoding = check_encoding("Attention", self.encoding if encoding is None else encoding)
         axes = encoding.claims.num_axes
         checked = functools.partial(
             check_embedded, "Attention", embed_dim=self.embed_dim, num_axes=axes

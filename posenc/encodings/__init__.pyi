@@ -35,6 +35,7 @@ from posenc.encodings.registry.code import is_encoding as is_encoding
 from posenc.encodings.registry.code import own_line as own_line
 from posenc.encodings.registry.code import path_of as path_of
 from posenc.encodings.registry.content import code_of as code_of
+from posenc.encodings.registry.content import source_of as source_of
 from posenc.encodings.registry.grammar import parse as parse
 from posenc.encodings.registry.known import entry as entry
 from posenc.encodings.registry.known import names as names

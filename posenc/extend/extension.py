@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from posenc.extend.variants.variant import Variant, as_is
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
 from posenc.hf.rope.apply import applied
+from posenc.report.files.folders import remove_folder
 from posenc.report.page.failure import RunFailed
 
 
@@ -136,7 +136,7 @@ def extend(
             chosen = measured[method or recommended][0]
             words = None if as_ids else encode
             export_variant(outcome, chosen, out, prover, fitting, windows, options, progress, words)
-            shutil.rmtree(own_state(out), ignore_errors=True)
+            remove_folder(own_state(out))
     return outcome
 
 
@@ -228,7 +228,7 @@ def export_variant(
             assert options.state is not None
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
             adapter = options.state / ADAPTER
-            shutil.rmtree(adapter, ignore_errors=True)
+            remove_folder(adapter)
             outcome.tuning_losses = tune(
                 checkpoint.model,
                 fitting,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import other_frequencies, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYERS
+from posenc.report.files.folders import remove_folder
 
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
@@ -66,7 +66,7 @@ def _stopped(out: Path) -> str:
     state = own_state(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""
-    shutil.rmtree(state, ignore_errors=True)
+    remove_folder(state)
     return ": it is written and proved, only its page is not, since the command was stopped"
 
 

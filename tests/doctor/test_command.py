@@ -134,7 +134,8 @@ def test_sarif_points_into_the_file(call, file):
 def test_explain(call):
     code, out, _ = call("--explain", "pd017")
     assert code == 0
-    assert out.startswith("PD017: ") and "Cure: " in out and "Evidence: " in out
+    assert out.startswith("# PD017: ")
+    assert all(f"\n## {part}\n" in out for part in ("Why", "Example", "Cure", "Threads"))
 
 
 def test_two_files_that_mean_the_same_and_two_that_do_not(call, file):

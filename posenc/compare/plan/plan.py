@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
+from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
 from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import find_void
@@ -68,7 +68,7 @@ class Plan:
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
-            replace(trial, encoding=each.text, code=each.code, seed=seed)
+            replace(trial, encoding=each.text, code=each.code, source=each.source, seed=seed)
             for trial in self.tasks
             for seed in range(self.seeds)
             for each in self.compared
@@ -88,8 +88,17 @@ def make_plan(options: Options) -> Plan:
     options = with_suite(options)
     check_figures(options.figures)
     check_engine(options)
+    if options.as_json and options.dry_run:
+        raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
+    for place in options.reuse or ():
+        if not Path(place).is_dir():
+            raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
     compared = _read(options.encodings or _usual(options))
-    return Plan(options, chosen(options).seeds, compared, plan_trials(options, compared))
+    seeds = chosen(options).seeds
+    standard = options.budget == "standard" and not options.suite
+    if len(compared) == 2 and options.seeds is None and standard:
+        seeds = PAIR_SEEDS
+    return Plan(options, seeds, compared, plan_trials(options, compared))
 
 
 def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:

@@ -16,13 +16,18 @@ from posenc.encodings.terms.tokens import Tokens
 
 def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
     """Return an encoding that attention can use, NoPE for None. Raise TypeError for anything but a
-    PositionEncoding, ValueError for one that acts at the embeddings."""
+    PositionEncoding, ValueError for one that acts at the embeddings or is sharded alone."""
     encoding = require_encoding(owner, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} acts at the embeddings, which attention does not "
             "see, so it would be ignored. Call x = encoding.embed(x, positions) before the first "
             "layer, and pass encoding.for_layer(i) to attention."
+        )
+    if hasattr(type(encoding), "unshard"):  # attention reads parameters without calling forward
+        raise ValueError(
+            f"{owner}: {type(encoding).__name__} is sharded on its own, and nothing gathers its "
+            "parameters then. Shard the layer that contains it: fully_shard(layer)."
         )
     return encoding
 

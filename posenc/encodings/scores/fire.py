@@ -70,8 +70,9 @@ class FIRE(PositionEncoding):
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
-        self.c = nn.Parameter(torch.empty(()))
-        self.multiplier = nn.Parameter(torch.empty(()))
+        self.c = nn.Parameter(torch.empty(1))
+        self.multiplier = nn.Parameter(torch.empty(1))
+        self.register_load_state_dict_pre_hook(_with_an_axis)
         self.reset_parameters()
 
     @classmethod
@@ -122,6 +123,13 @@ class FIRE(PositionEncoding):
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
         return Network(q, k, self)
+
+
+def _with_an_axis(fire: FIRE, state: dict[str, Any], prefix: str, *others: object) -> None:
+    """Read a state in which c and multiplier had no axis, which sharding refuses."""
+    for name in (f"{prefix}c", f"{prefix}multiplier"):
+        if name in state:
+            state[name] = state[name].reshape(1)
 
 
 class Network(Dense):

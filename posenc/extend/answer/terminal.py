@@ -18,9 +18,11 @@ from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import check_figures, check_writable, write_atomically
-from posenc.report.page.console import text_table
+from posenc.report.files.opened import text_of
+from posenc.report.page.console import stderr, text_table
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import Narrator
+from posenc.report.page.visible import visible
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. This says little about models trained on "
@@ -50,7 +52,7 @@ def extend_and_show(
     is written."""
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
-    console = Console(stderr=True)
+    console = stderr()
     check_figures(figures)
     if report is not None:
         check_writable(report)
@@ -82,7 +84,7 @@ def extend_and_show(
         for line in (*said, f"Figures: {figures}"):
             console.print(line, markup=False, highlight=False)
     if as_json:
-        print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
+        print(visible(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False)))
     if out is not None and written is None:
         raise RunFailed(
             f"{out} is not written: the model as it is reads best; name a --method to write one."
@@ -129,7 +131,7 @@ def read_documents(texts: list[Path]) -> list[str]:
         if not path.is_file():
             raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
         try:
-            documents += split_documents(path.read_text(encoding="utf-8"))
+            documents += split_documents(text_of(path, None))
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise ValueError(

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotary_frequencies
+from posenc.report.files.atomic import write_atomically
 from posenc.report.page.failure import RunFailed
 
 STEPS_APART = 16
@@ -87,7 +88,7 @@ class Prover:
         Raises: RunFailed where the folder does not load there.
         """
         reference = Path(self._scratch.name) / "expected.safetensors"
-        save_file(expected, reference)
+        write_atomically(reference, save(expected))
         kind, dtype = "masked" if masked else "causal", str(model.dtype).removeprefix("torch.")
         asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device)]
         running = self.start()

@@ -16,6 +16,7 @@ from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.folders import make_folder
 
 _LAYER = {
     "attention": "self_attn",
@@ -76,7 +77,7 @@ def export_llama(
     state = model.state_dict()
     weights = {theirs: state[ours].contiguous() for ours, theirs in _names(model)}
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 

@@ -14,6 +14,7 @@ from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
+from posenc.report.page.visible import visible
 
 
 def inspect_checkpoint(
@@ -24,7 +25,7 @@ def inspect_checkpoint(
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
-        print(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
+        print(visible(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False)))
     else:
         _print(sheet)
     path = out or (None if as_json else Path("runs/inspect.html"))
@@ -37,7 +38,9 @@ def inspect_checkpoint(
     page = make_page(sheet, request.layers, command)
     said = write_page(page, path, figures)
     tell("")
-    sys.stderr.writelines(f"{line}\n" for line in (path, *said, figures) if line is not None)
+    sys.stderr.writelines(
+        f"{visible(str(line))}\n" for line in (path, *said, figures) if line is not None
+    )
 
 
 def _print(sheet: Sheet) -> None:

@@ -21,6 +21,7 @@ Figures = Annotated[
     Path | None,
     option("Folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown="none"),
 ]
+Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json")]
 
 
 def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
