@@ -35,6 +35,7 @@ QueriesKeys = tuple[
 ]
 """Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
 """Places (1 embeddings, 2 queries and keys, 3 scores, 4 values) at which each method acts."""
 
@@ -109,6 +110,12 @@ class PositionEncoding(nn.Module):
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
             raise UnknownOption(cls.__name__, options, accepted)
+        needs = [n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED]
+        if missing := [name for name in needs if name not in {**fields, **options}]:
+            raise TypeError(
+                f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
+                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(fields)}."
+            )
         return cls(**{name: fields[name] for name in accepted if name in fields} | options)
 
     @property

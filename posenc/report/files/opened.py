@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -150,6 +150,18 @@ def remove_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(folder.lstat().st_mode):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing(folder: Path) -> list[Path]:
+    """Return those of the folder and its parents that do not exist, the deepest first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove these folders, except those that are not empty."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def is_own_folder(path: Path) -> bool:
