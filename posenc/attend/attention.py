@@ -55,6 +55,7 @@ def attention(
     cache: KVCache | None = None,
     prepared: PositionEncoding | None = None,
     dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> (
@@ -76,7 +77,10 @@ def attention(
         prepared: encoding.prepare(positions), used instead of the encoding: the same results, with
             tables computed once for all calls.
         dropout_p: probability of dropping an attention weight.
-        return_lse: also return the log-sum-exp of each row's scores, -inf where nothing is visible.
+        sinks: one learned logit per query head, which takes part in the softmax and has no value,
+            as in gpt-oss and DeepSeek-V4.
+        return_lse: also return the log-sum-exp of each row's scores, and of its head's sink; -inf
+            where nothing is visible.
         impl: "auto", or a way of posenc/attend/choose.py, which then runs or raises: "reference",
             "blocks", "sdpa" or "flex".
 
@@ -97,10 +101,12 @@ def attention(
         problems = problems_of(
             q, k, v, either(encoding, prepared), q_positions=q_positions,
             kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask, cache=cache,
-            dropout_p=dropout_p, return_lse=return_lse,
+            dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
         )  # fmt: skip
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 else _merge(results)
+        if sinks is not None:
+            out, lse = with_sinks(out, lse, sinks)
         if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
             out = out.to(q.dtype)
     return (out, lse) if return_lse else out
@@ -118,6 +124,7 @@ def explain(
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
     dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Plan:
@@ -132,7 +139,7 @@ def explain(
     """
     problems = problems_of(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse,
+        kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
     )  # fmt: skip
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
@@ -169,6 +176,15 @@ def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
         return out, None
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=at_least_float32(q.dtype))
     return out, (lse + none).to(lse.dtype)
+
+
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention and its log-sum-exp with one more key per head, whose score is the head's
+    sink and whose value is zero."""
+    sink = sinks[:, None].to(lse.dtype)
+    seen = lse.masked_fill(lse == -torch.inf, 0)  # where nothing is visible, the output is zero
+    share = torch.sigmoid(seen - sink)[..., None]
+    return (out * share).to(out.dtype), torch.logaddexp(lse, sink)
 
 
 def _merge(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

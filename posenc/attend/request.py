@@ -9,7 +9,13 @@ from torch import Tensor
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Known, Problem
 from posenc.encodings.base.base import Pass, PositionEncoding
-from posenc.encodings.base.boundary import check_encoding, check_sizes, check_state, check_vectors
+from posenc.encodings.base.boundary import (
+    check_encoding,
+    check_sinks,
+    check_sizes,
+    check_state,
+    check_vectors,
+)
 from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
@@ -34,6 +40,7 @@ def problems_of(
     cache: Any = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
+    sinks: Any = None,
 ) -> list[Problem]:
     """Check the arguments of `attention` and return one ordinary attention for each pass of the
     encoding. Appends to the cache, if there is one.
@@ -43,6 +50,7 @@ def problems_of(
     encoding = check_encoding(_OWNER, encoding)
     check_vectors(_OWNER, q=q, k=k, v=v)
     check_sizes(q, k, v)
+    check_sinks(sinks, q)
     axes, places = encoding.claims.num_axes, set(encoding.claims.places)
     queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
@@ -97,7 +105,7 @@ def problems_of(
                 mask=visible,
                 scale=encoding.scale(q.shape[-1]),
                 dropout_p=dropout_p,
-                need_lse=return_lse or len(passes) > 1,
+                need_lse=return_lse or sinks is not None or len(passes) > 1,
                 known=Known.of(seen_q, seen_k, (new_q, new_k, v), visible, encoding),
             )
         )
