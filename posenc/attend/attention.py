@@ -17,6 +17,7 @@ from posenc.attend.request import problems_of
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import either
 from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask
 from posenc.positions import KeyPositions, QueryPositions
 
@@ -107,6 +108,7 @@ def attention(
         out, lse = results[0] if len(results) == 1 else _merge(results)
         if sinks is not None:
             out, lse = with_sinks(out, lse, sinks)
+        out = problems[0].encoding.transform_output(_true(problems[0].queries).given(out))
         if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
             out = out.to(q.dtype)
     return (out, lse) if return_lse else out
@@ -148,8 +150,8 @@ def explain(
     extra = (sum(each) if problems[0].known.needs_grad else max(each)) + sum(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
-        for t, own in ((problem.q, q), (problem.k, k))
-        if t is not own  # results of place 2, and temporary memory if it widens them
+        for t, own in ((problem.q, q), (problem.k, k), (problem.v, v))
+        if t is not own  # results of places 2 and 4, and temporary memory if it widens them
     )
     if len(problems) > 1:  # results of all passes until they are merged
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
@@ -176,6 +178,12 @@ def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
         return out, None
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=at_least_float32(q.dtype))
     return out, (lse + none).to(lse.dtype)
+
+
+def _true(tokens: Tokens) -> Tokens:
+    """Return the tokens at their true positions, if those are mapped."""
+    true = tokens.true_positions
+    return tokens if true is None else tokens.at(true, mapped=False)
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,6 +65,7 @@ def problems_of(
     check_cache(_OWNER, cache)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + (cache.length if cache else 0))
     keep_raw, rotated = encoding.claims.needs_raw_k, None
+    v = encoding.transform_values(keys.given(v))
     if cache is not None:
         if not keep_raw:
             rotated = encoding.transform(queries, keys)

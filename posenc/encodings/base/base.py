@@ -1,4 +1,4 @@
-"""The base class of every position encoding: eight methods and the claims."""
+"""The base class of every position encoding: ten methods and the claims."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ QueriesKeys = tuple[
 ]
 """Queries and keys after place 2, for `q` and `k` given as Tokens."""
 
-_PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
+_PLACES = {
+    "embed": (1,),
+    "transform": (2,),
+    "term": (3, 4),
+    "transform_values": (4,),
+    "transform_output": (4,),
+}
 """The places at which each method acts."""
 
 
@@ -181,6 +187,16 @@ class PositionEncoding(nn.Module):
         only, unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None
         return q.x, k.x
+
+    def transform_values(self, v: Tokens) -> Float[Tensor, "batch num_kv_heads {len(v)} v_width"]:
+        """Encode values (place 4) before they are cached and summed, at their true positions."""
+        assert v.x is not None
+        return v.x
+
+    def transform_output(self, out: Tokens) -> Float[Tensor, "batch num_heads {len(out)} v_width"]:
+        """Encode the weighted sums of values (place 4), at the true positions of the queries."""
+        assert out.x is not None
+        return out.x
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
         """Return the term that changes scores or values (places 3 and 4). Called once per pass.

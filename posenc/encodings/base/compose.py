@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from posenc.encodings.base.base import (
     Embedded,
@@ -153,6 +153,16 @@ class Compose(PositionEncoding):
             q, k = q.given(new_q), k.given(new_k)
         assert q.x is not None and k.x is not None
         return q.x, k.x
+
+    def transform_values(self, v: Tokens) -> Tensor:
+        for e in self.members:
+            v = v.given(e.transform_values(v))
+        return super().transform_values(v)
+
+    def transform_output(self, out: Tokens) -> Tensor:
+        for e in self.members:
+            out = out.given(e.transform_output(out))
+        return super().transform_output(out)
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
         terms = []

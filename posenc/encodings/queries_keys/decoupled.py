@@ -69,9 +69,9 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+    def turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
         content = self.head_dim - self.rotary_dim
-        turned = super()._turn([x[..., content:] for x in xs], cos, sin)
+        turned = super().turn([x[..., content:] for x in xs], cos, sin)
         return [torch.cat([x[..., :content], t], -1) for x, t in zip(xs, turned, strict=True)]
 
 
