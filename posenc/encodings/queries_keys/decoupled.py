@@ -50,6 +50,8 @@ class DecoupledRoPE(RoPE):
         RoPE.claims, source="DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.3, equations 14-19"
     )
 
+    trailing = True
+
     def __init__(
         self,
         head_dim: int,

@@ -34,7 +34,7 @@ class RoVE(PositionEncoding):
     Shapes: v (batch, num_kv_heads, kv_len, head_dim) -> the same; cached values are rotated.
     Units, precision: as the rotation; the output is rounded once more.
     Raises: TypeError for another encoding, and for a rotation that fades or maps positions;
-    ValueError for values of another width.
+        ValueError for values of another width.
     Source: Garcia-Castellanos et al. 2026, arXiv:2606.11275; Su 2025, kexue.fm/archives/10862.
 
     >>> rove = posenc.RoVE(posenc.RoPE(16, interleaved=False))
