@@ -10,7 +10,9 @@ from posenc import nn as nn
 from posenc import positions as positions
 from posenc import testing as testing
 from posenc.attend.attention import attention as attention
+from posenc.attend.attention import attention_weights as attention_weights
 from posenc.attend.attention import explain as explain
+from posenc.attend.attention import score_mod as score_mod
 from posenc.attend.cache import KVCache as KVCache
 from posenc.attend.multihead import Attention as Attention
 from posenc.encodings import registry as registry

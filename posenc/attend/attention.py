@@ -14,10 +14,11 @@ from posenc.attend.cache import KVCache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
+from posenc.attend.ways import flex, reference
+from posenc.encodings import ScoreMod, Tokens
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import either
+from posenc.encodings.base.boundary import either, heads_first
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask
 from posenc.positions import KeyPositions, QueryPositions
 
@@ -43,9 +44,9 @@ class Plan:
 
 
 def attention(
-    q: Float[Tensor, "batch num_heads q_len head_dim"],
-    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
-    v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
+    q: Float[Tensor, "batch _ _ head_dim"],
+    k: Float[Tensor, "batch _ _ head_dim"],
+    v: Float[Tensor, "batch _ _ v_dim"],
     encoding: PositionEncoding | None = None,
     *,
     q_positions: QueryPositions,
@@ -58,10 +59,11 @@ def attention(
     dropout_p: float = 0.0,
     sinks: Float[Tensor, " num_heads"] | None = None,
     return_lse: bool = False,
+    layout: str = "bhtd",
     impl: str = "auto",
 ) -> (
-    Float[Tensor, "batch num_heads q_len v_dim"]
-    | tuple[Float[Tensor, "batch num_heads q_len v_dim"], Float[Tensor, "batch num_heads q_len"]]
+    Float[Tensor, "batch _ _ v_dim"]
+    | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads q_len"]]
 ):
     """Attend with a position encoding, at every place where it acts.
 
@@ -82,10 +84,13 @@ def attention(
             as in gpt-oss and DeepSeek-V4.
         return_lse: also return the log-sum-exp of each row's scores, and of its head's sink; -inf
             where nothing is visible.
+        layout: "bhtd", or "bthd" if q, k, v and the result are (batch, len, heads, head_dim).
         impl: "auto", or a way of posenc/attend/choose.py, which then runs or raises: "reference",
             "blocks", "sdpa" or "flex".
 
-    Shapes: (batch, num_heads, q_len, v_dim) in the dtype of q; lse (batch, num_heads, q_len).
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim), v
+    (batch, num_kv_heads, kv_len, v_dim) -> (batch, num_heads, q_len, v_dim) in the dtype of q; lse
+    (batch, num_heads, q_len).
     Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
     keys and values are rounded, and so are scores that torch computes. A query that sees no key
     gives zeros and zero gradient.
@@ -98,6 +103,7 @@ def attention(
     >>> posenc.attention(q, k, v, alibi, mask=posenc.masks.causal, **where).shape
     torch.Size([1, 4, 6, 16])
     """
+    q, k, v = heads_first("attention", layout, q, k, v)
     with nullcontext() if cache is None else cache.unchanged_on_error():
         problems = problems_of(
             q, k, v, either(encoding, prepared), q_positions=q_positions,
@@ -105,13 +111,86 @@ def attention(
             dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
         )  # fmt: skip
         results = [_run(p, impl) for p in problems]
-        out, lse = results[0] if len(results) == 1 else _merge(results)
-        if sinks is not None:
-            out, lse = with_sinks(out, lse, sinks)
+        out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
         out = problems[0].encoding.transform_output(_true(problems[0].queries).given(out))
         if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
             out = out.to(q.dtype)
+    (out,) = heads_first("attention", layout, out)
     return (out, lse) if return_lse else out
+
+
+def attention_weights(
+    q: Float[Tensor, "batch num_heads q_len head_dim"],
+    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
+    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+    mask: Mask | None = None,
+    sinks: Float[Tensor, " num_heads"] | None = None,
+) -> Float[Tensor, "batch num_heads q_len kv_len"]:
+    """Return the weight of each key for each query, as `attention` computes it.
+
+    A row sums to 1, to less with a sink, and to 0 where a query sees no key. The arguments are
+    those of `attention`; all pairs are materialized, in at least float32.
+
+    >>> q = k = torch.zeros(1, 1, 3, 16)
+    >>> posenc.attention_weights(
+    ...     q, k, q_positions=range(3), kv_positions=range(3), mask=posenc.masks.causal)[0, 0]
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    problems = problems_of(
+        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
+        kv_state=kv_state, mask=mask, return_lse=True, sinks=sinks,
+    )  # fmt: skip
+    results = [reference.weigh(p.ready(p.q_len), 0, p.q_len) for p in problems]
+    return _merge(results, sinks)[0]  # type: ignore[arg-type]
+
+
+def score_mod(
+    q: Float[Tensor, "batch num_heads q_len head_dim"],
+    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
+    encoding: PositionEncoding,
+    *,
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
+    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+) -> ScoreMod:
+    """Return the score_mod by which FlexAttention adds this encoding to its scores.
+
+    Tables are computed now; call it again when positions or weights change. A mask of
+    posenc.masks, bound to positions, is a mask_mod already. Give flex_attention
+    scale=encoding.scale(head_dim), which T5 changes.
+
+    Raises: ValueError for an encoding that changes queries, keys, values or what is visible, or
+    reads whole rows of scores.
+
+    >>> q = k = torch.zeros(1, 4, 6, 16)
+    >>> where = {"q_positions": range(6), "kv_positions": range(6)}
+    >>> mod = posenc.score_mod(q, k, posenc.ALiBi(num_heads=4), **where)
+    >>> mod(torch.zeros(()), *(torch.tensor(i) for i in (0, 0, 5, 3)))  # batch, head, q, key
+    tensor(-0.5000)
+    """
+    (problem, *more) = problems_of(
+        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
+        kv_state=kv_state,
+    )  # fmt: skip
+    name, term = type(problem.encoding).__name__, problem.term
+    if more or problem.mask is not None or set(problem.encoding.claims.places) != {3}:
+        raise ValueError(
+            f"score_mod: {name} does not change scores only. Rotate queries and keys yourself, and "
+            "give the encoding of the scores alone."
+        )
+    if term is None or term.combine is not None or term.pair is None:
+        raise ValueError(f"score_mod: {name} reads whole rows of scores, a score_mod one element.")
+    mod = flex.score_mod(problem)
+    assert mod is not None
+    return mod
 
 
 def explain(
@@ -186,19 +265,15 @@ def _true(tokens: Tokens) -> Tokens:
     return tokens if true is None else tokens.at(true, mapped=False)
 
 
-def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention and its log-sum-exp with one more key per head, whose score is the head's
-    sink and whose value is zero."""
-    sink = sinks[:, None].to(lse.dtype)
-    seen = lse.masked_fill(lse == -torch.inf, 0)  # where nothing is visible, the output is zero
-    share = torch.sigmoid(seen - sink)[..., None]
-    return (out * share).to(out.dtype), torch.logaddexp(lse, sink)
-
-
-def _merge(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return attention over all keys from attention over disjoint sets of them."""
+def _merge(
+    results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return attention over all keys from attention over disjoint sets of them. A sink is a key
+    with this score and a value of zero."""
     lses = torch.stack([lse for _, lse in results])
     total = lses.logsumexp(0)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks[:, None].to(total.dtype))
     safe = total.masked_fill(total == -torch.inf, 0)  # a row that no pass sees
     shares = (lses - safe).exp()[..., None]
     out = sum(share * out for share, (out, _) in zip(shares, results, strict=True))

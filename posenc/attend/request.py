@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Known, Problem
+from posenc.encodings import Tokens
 from posenc.encodings.base.base import Pass, PositionEncoding
 from posenc.encodings.base.boundary import (
     check_encoding,
@@ -19,7 +20,6 @@ from posenc.encodings.base.boundary import (
 from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, check_documents, check_mask
 from posenc.positions import counted
 

@@ -159,6 +159,15 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
         )
 
 
+def heads_first(owner: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
+    """Return tensors in the layout, "bhtd" or "bthd", as (batch, heads, len, ...), or back."""
+    if layout not in ("bhtd", "bthd"):
+        raise ValueError(f'{owner}: layout must be "bhtd" or "bthd", got {layout!r}.')
+    if layout == "bhtd":
+        return tensors
+    return tuple(t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors)
+
+
 def check_sinks(sinks: Any, q: Tensor) -> None:
     """Raise TypeError or ValueError unless sinks are None or one real number for each head of q."""
     if sinks is None:
