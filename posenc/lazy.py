@@ -14,11 +14,11 @@ from typing import Any
 
 _EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras"}
 _EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".split(), "torch")
-"""The extra that brings a package; without extras posenc has typer and rich, for the doctor."""
+"""The extra of posenc that installs a package. Without extras it needs only typer and rich."""
 
 
 def hint(error: ModuleNotFoundError) -> str:
-    """Say which extra brings a package that is not installed; empty if none does."""
+    """Return the pip command that installs the missing package; "" if it is not posenc's."""
     package = (error.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return ""
@@ -26,7 +26,7 @@ def hint(error: ModuleNotFoundError) -> str:
 
 
 def listed(file: str) -> dict[str, str]:
-    """Return the module of each name that the stub next to `file` imports.
+    """Map each name that the stub next to `file` imports to its module.
 
     >>> listed(posenc.compare.__file__)["Study"]
     'posenc.compare.results'

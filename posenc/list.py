@@ -1,4 +1,4 @@
-"""`posenc list`: every encoding with its place, parameters, claims and source."""
+"""List every encoding with its place, parameters, claims and source: `posenc list`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from posenc.report.page.visible import visible
+
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
     "Learned": "LearnedPositionEmbedding",
@@ -19,9 +21,16 @@ KERAS_LAYERS = {
     "Kerple": "KerpleBias",
     "Shaw": "ShawAttention",
 }
-"""The layer of posenc.keras for each class."""
+"""Class name of an encoding, and of the layer in posenc.keras that computes the same."""
 STORED = Path(__file__).with_suffix(".json")
-"""What the list says of posenc's own encodings, so that it need not load torch."""
+"""File with the listed facts of posenc's own encodings, so that the command loads no torch."""
+
+
+def complete(incomplete: str) -> list[str]:
+    """Return the names of encodings that begin so, for the shell."""
+    from posenc.encodings import names
+
+    return [name for name in names() if name.startswith(incomplete)]
 
 
 def list_encodings(
@@ -30,6 +39,7 @@ def list_encodings(
         typer.Argument(
             help="Names, module:Class or file.py:Class, with options; see docs/grammar.md.",
             show_default="every name",
+            autocompletion=complete,
         ),
     ] = None,
     as_json: Annotated[
@@ -50,9 +60,9 @@ def list_encodings(
     stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
     rows, wrong = encodings(names, stored)
     for line in wrong if names else (*problems(), *wrong):
-        sys.stderr.write(f"posenc: {line}\n")
+        sys.stderr.write(f"posenc: {visible(line)}\n")
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(visible(json.dumps(rows, indent=1, ensure_ascii=False)))
     elif markdown:
         print(_markdown(rows))
     else:
@@ -64,11 +74,12 @@ def list_encodings(
 def encodings(
     asked: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what each encoding claims, by default each that is registered, with the registry's
-    options, and a line for each of another package that cannot be built. Those in `stored` are not
+    """Return a dict for each encoding asked for (by default all that are registered): its claims,
+    parameters and source. Return also a line for each encoding of another package that cannot be
     built.
 
-    Raises: ValueError where one that was asked for cannot be built.
+    Encodings that are in `stored` are not built. Raises: ValueError if one that was asked for
+    cannot be built.
     """
     from posenc.encodings import registry
 

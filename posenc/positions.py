@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
 Places = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
-"""Positions as a tensor: (len) or (batch, len), with a last axis of components where an encoding
-has several axes."""
+"""Positions as a tensor: (len) or (batch, len), with a last axis if they have components."""
 QueryPlaces = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
 KeyPlaces = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
 Positions = Places | range
@@ -34,9 +33,9 @@ MemoryPositions = (
     Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
 )
 Known = Shaped[Tensor, "..."] | range
-"""Positions of any tokens, as a tensor or a range."""
+"""Positions of any shape, as a tensor or a range."""
 FlatQueries = Real[Tensor, "*#batch q_len"]
-"""Positions of queries with one component: (len) or (batch, len)."""
+"""Positions of queries with one component, (q_len) or (batch, q_len)."""
 FlatKeys = Real[Tensor, "*#batch kv_len"]
 Documents = Int[Tensor, "*batch len"]
 
@@ -44,7 +43,7 @@ Documents = Int[Tensor, "*batch len"]
 def counted(
     start: int, length: int, device: torch.device | None = None
 ) -> Int[Tensor, " length"] | range:
-    """Return the positions start, start + 1, ... as a range; under torch.compile as a tensor,
+    """Return positions start, start + 1, ... as a range, or under torch.compile as a tensor,
     because it would recompile for each range.
 
     >>> posenc.positions.counted(3, 4)
@@ -58,23 +57,23 @@ def counted(
 def tensor(
     positions: Known, device: torch.device | None = None
 ) -> Shaped[Tensor, "*batch_len_axes"]:
-    """Return the positions as a tensor."""
+    """Convert positions to a tensor; a range is created on `device`."""
     if isinstance(positions, range):
         return torch.arange(positions.start, positions.stop, positions.step, device=device)
     return positions
 
 
 def length_of(positions: Known, num_axes: int = 1) -> int:
-    """Return the number of tokens that have these positions."""
+    """Return the number of tokens that the positions are for."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
 
 
 def as_range(positions: Known) -> range | None:
-    """Return the positions as a range p, p+1, p+2, ... if all rows are known to equal it, or None.
+    """Return consecutive positions as a range; None unless all rows are known to be one range.
 
-    Tensors are read only where this needs no synchronisation: on the CPU, and not while tracing.
+    Tensors are read only on the CPU and not while tracing, where this needs no synchronisation.
     """
     if torch.compiler.is_compiling():
         return None
@@ -91,8 +90,8 @@ def as_range(positions: Known) -> range | None:
 
 
 def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
-    """Return True for tokens without a place: those with a negative integer component, such as the
-    class token of a Vision Transformer at (-1, -1). Real coordinates may be negative.
+    """Return booleans, True for tokens with a negative integer component, which have no place: the
+    class token of a Vision Transformer is at (-1, -1). Real coordinates may be negative.
 
     >>> posenc.positions.placeless(torch.tensor([[-1, -1], [0, 0], [0, 1]]))
     tensor([ True, False, False])
@@ -103,8 +102,7 @@ def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"
 
 
 def join(first: Known, second: Known, axis: int, batch: int, device: torch.device) -> Known:
-    """Concatenate two stretches of positions along `axis`; if only one is batched, the other is
-    used for all `batch` rows."""
+    """Concatenate positions along `axis`; those without a batch are repeated for `batch` rows."""
     if isinstance(first, range) and isinstance(second, range):
         if first.step == second.step == 1 and first.stop == second.start:
             return range(first.start, second.stop)
@@ -117,11 +115,12 @@ def join(first: Known, second: Known, axis: int, batch: int, device: torch.devic
 def goes_back(
     positions: Real[Tensor, "*#batch len"] | range, *valid: Bool[Tensor, "batch len"]
 ) -> bool:
-    """Return True if a row is known to return to a position: a token repeats an earlier position
-    that is lower than that of the token before it. Tokens that are not `valid` do not count.
+    """Return True if positions are known to restart in a row, as in packed documents: a token has a
+    position of an earlier token that is lower than that of the token before it. Tokens that are not
+    `valid` do not count.
 
-    Repeats (0, 0, 1, 1) and another order (5, 6, 0, 1) do not return. Positions are read only where
-    this needs no synchronisation: on the CPU, and not while tracing.
+    Repeats (0, 0, 1, 1) and another order (5, 6, 0, 1) are no restarts. Positions are read only on
+    the CPU and not while tracing, where this needs no synchronisation.
     """
     if isinstance(positions, range) or not all(map(_readable, (positions, *valid))):
         return False
@@ -147,8 +146,8 @@ def _readable(positions: Tensor) -> bool:
 
 
 def same(a: Known, b: Known) -> bool:
-    """Return True if both are known to be the same positions without synchronising: on the CPU by
-    value, elsewhere only as one tensor or two equal ranges."""
+    """Return True if both are known to be equal without synchronising: on the CPU by value,
+    elsewhere only if they are one tensor or equal ranges."""
     if a is b:
         return True
     if isinstance(a, range) and isinstance(b, range):
@@ -165,7 +164,7 @@ def same(a: Known, b: Known) -> bool:
 
 
 class Remembered:
-    """Positions that a result was computed for; `fits` tests whether others are the same.
+    """Remember the positions for which a result was computed, to compare them with others.
 
     A tensor on the CPU is copied and compared, so changes in place are noticed. On other devices
     the tensor's identity and version are compared.
@@ -180,7 +179,7 @@ class Remembered:
                 self._version = version(positions)
 
     def fits(self, positions: Known) -> bool:
-        """Return True if these are known to be the same positions, without synchronising."""
+        """Return True if the positions equal the remembered ones, as far as known; see `same`."""
         kept = self._positions
         if isinstance(kept, Tensor) and self._version not in (None, version(kept)):
             return False
@@ -188,7 +187,7 @@ class Remembered:
 
 
 def version(t: Shaped[Tensor, "..."]) -> int | None:
-    """Return torch's count of writes to a tensor, or None where it keeps none.
+    """Return torch's count of writes to a tensor; None if it has none.
 
     torch documents the counter but has no public name for it.
     """
@@ -210,8 +209,8 @@ def distances(
 def in_double(
     q_positions: FlatQueries, kv_positions: FlatKeys
 ) -> tuple[Float[Tensor, "*#batch q_len"], Float[Tensor, "*#batch kv_len"]]:
-    """Return both in float64, counted from the first key: distances stay the same, and far
-    positions stay distinct."""
+    """Return both in float64, minus the first key's position, so that large positions stay
+    distinct. Distances do not change."""
     if q_positions.is_floating_point() or kv_positions.is_floating_point():
         q_positions, kv_positions = q_positions.double(), kv_positions.double()
     origin = kv_positions.reshape(-1)[:1].sum()  # 0 where there is none
@@ -219,7 +218,7 @@ def in_double(
 
 
 def check_flat(q_positions: Any, kv_positions: Any) -> None:
-    """Raise ValueError unless both are (len) or (batch, len); q and k are not."""
+    """Raise ValueError unless both are (len) or (batch, len), which q and k are not."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):
             raise ValueError(
@@ -231,11 +230,12 @@ def check_flat(q_positions: Any, kv_positions: Any) -> None:
 def positions_from_mask(
     valid: Shaped[Tensor, "*batch len"], *, start: int = 0
 ) -> Int[Tensor, "*batch len"]:
-    """Return positions that count real tokens, wherever the padding is.
+    """Return positions that number the tokens of each row and skip padding on either side.
 
     Args:
-        valid: (batch, len), True or nonzero for real tokens: Hugging Face's attention_mask.
-        start: position of the first real token. RoBERTa and fairseq use padding_idx + 1.
+        valid: (batch, len), True or nonzero for tokens that are no padding: Hugging Face's
+            attention_mask.
+        start: position of the first token. RoBERTa and fairseq use padding_idx + 1.
 
     Shapes: (batch, len) -> the same, int64. Padding gets start - 1, or 0 where that is negative.
     """
@@ -259,8 +259,8 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
 
 
 def documents_from_positions(positions: Documents) -> Documents:
-    """Return document ids 0, 1, ... of a packed sequence: a new one starts where a position is not
-    one more than the last.
+    """Return document ids 0, 1, ... of a packed sequence: a document starts at each position that
+    is not the one before plus 1.
 
     Shapes: integer positions (len) or (batch, len) -> the same.
     """

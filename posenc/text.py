@@ -1,4 +1,4 @@
-"""Find text: in files, folders and globs, or in Python's own source."""
+"""Find text files by name, folder or glob, or in Python's standard library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FILES = 1_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a text, and the names under which they are hashed."""
+    """List the files of a text, and the names under which they are hashed."""
 
     name: str
     files: tuple[tuple[str, Path], ...]
@@ -39,8 +39,8 @@ def embedded() -> Source:
 def find_text(texts: Sequence[str]) -> Source:
     """Return the files that `texts` name: files, folders (without hidden files) and globs.
 
-    Raises: ValueError if one names no file, a pipe or a device, or for more than `MOST_FILES`
-    files.
+    Raises: ValueError for a text that names no file, a pipe or a device, and for more than
+    `MOST_FILES` files.
     """
     found: dict[Path, None] = {}
     seen = 0
@@ -64,7 +64,7 @@ def find_text(texts: Sequence[str]) -> Source:
 
 
 def _files_named(text: str) -> Iterator[Path]:
-    """Yield the ordinary files that one --text names."""
+    """Yield the ordinary files that one value of --text names."""
     path = Path(text)
     if path.is_file():
         yield path
@@ -94,5 +94,5 @@ def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -
 
 
 def _utf8(name: str) -> str:
-    """Decode a file's name as UTF-8 in every locale."""
+    """Decode a file name as UTF-8, whatever the locale."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")

@@ -57,9 +57,23 @@ def test_help_names_every_command_and_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
-def test_every_command_has_help(call, command):
-    code, out, err = call(command, "--help")
-    assert (code, err) == (0, "") and "Usage: " in out
+def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = call(command, "-h")
+    assert (code, err) == (0, "") and "Usage: " in out and "…" not in out
+    assert {len(line) for line in out.splitlines()} <= {0, 80}
+    options = [p for p in cli.app().commands[command].params if p.param_type_name == "option"]
+    assert options and all(p.rich_help_panel in cli.PANELS for p in options)
+    assert all(name in out for p in options for name in p.opts)
+
+
+def test_help_keeps_brackets(call):
+    assert "posenc[lm-eval]" in call("extend", "--help")[1]
+
+
+def test_tables_are_as_wide_as_columns_says(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    assert max(map(len, call("list", "rope")[1].splitlines())) == 70
 
 
 def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
@@ -189,6 +203,10 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["--out", "{short}"], "is not a folder"),
         (["--out", "{folder}"], "was not written by posenc compare"),
         (["--out", "{short}/below", "--text", "{enough}"], "Not a directory"),
+        (["--budget", "fast"], "must be quick, standard or thorough, got 'fast'"),
+        (["--engine", "sluurm"], "got 'sluurm'. Did you mean 'slurm'?"),
+        (["--objective", "mask"], "got 'mask'. Did you mean 'masked'?"),
+        (["--projections", "seperate"], "Did you mean 'separate'?"),
         (["--lr", "nan"], "--lr must be a positive number"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda"),
         (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
@@ -201,7 +219,8 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["learned", "--train-length", "1000000000"], "of memory, and there are"),
         (["--text", "/dev/zero"], "/dev/zero is a pipe or a device"),
         (["--steps", "0"], "Invalid value for '--steps'"),
-        (["--stepz", "1"], "No such option: --stepz"),
+        (["--stepz", "1"], "No such option: --stepz (Possible options: --steps"),
+        (["--stepz", "1"], "; see posenc compare --help."),
     ],
 )
 def test_bad_input_to_compare_is_one_line_and_code_2(call, tmp_path, arguments, message):
@@ -227,7 +246,7 @@ def test_report_of_what_is_no_study_is_one_line_and_code_2(call, tmp_path, conte
 
 
 def test_unknown_command_is_one_line_and_code_2(call):
-    assert "No such command 'compar'" in complains(call("compar"))
+    assert "No such command 'compar'. Did you mean 'compare'?" in complains(call("compar"))
 
 
 def test_posenc_alone_prints_its_help(call):
@@ -247,13 +266,18 @@ def test_python_m_posenc_is_the_command_line():
     assert (done.returncode, done.stdout) == (0, f"posenc {posenc.__version__}\n")
 
 
-def test_shell_completes_commands():
-    asked = {"_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": "posenc ", "COMP_CWORD": "1"}
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("posenc ", list(cli.COMMANDS)), ("posenc compare rope_", ["rope_interleaved"])],
+)
+def test_shell_completes_commands_and_names(words, expected):
+    count = str(len(words.split(" ")) - 1)
+    asked = {"_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
     done = subprocess.run(
         [sys.executable, "-m", "posenc"], env={**os.environ, **asked}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.split()) == (0, list(cli.COMMANDS))
+    assert (done.returncode, done.stdout.split()) == (0, expected)
 
 
 def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monkeypatch):
@@ -261,7 +285,8 @@ def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(registry, "names", interrupt)
-    assert call("list") == (130, "", "posenc: stopped.\n")
+    said = "posenc: stopped; the same command starts from the beginning.\n"
+    assert call("list") == (130, "", said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -25,10 +25,11 @@ from posenc.positions import KeyPositions, QueryPositions
 
 @dataclass(frozen=True)
 class Plan:
-    """The way that runs, its expected cost, and why not the others.
+    """Describe how `attention` runs a call: which implementation, why, and at what cost.
 
-    `time` is how time grows; `extra_bytes` is the peak of memory in addition to inputs, output and
-    gradients, including the backward pass if gradients are needed.
+    impl, reason: the implementation, and why it was chosen; rejected: why each other one was not.
+    time: its growth with the lengths, such as "O(q_len * kv_len)". extra_bytes: peak memory beyond
+    inputs, output and gradients, including the backward pass if gradients are needed.
     """
 
     impl: str
@@ -65,7 +66,7 @@ def attention(
     Float[Tensor, "batch _ _ v_dim"]
     | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads q_len"]]
 ):
-    """Attend with a position encoding, at every place where it acts.
+    """Compute attention with a position encoding.
 
     out = softmax(scale * q' k'^T + position, over visible keys) v
 
@@ -73,8 +74,9 @@ def attention(
         encoding: any position encoding; None for none.
         q_positions, kv_positions: (len) or (batch, len), plus a last axis of components if the
             encoding needs several; or a range, which is known to be consecutive.
-        q_state, kv_state: encoding.state for the tokens of q and of k.
-        mask: which keys each query sees; bound to these positions unless it is bound already.
+        q_state, kv_state: results of encoding.state for the tokens of q and of k; None if the
+            encoding has no state.
+        mask: which keys each query sees; None: all. An unbound mask is bound to these positions.
         cache: earlier keys and values; k, v, kv_positions and kv_state are appended, and queries
             attend to all of it.
         prepared: encoding.prepare(positions), used instead of the encoding: the same results, with
@@ -85,8 +87,8 @@ def attention(
         return_lse: also return the log-sum-exp of each row's scores, and of its head's sink; -inf
             where nothing is visible.
         layout: "bhtd", or "bthd" if q, k, v and the result are (batch, len, heads, head_dim).
-        impl: "auto", or a way of posenc/attend/choose.py, which then runs or raises: "reference",
-            "blocks", "sdpa" or "flex".
+        impl: "auto" for the fastest that can run, or one of "reference", "blocks", "sdpa" and
+            "flex", which then runs or raises.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim), v
     (batch, num_kv_heads, kv_len, v_dim) -> (batch, num_heads, q_len, v_dim) in the dtype of q; lse
@@ -209,8 +211,8 @@ def explain(
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Plan:
-    """Return the way by which `attention` would run with the same arguments, without running it.
-    For an encoding with several passes it is that of the first.
+    """Return how `attention` would run with the same arguments, without running it. If the encoding
+    needs several passes, the implementation is that of the first.
 
     >>> q = k = v = torch.randn(1, 4, 600, 16)
     >>> p = torch.arange(600)
@@ -230,9 +232,9 @@ def explain(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
         for t, own in ((problem.q, q), (problem.k, k), (problem.v, v))
-        if t is not own  # results of places 2 and 4, and temporary memory if it widens them
+        if t is not own  # transformed q, k and v, and temporary memory if they are wider
     )
-    if len(problems) > 1:  # results of all passes until they are merged
+    if len(problems) > 1:  # the output of each pass, until all are merged
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
     way = choices[0].way
     return Plan(way, choices[0].reason, costs[0].time, extra, others(problems[0], way))
@@ -246,7 +248,7 @@ def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
 
 
 def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return zeros if there are no queries or no keys, with zero gradients for every tensor."""
+    """Return zeros, with zero gradients for every tensor, if there are no queries or no keys."""
     q, v, sides = problem.q, problem.v, (problem.queries, problem.keys)
     parts = [q, problem.k, v, *(t for side in sides for t in (side.x, side.state))]
     parts += problem.encoding.parameters()
@@ -268,8 +270,8 @@ def _true(tokens: Tokens) -> Tokens:
 def _merge(
     results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return attention over all keys from attention over disjoint sets of them. A sink is a key
-    with this score and a value of zero."""
+    """Merge (output, log-sum-exp) over disjoint sets of keys into those over all keys. A sink is a
+    key with this score and a value of zero."""
     lses = torch.stack([lse for _, lse in results])
     total = lses.logsumexp(0)
     if sinks is not None:

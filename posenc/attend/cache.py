@@ -17,8 +17,9 @@ from posenc.positions import join, tensor
 class KVCache:
     """Store keys, values, positions and states of earlier tokens in one layer, for inference.
 
-    Keys are stored after the encoding's place 2, or before it if the encoding claims `needs_raw_k`.
-    Buffers double when full, so appending one token costs O(1) amortised.
+    Keys are stored as `encoding.transform` returns them (RoPE: rotated), untransformed if the
+    encoding claims `needs_raw_k`. Buffers double when full, so appending one token costs O(1)
+    amortised.
 
     >>> layer = posenc.Attention(64, 4, encoding=posenc.RoPE(16, interleaved=False))
     >>> cache = posenc.KVCache()
@@ -37,8 +38,8 @@ class KVCache:
         self._made_by: PositionEncoding | None = None
 
     def belong_to(self, encoding: PositionEncoding) -> None:
-        """Raise ValueError if the keys in it were made by an encoding of another class or with
-        other arguments."""
+        """Record that `encoding` made the cached keys. Raise ValueError if an encoding of another
+        class or with other arguments made them."""
         before = self._made_by
         if self.length and before is not None and not alike(before, encoding):
             made_for, given = (" ".join(str(e).split()) for e in (before, encoding))
@@ -62,7 +63,7 @@ class KVCache:
 
     @property
     def positions(self) -> Shaped[Tensor, "..."] | None:
-        """Return the positions of the tokens in it, as a tensor."""
+        """Return the positions of the cached tokens as a tensor, None if the cache is empty."""
         if self.where is None:
             return None
         return tensor(self.where, self._buffers["k"].device)
@@ -157,7 +158,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the stored tokens, without the spare room of buffers."""
+        """Return the bytes of the cached tokens, without unused space in the buffers."""
         held = [b[:, :, : self.length] for b in self._buffers.values()]
         held += [] if self._last_state is None else [self._last_state]
         return sum(t.numel() * t.element_size() for t in held)

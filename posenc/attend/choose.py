@@ -1,13 +1,13 @@
-"""Choose the way by which attention runs, and tell why not the others.
+"""Choose the implementation ("way") that runs one attention, and say why not the others.
 
-There are four ways, from the cheapest down:
+There are four, the cheapest first:
 
     sdpa       torch's kernel, in one of four forms (FORMS)
     flex       FlexAttention, compiled: on CUDA, on the CPU by name only
-    blocks     query blocks: any encoding, in memory that grows with the length only
+    blocks     blocks of queries: any encoding, in memory that grows linearly with the length
     reference  all scores at once: defines what is correct
 
-and for some encodings on the CPU, in float32, they are:
+These are chosen on the CPU in float32:
 
                training          prefill         decoding (up to FEW queries)
     RoPE       sdpa plain        sdpa plain      sdpa plain
@@ -16,8 +16,8 @@ and for some encodings on the CPU, in float32, they are:
     DeBERTa    reference, blocks blocks          sdpa row
     CoPE       reference, blocks blocks          reference
 
-Training in 16 bits, or with a bias, over at most SHORT keys is fastest by `reference`. If two ways
-are named, the second one runs once scores exceed DENSE_BYTES.
+`reference` also runs training in 16 bits, or with a bias, over at most SHORT keys. Of two names,
+the second one runs if the scores exceed DENSE_BYTES.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ FORMS = {
     "key rows": "torch's kernel, which reads one row of bias for each block of queries",
 }
 FEW = 8
-"""Up to this many queries, a row of bias for each is passed as a mask."""
+"""Maximum number of queries for which torch's kernel gets the full bias as a mask."""
 SHORT = 512
-"""Up to this many keys, dense softmax attention trains faster on the CPU than the flash kernel in
-16 bits or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
+"""Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
+kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
 DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 4 * 2**20
-"""Scores and weights below this size are computed at once; below the second on the CPU without
-gradients, where blocks stay in the cache."""
+"""Maximum size of scores that are computed all at once: DENSE_BYTES in general, LEAN_BYTES on the
+CPU without gradients, because smaller blocks stay in the CPU's cache."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen way, and the reason."""
+    """Name the implementation that runs an attention (`way`), and why (`reason`)."""
 
     way: str
     reason: str
     form: str = ""
-    """For sdpa: one of FORMS."""
+    """One of FORMS if `way` is "sdpa"."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the log-sum-exp if the problem needs it."""
+        """Return the output of attention, and the log-sum-exp if the problem needs it."""
         if self.way == "sdpa":
             return sdpa.run(problem, self.form)
         return WAYS[self.way].run(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """Return its expected cost."""
+        """Return the expected time and memory."""
         if self.way == "sdpa":
             return sdpa.cost(problem, self.form)
         return WAYS[self.way].cost(problem)
 
 
 def choose(problem: Problem, impl: str = "auto") -> Choice:
-    """Return the way named by `impl`, or the cheapest that can run.
+    """Return the implementation named by `impl`, or for "auto" the cheapest that can run.
 
-    Raises: ValueError for an unknown name, or a way that cannot run this problem.
+    Raises: ValueError for an unknown name, or an implementation that cannot run this problem.
     """
     if impl == "auto":
         return _cheapest(problem)
@@ -95,7 +95,7 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
 
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
-    """Return, for each other way, why it cannot run or is not chosen."""
+    """Return, for each implementation but the chosen one, why it was not chosen."""
     names = [name for name in WAYS if name != chosen]
     why = dict.fromkeys(names, "expected to be slower here")
     if "flex" in why and problem.q.device.type == "cpu":
@@ -104,7 +104,7 @@ def others(problem: Problem, chosen: str) -> dict[str, str]:
 
 
 def refusal(problem: Problem, way: str) -> str | None:
-    """Return why this way cannot run the problem, or None."""
+    """Return why the implementation `way` cannot run this problem; None if it can."""
     match way:
         case "sdpa":
             form, why_not = sdpa_form(problem)
@@ -136,13 +136,13 @@ def _cheapest(problem: Problem) -> Choice:
 
 
 def _slows_flash(problem: Problem) -> bool:
-    """True if torch's flash kernel trains slower than dense operations over short rows."""
+    """Return True if torch's flash kernel trains slower than dense scores on few keys."""
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.autocast
     return half or problem.term is not None
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
-    """Return (form, "") for the form in which torch's kernel runs the problem, or ("", reason)."""
+    """Return (one of FORMS, "") if torch's kernel can run the problem, otherwise ("", why not)."""
     if problem.known.transformed:
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
@@ -186,11 +186,11 @@ def _why_not_strips(problem: Problem) -> str | None:
 def _why_not_key_rows(problem: Problem) -> str | None:
     term = problem.term
     if problem.q.device.type != "cpu" or problem.known.compiling:
-        return "the number of queries per block depends on the values of the terms"
+        return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
-        return "a term per key is the bias under a causal mask only"
+        return "a bias per key suffices under a causal mask only"
     if term is None or term.per_key is None or term.combine is not None:
-        return "it is no term of the query minus a term of the key"
+        return "the bias is no term of the query minus a term of the key"
     return None
 
 
@@ -201,9 +201,9 @@ def _why_not_flex(problem: Problem) -> str | None:
     if problem.dropout_p:
         return "only reference and blocks apply dropout"
     if term is not None and term.combine is not None:
-        return "place 4 must see the weights"
+        return "the encoding reads the attention weights"
     if term is not None and term.pair is None:
-        return "place 3 must see whole rows"
+        return "the encoding reads whole rows of scores"
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
     if device == "cpu" and needs_grad:

@@ -32,11 +32,11 @@ class Attention(nn.Module):
         encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
         head_dim: size of one head; None means embed_dim / num_heads.
         bias: True if the projections have a bias.
-        projections: "separate"; "k=v" (values are the keys before place 2); "q=k" (one projection
+        projections: "separate"; "k=v" (values are the untransformed keys); "q=k" (one projection
             for queries and keys); "none" (all three are the input, split into heads). The output
             projection stays.
         dropout: probability of dropping an attention weight in training.
-        impl: implementation of attention, "auto" or a name.
+        impl: implementation of attention, see posenc.attention.
 
     Shapes: x (batch, q_len, embed_dim), positions (q_len) or (batch, q_len) -> (batch, q_len,
     embed_dim).
@@ -117,7 +117,7 @@ class Attention(nn.Module):
             mask: which keys each query sees.
             encoding: this layer's encoding, prepared for the positions; None for the module's own.
         """
-        encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
+        encoding = check_encoding("Attention", self.encoding if encoding is None else encoding)
         axes = encoding.claims.num_axes
         checked = functools.partial(
             check_embedded, "Attention", embed_dim=self.embed_dim, num_axes=axes
@@ -167,7 +167,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q from x, k and v from source, each (batch, heads, len, head_dim)."""
+        """Project x to q, and source to k and v, each (batch, heads, len, head_dim)."""
         q = self._heads(x if self.q_proj is None else self.q_proj(x))
         if self.k_proj is not None:
             k = self._heads(self.k_proj(source))

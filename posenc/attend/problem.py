@@ -1,4 +1,4 @@
-"""One ordinary attention, ready to run, and its known properties."""
+"""One softmax attention over one set of keys, ready to run, and what is known about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.encodings import Dense, Term, Tokens
+from posenc.encodings import ByDistance, Dense, Term, Tokens
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
@@ -18,7 +18,7 @@ from posenc.positions import as_range, same
 
 @dataclass(frozen=True)
 class Known:
-    """Properties of one attention, found once per call without synchronising.
+    """Record properties of one attention, found once per call without waiting for the device.
 
     runs: positions of the first query and the first key, if both are consecutive; otherwise None.
     mask_runs: the same for the positions that the mask is bound to.
@@ -47,8 +47,8 @@ class Known:
         mask: Mask | None,
         encoding: PositionEncoding,
     ) -> Known:
-        """Find the properties of an attention with a bound mask; `vectors` are q, k, v after place
-        2."""
+        """Find the properties of an attention whose mask is bound to positions. `vectors` are q and
+        k as `encoding.transform` returns them, and v."""
         compiling = torch.compiler.is_compiling()
         runs = _runs(queries.where, keys.where)
         mask_runs, later, blind = None, False, False
@@ -85,11 +85,12 @@ def _runs(q_where: Tensor | range, k_where: Tensor | range) -> tuple[int, int] |
 
 @dataclass(frozen=True)
 class Problem:
-    """One ordinary attention after place 2.
+    """Hold the arguments of one softmax attention, checked and transformed.
 
-    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2.
-    `term` changes scores and values, or is None; `queries` and `keys` are the tokens from before
-    place 2. `first_key` is the index of the first of these keys among those of mask and term.
+    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) are results of
+    `encoding.transform`; `queries` and `keys` are the untransformed tokens.
+    `term` changes scores and values, or is None. `first_key` is the index of the first of these
+    keys among those of mask and term.
     """
 
     q: Tensor
@@ -121,14 +122,14 @@ class Problem:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """Return the dtype in which torch's kernels multiply; under autocast its dtype."""
+        """Return the dtype in which torch's kernels multiply: that of q, or autocast's."""
         if not self.autocast or self.q.dtype == torch.float64:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
 
-    def reach(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range [first, last) of keys visible to any of queries [start, stop), as far as
-        known; never empty if there are keys."""
+    def maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
+        """Return a range [first, last) that includes all keys visible to any of queries [start,
+        stop); not empty unless there are no keys."""
         first, last = 0, self.kv_len
         mask, runs = self.mask, self.known.mask_runs
         if mask is not None and runs is not None:
@@ -141,9 +142,8 @@ class Problem:
         last = max(last, min(1, self.kv_len))
         return max(0, min(first, last - 1)), last
 
-    def clear(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range [first, last) of keys that all queries [start, stop) are known to
-        see."""
+    def all_visible(self, start: int, stop: int) -> tuple[int, int]:
+        """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
         mask, runs = self.mask, self.known.mask_runs
         if mask is None:
             return 0, self.kv_len
@@ -159,9 +159,9 @@ class Problem:
         return (first, last) if first < last else (0, 0)
 
     def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
-        """Write `value` where a key is hidden from queries [start, stop), in place. Return their
-        visible pairs, or None if this is known without reading the mask."""
-        first, last = self.clear(start, stop)
+        """Write `value` in place where a key is hidden from queries [start, stop). Return the mask
+        of visible pairs, or None if the mask did not have to be read."""
+        first, last = self.all_visible(start, stop)
         if first == last:
             visible = self.visible(start, stop)
             if visible is not None:
@@ -174,14 +174,14 @@ class Problem:
         return None
 
     def ready(self, rows: int) -> Problem:
-        """Return the problem with everything computed that blocks of `rows` queries share."""
+        """Precompute what blocks of at most `rows` queries have in common."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):
             return replace(self, term=self.term.ready(rows, self.known.sees_no_later_position))
 
     def among(self, first: int, last: int) -> Problem:
-        """Return the same attention over keys [first, last) only."""
+        """Restrict the attention to keys [first, last)."""
         if (first, last) == (0, self.kv_len):
             return self
         return replace(
@@ -192,7 +192,7 @@ class Problem:
         )
 
     def widen(self, t: Tensor) -> Tensor:
-        """Return t in at least float32; unchanged under autocast, which would cast it back."""
+        """Convert t to at least float32, except under autocast, which would cast it back."""
         return t if self.autocast else t.to(at_least_float32(t.dtype))
 
     def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
@@ -221,13 +221,16 @@ class Problem:
                 return row.unfold(1, self.kv_len, 1).flip(1)[None]
             if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
                 return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
+            product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
+            if product is not None:
+                return product.to(dtype)
             zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
             return term.add(zeros, rows, self.span, None).to(dtype)
 
     def visible(self, start: int, stop: int) -> Tensor | None:
-        """Return booleans that broadcast to the scores of queries [start, stop); None if everything
-        is known to be visible without reading the mask."""
-        if self.mask is None or self.clear(start, stop) == (0, self.kv_len):
+        """Return the mask of queries [start, stop), True for visible keys, which broadcasts to
+        their scores. None if all keys are known to be visible."""
+        if self.mask is None or self.all_visible(start, stop) == (0, self.kv_len):
             return None
         batch, heads = self.q.shape[:2]
         return self.mask.rows(
@@ -245,5 +248,5 @@ class Problem:
 
     @property
     def span(self) -> slice:
-        """Return the slice of this problem's keys among those of the term."""
+        """Return the slice of these keys among all keys that the term knows."""
         return slice(self.first_key, self.first_key + self.kv_len)

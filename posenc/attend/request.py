@@ -1,4 +1,4 @@
-"""Check the arguments of attention and split it into ordinary attentions."""
+"""Check the arguments of attention and split it into softmax attentions, one for each pass."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def problems_of(
     return_lse: bool = False,
     sinks: Any = None,
 ) -> list[Problem]:
-    """Check the arguments of `attention` and return one ordinary attention for each pass of the
-    encoding. Appends to the cache, if there is one.
+    """Check the arguments of `attention`, append to its cache, and return one softmax attention for
+    each pass of the encoding (most have one).
 
     Raises: TypeError for wrong types, ValueError for sizes that do not fit.
     """
@@ -116,7 +116,7 @@ def problems_of(
 def _with_past(
     cache: KVCache, encoding: PositionEncoding, new: Tokens, v: Tensor
 ) -> tuple[Tokens, Tensor]:
-    """Return all keys and values, those of the cache first."""
+    """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
     assert new.x is not None
     cache.belong_to(encoding)
     only_last, axis = encoding.claims.state_kept == "last", -1 if new.num_axes == 1 else -2
@@ -129,7 +129,7 @@ def _with_past(
 def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
     """Return the mask bound to the positions of the tokens, unless it is bound already.
 
-    Raises: ValueError for packed documents that it does not separate.
+    Raises: ValueError if positions show packed documents and the mask does not separate them.
     """
     if mask is None:
         return None
@@ -146,7 +146,7 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
 
 
 def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:
-    """Return the tokens at the positions of the pass."""
+    """Replace the positions of queries and keys by those of the pass."""
     if part.q_positions is queries.positions and part.kv_positions is keys.positions:
         return queries, keys
     return queries.at(part.q_positions), keys.at(part.kv_positions)

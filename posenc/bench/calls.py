@@ -1,4 +1,4 @@
-"""Calls of attention, a layer around it, and rotation, ready to be timed."""
+"""Build calls of attention, of an attention layer, and of rotation, to be timed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 def attention_calls(case: Case) -> dict[str, Call]:
-    """Return calls of SDPA without positions and of attention with each encoding, causal. The last
-    rows of each encoding are first compared with the reference."""
+    """Return calls of causal SDPA without positions and of causal attention with each encoding.
+    Raise AssertionError if the last rows of an encoding differ from the reference."""
     inputs = _inputs(case)
     grad = torch.randn_like(inputs[0])
     runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa(case)}
@@ -49,7 +49,7 @@ def attention_calls(case: Case) -> dict[str, Call]:
 
 
 def attention_memory(case: Case) -> dict[str, int]:
-    """Return the bytes beyond inputs, output and gradients for each run of `attention_calls`."""
+    """Return the peak bytes beyond inputs, output and gradients of each attention call."""
     inputs = _inputs(case)
     known = inputs[0].nbytes + (sum(t.nbytes for t in inputs) if case.backward else 0)
     found = {}
@@ -85,9 +85,8 @@ def layer_calls(case: Case) -> dict[str, Call]:
 
 
 def rotation_calls(case: Case) -> dict[str, Call]:
-    """Return calls of a clone of q and k, RoPE in both layouts, and transformers' rotation if
-    installed. Each call makes its tables for new positions, unless the run is named "same
-    positions"."""
+    """Return calls that copy q and k, rotate them by RoPE in both layouts, and by transformers if
+    it is installed. A run computes cos and sin in each call unless it is named "same positions"."""
     q, k = (
         torch.randn(case.batch, case.q_len, heads, case.head_dim).to(_dtype(case)).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
@@ -119,7 +118,7 @@ def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
 
 
 def _transformers_rotation(case: Case) -> Pair:
-    """Return transformers' Llama rotation, which makes its tables in each call."""
+    """Return transformers' Llama rotation, which computes cos and sin in each call."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -131,7 +130,8 @@ def _transformers_rotation(case: Case) -> Pair:
 def _attend(
     case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
 ) -> Callable[..., Any]:
-    """Return causal attention of the last q_len tokens to all, or of those in `queries`."""
+    """Return a function of q, k and v: causal attention from the last q_len tokens to all. Only
+    rows `queries` of q if given."""
     positions = range(case.keys)
     torch.manual_seed(0)  # the reference gets the same state
     state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
@@ -160,8 +160,8 @@ def _call(
     grads: Sequence[Tensor],
     backward: bool,
 ) -> Call:
-    """Return a call of `run` on these inputs; with `backward` it computes the gradients of inputs
-    and weights and frees them."""
+    """Return a call of `run` on these inputs. With `backward` it also computes the gradients of
+    inputs and weights, and drops them."""
     if not backward:
         return torch.no_grad()(lambda: run(*inputs))
 

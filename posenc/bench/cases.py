@@ -1,4 +1,4 @@
-"""Cases of `posenc bench` as data, in groups that each answer one question."""
+"""Define the cases of `posenc bench`, in groups that each answer one question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS = {
     "training": "How long does a training step of a small model take?",
     "attach": "How much longer does transformers' Llama take with an attached encoding?",
 }
-"""The question that the cases of each group answer."""
+"""Name of each group of cases, and the question that it answers."""
 
 NEEDS_TRANSFORMERS = ("decode", "training", "attach")
 
@@ -24,17 +24,17 @@ DISTANCE = ("alibi", "t5", "kerple", "sandwich")
 CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox")
 ENCODINGS = ("nope", "rope", *DISTANCE, *CONTENT)
 KEPT = ("transformer_xl, prepared", "deberta, prepared")
-"""The same, with tables of positions and weights computed before the call."""
+"""Content encodings whose tables are computed before the timed call."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Runs to compare in one process, and their sizes.
+    """Describe runs to compare in one process, and the sizes of their tensors.
 
     Args:
-        group: the question, one of GROUPS.
-        runs: names of encodings; in the group `attention` ", prepared" or ", <impl>" may follow.
-        baselines: runs by whose time each run's time is divided.
+        group: a name of GROUPS.
+        runs: names of encodings; in the group `attention` followed by ", prepared" or ", <impl>".
+        baselines: reference runs; each run's time is divided by theirs.
         q_len, kv_len: queries and keys; kv_len 0 means q_len. With more keys than queries, the
             queries are the last of the tokens.
         layers: layers of a model; 0: attention only.
@@ -89,7 +89,7 @@ class Case:
         return self.layers * (4 * self.width**2 + 3 * self.width * ffn_dim)
 
     def flops(self) -> int:
-        """Estimate the additions and multiplications of a plain run."""
+        """Estimate the additions and multiplications of a run without positions."""
         tokens = self.batch * self.q_len
         if self.group == "rotation":
             count = 40 * tokens * (self.heads + self.kv_heads) * self.head_dim
@@ -99,12 +99,12 @@ class Case:
         return count * (3 if self.backward else 1)
 
     def round_seconds(self, threads: int, speed: float = 3e10) -> float:
-        """Estimate the time of a round of all runs; `speed` is operations per second and thread."""
+        """Estimate the seconds of a round of all runs. speed: operations a second, per thread."""
         weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 
     def bytes(self) -> int:
-        """Return a lower bound of the memory of the runs: inputs, outputs and weights."""
+        """Return the bytes of inputs, outputs and weights, a lower bound of the memory needed."""
         item = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.keys) * max(self.layers, 1)
         count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
@@ -120,7 +120,7 @@ def chosen(
     kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> list[Case]:
-    """Return the cases of these groups; sizes that are given replace their own."""
+    """Return the cases of these groups, with the given sizes instead of their own."""
     found: dict[Case, Case] = {}
     for case in CASES:
         if case.group not in groups:

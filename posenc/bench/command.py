@@ -1,4 +1,4 @@
-"""`posenc bench`: its options. torch and the other modules are imported when it runs."""
+"""Define the options of `posenc bench`; torch is imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 2 * 10**9
 _LARGE_SECONDS, _LARGE_QUICK = 60, 10
-"""A case that needs more runs only if it is named."""
+"""Maximum seconds of a case that was not asked for: by default, and with --quick."""
 _ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
-"""Maximum of rounds, seconds after which none begins, minimum of rounds."""
+"""Maximum of rounds, seconds after which no round begins, minimum of rounds."""
+_HEADER = (
+    f"{'group':<9} {'case':<32} t {'run':<28} {'median':>13}  ratio (95 % interval) x baseline"
+)
+"""t: number of threads."""
 _SPEED_LIMIT = 1e11
-"""Operations per second above any core's: a case that takes a week at this speed is refused."""
+"""Operations per second that no core reaches: a case that would take a week at it is refused."""
 
 
 def bench(
@@ -64,15 +68,16 @@ def bench(
     """Measure what position encodings cost on this machine.
 
     Compares attention with attention without positions, a rotation with a copy, a model with Llama.
-    Each ratio is a median over interleaved rounds with its 95 % interval; rows go to stderr. One
-    thread is measured in CPU time, several in wall time.
+    Each ratio is a median over interleaved rounds with its 95 % interval. One thread is measured in
+    CPU time, several in wall time.
     """
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.machine.options import check_choice
 
     asked = tuple(GROUPS) if only is None else _listed(only)
-    if unknown := [name for name in asked if name not in GROUPS]:
-        raise ValueError(f"bench: --only needs some of {', '.join(GROUPS)}, got {unknown[0]!r}.")
+    for name in asked:
+        check_choice("--only", name, GROUPS)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
@@ -90,12 +95,14 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     from posenc.bench import run
 
+    shown = sys.stderr if as_json else sys.stdout
+    print(_HEADER, file=shown)
     found = {"machine": run.machine(), "rows": []}
     for case in cases:
         rows = run.measured(case, counts, rounds)
         found["rows"] += [_columns(case) | row for row in rows]
         for row in rows:
-            print(_line(case, row), file=sys.stderr)
+            print(_line(case, row), file=shown, flush=True)
         if out is not None:
             write_atomically(out, _json(found))
     if as_json:
@@ -103,8 +110,8 @@ def bench(
 
 
 def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
-    """Return the cases for which software and hardware are present, and a line for each other.
-    Raises ValueError for a `named` case."""
+    """Return the cases that this machine and its packages can run, and a line for each that they
+    cannot. Raise ValueError for such a case if it was `named`."""
     from importlib.util import find_spec
 
     from posenc.bench.cases import NEEDS_TRANSFORMERS
@@ -130,8 +137,8 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
 def _planned(
     cases: list[Case], threads: Sequence[int], rounds: Any, limit: float, named: bool
 ) -> tuple[list[Case], list[str]]:
-    """Return the cases to run, and lines with their durations. Cases above `limit` seconds or 2 GB
-    are left out unless `named`. Raises ValueError for cases that cannot run."""
+    """Return the cases to run, and lines with their estimated durations. Leave out cases above
+    `limit` seconds or 2 GB unless `named`. Raise ValueError for cases that cannot run."""
     from posenc.report.files.bounds import check_memory, check_time, readable_size
     from posenc.report.machine.machine import memory_bytes
 
@@ -159,7 +166,7 @@ def _planned(
 
 
 def _json(found: dict[str, Any]) -> str:
-    """Return JSON with one line for each row."""
+    """Return the results as JSON with one line for each row."""
     rows = ",\n".join(map(json.dumps, found["rows"]))
     return f'{{"machine": {json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
 

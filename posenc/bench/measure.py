@@ -19,19 +19,19 @@ from torch.profiler import ProfilerActivity, profile
 Call = Callable[[], Any]
 
 _SHORT = 0.5
-"""Seconds above which earlier calls do not affect the time of a call."""
+"""Seconds below which a call is first run untimed: caches still affect its time."""
 
 
 def interleaved(
     calls: Mapping[str, Call], rounds: int, seconds: float = math.inf, least: int = 0
 ) -> dict[str, list[float]]:
-    """Return the seconds of each call in each round; a first round is not counted.
+    """Return the seconds of each call in each round, without a first round.
 
     Each round runs all calls, beginning with another one each time, so a busy machine slows all of
-    them. A short call runs once untimed before it is timed, so that the caches are as it leaves
-    them. Results are freed after the round: each call writes to new memory, which costs more than
-    memory that the previous call freed. After `least` rounds and `seconds` no further round begins.
-    The garbage collector runs between rounds only. `clock_name` tells which time is measured.
+    them. A short call runs once untimed before it is timed, so its data are in the CPU's cache.
+    Results are freed after the round: each call writes to new memory, which costs more than memory
+    that the previous call freed. No round begins after `least` rounds and `seconds`. The garbage
+    collector runs between rounds only. `clock_name` returns which time is measured.
     """
     names = list(calls)
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -68,17 +68,17 @@ def _time(call: Call) -> float:
 
 
 def clock_name() -> str:
-    """Return "thread" on one thread: CPU time, without that of other processes. Return "wall" with
-    several threads."""
+    """Return the clock that `interleaved` reads: "thread" (CPU time) if torch has one thread,
+    "wall" if it has several."""
     return "wall" if torch.get_num_threads() > 1 else "thread"
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
-    """Return the median of the ratios within rounds and its interval; None if a baseline time was
-    0.
+    """Return the median of the ratios of values to baseline, round by round, and its confidence
+    interval. Return None if a baseline time was 0.
 
     The interval has at least 95 % confidence for any distribution: its ends are two of the ratios,
-    chosen by rank. Below six rounds no ranks suffice, and it is the range of all ratios.
+    chosen by rank. Below six rounds it is the range of all ratios.
     """
     if not min(baseline) > 0:
         return None
@@ -90,7 +90,7 @@ def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | N
 
 
 def live_bytes(call: Call) -> int:
-    """Return by how much `call` raises the CPU memory allocated by torch, including its result.
+    """Return the peak bytes of CPU memory that torch allocates during `call`, result included.
     Freed memory that the system keeps is not counted."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
@@ -109,7 +109,7 @@ def live_bytes(call: Call) -> int:
 def timed_rows(
     calls: Mapping[str, Call], baselines: Sequence[str], rounds: int, seconds: float, least: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each call: median time, and ratio to each baseline with interval."""
+    """Return a dict for each call: median time, and ratio to each baseline with interval."""
     times = interleaved(calls, rounds, seconds, least)
 
     def over(values: Sequence[float], base: str) -> list[float] | None:

@@ -1,4 +1,4 @@
-"""Calls of models and of transformers' Llama, ready to be timed."""
+"""Build calls of posenc's and of transformers' models, to be timed."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def decode_calls(case: Case) -> dict[str, Call]:
 
 
 def training_calls(case: Case) -> dict[str, Call]:
-    """Return training steps of each model: forward, backward, clipping and AdamW. In "bfloat16"
-    ours run under autocast, Llama only if its name has ", bfloat16"."""
+    """Return a training step of each model: forward, backward, clipping and AdamW. In "bfloat16"
+    posenc's run under autocast, Llama only if its name ends with ", bfloat16"."""
     autocast = case.dtype == "bfloat16"
 
     def llama(how: str) -> Call:

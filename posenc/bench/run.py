@@ -1,4 +1,4 @@
-"""Measure one case with each number of threads."""
+"""Measure one case, once for each number of threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measured(
 
 
 def machine() -> dict[str, str]:
-    """Return date, hardware and versions of a measurement."""
+    """Return date, hardware and software versions, to be saved with a measurement."""
     facts = {
         "date": datetime.date.today().isoformat(),
         "device": this_machine.processor(),

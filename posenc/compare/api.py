@@ -40,8 +40,9 @@ def run(
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
             kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
-            checkpoint_steps, unchecked, engine, address, storage, partition, max_parallel,
-            tensorboard and dry_run: fields of `posenc.compare.Options` with its defaults.
+            checkpoint_steps, reuse, unchecked, as_json, engine, address, storage, partition,
+            max_parallel, tensorboard and dry_run: fields of `posenc.compare.Options` with its
+            defaults.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an unknown option;
     RunFailed if a trial failed, after all others.

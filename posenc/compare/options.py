@@ -8,8 +8,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from posenc.compare.budget import BUDGETS, SUITES, Budget
-from posenc.report.machine.options import Figures, option
+from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
+from posenc.list import complete
+from posenc.report.machine.options import Figures, Json, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
@@ -43,6 +44,7 @@ class Options:
             "yarn:factor=8, together as in rope+alibi, by layer as in 'rope/nope every 4', or with "
             "a label as in mine=./my.py:Mine. See docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
+            autocompletion=complete,
         ),
     ] = None
     text: Annotated[
@@ -97,7 +99,12 @@ class Options:
         "standard"
     )
     seeds: Annotated[
-        int | None, option("Number of seeds, each a trial.", shown="those of the budget", min=1)
+        int | None,
+        option(
+            "Number of seeds, each a trial.",
+            shown=f"those of the budget; {PAIR_SEEDS} for two encodings",
+            min=1,
+        ),
     ] = None
     steps: Annotated[
         int | None,
@@ -194,7 +201,16 @@ class Options:
             shown="a folder below runs/ named by the options",
         ),
     ] = None
+    reuse: Annotated[
+        list[str] | None,
+        option(
+            "Folder of a run, or of several, whose finished trials are reused if text, settings "
+            "and code are the same; may be repeated.  ",
+            shown="runs/, which is always searched",
+        ),
+    ] = None
     figures: Figures = None
+    as_json: Json = False
     tensorboard: Annotated[
         bool,
         option("Also write the losses for TensorBoard, into --out/tensorboard.", "--tensorboard"),

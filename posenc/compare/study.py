@@ -24,11 +24,15 @@ from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import LOCK, locked
+from posenc.report.files.opened import text_of
 from posenc.report.machine import machine
+from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
@@ -47,7 +51,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        return _run_on(engine, plan, Console(stderr=True), show)
+        return _run_on(engine, plan, stderr(), show)
     finally:
         engine.cancel()
 
@@ -65,15 +69,20 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
     folder = options.out or RUNS / f"compare-{_name(trials)}"
     damaged = check_ours(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder, "posenc compare"):
         sweep.remove_leftovers(folder)
         _save(study, folder)
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder)):
+        own = runs_below([RUNS])
+        runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
+        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
+        reused = reuse_trials(folder, trials, runs)
+        if reused:
+            say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
         engine.settle(folder, trials, options.checkpoint_steps)
         left = [trial for trial in trials if not is_done(folder, trial)]
         seconds = expected_seconds(left, folder, workers, here)
@@ -90,6 +99,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
                 tried, _ = load_results(folder, plan.checks)
                 study = at_chosen_rates(study, list(tried.values()))
                 _save(study, folder)
+                reuse_trials(folder, study.trials, runs)
                 engine.settle(folder, study.trials, options.checkpoint_steps)
             run(study)
         except KeyboardInterrupt:
@@ -101,7 +111,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            show_study(study, folder, console)
+            show_study(study, folder, console, options.as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "
@@ -158,7 +168,7 @@ def check_ours(folder: Path) -> str | None:
         return None
     if (folder / STUDY).is_file():
         try:
-            Study.from_json((folder / STUDY).read_text(encoding="utf-8"))
+            Study.from_json(text_of(folder / STUDY))
         except OtherFormat as error:
             raise ValueError(
                 f"--out: {folder} was written by another version of posenc ({error}). Choose "
@@ -178,7 +188,7 @@ def check_ours(folder: Path) -> str | None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run that was killed before it wrote study.json can have left this file."""
-    return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
+    return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)
 
 
 def _name(trials: Sequence[TrialConfig]) -> str:

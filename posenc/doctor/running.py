@@ -20,6 +20,9 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
+from posenc.report.files.opened import text_of
+from posenc.report.files.record import bounded_json
+from posenc.report.machine.options import check_choice
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -27,6 +30,10 @@ SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
 
 
+SETTLED = ("PD002", "PD003", "PD006", "PD018")
+"""Contradictions that are settled as transformers 5 does."""
+UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
+"""Errors that a fix would have to guess at."""
 GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last."""
 
@@ -66,12 +73,14 @@ def _run(options: Options) -> tuple[str, int]:
         return _positions(case, options.positions)
     if options.overrides is not None:
         _need_config(source, "--overrides")
+        check_choice("--overrides", options.overrides, RUNTIMES)
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
         from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
+        _require_clear(case)
         return fix(source, options.out, _named(options), options.length, options.like)
     found = findings(case, _ignored(source.folder))
     if not found and case.why_unclear:
@@ -82,6 +91,19 @@ def _run(options: Options) -> tuple[str, int]:
     if options.as_sarif:
         return json.dumps(sarif.report(case, found), indent=2), code
     return terminal.text(case, found), code
+
+
+def _require_clear(case: Case) -> None:
+    """Raise ValueError if nobody but the file's author can say what it means."""
+    if case.metadata is not None:
+        return
+    for found in findings(case):
+        unclear = found.contradiction and found.code not in SETTLED
+        if unclear or (found.severity == "E" and found.code in UNCLEAR):
+            raise ValueError(
+                f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
+                f"{found.code}: {found.message}. {found.cure}"
+            )
 
 
 def _check(options: Options) -> None:
@@ -185,23 +207,14 @@ def _layout(options: Options) -> tuple[str, int]:
 
 
 def _rule(code: str) -> Any:
-    rule = RULES.get(code.upper())
-    if rule is None:
-        raise ValueError(f"no rule {code!r}; they are {', '.join(RULES)}.")
-    return rule
+    return RULES[check_choice("--explain", code.upper(), RULES)]
 
 
 def _named(options: Options) -> tuple[str, ...]:
     if options.for_ is None:
         return tuple(RUNTIMES)
     names = [name.strip() for name in options.for_.split(",") if name.strip()]
-    unknown = [name for name in names if name not in RUNTIMES]
-    if unknown or not names:
-        raise ValueError(
-            f"--for: unknown runtime {', '.join(unknown) or options.for_!r}; expected some of "
-            f"{', '.join(RUNTIMES)}."
-        )
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
 
 
 def _need_config(source: Source, what: str) -> None:
@@ -227,7 +240,7 @@ def _case(source: Source, options: Options) -> Case:
         return Case(source, named, options.length)
     _need_config(source, "--with")
     try:
-        given = json.loads(options.with_)
+        given = bounded_json(options.with_)
     except ValueError as error:
         raise ValueError(f"--with: expected JSON, {error}.") from error
     if not isinstance(given, dict):
@@ -250,7 +263,7 @@ def _ignored(folder: Path) -> frozenset[str]:
         return frozenset()
     codes: set[str] = set()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = text_of(path).splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
     for line in lines:

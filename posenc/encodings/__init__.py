@@ -1,4 +1,4 @@
-"""Position encodings: the names that the folders above import.
+"""Position encodings, with the names that the rest of posenc imports.
 
 >>> posenc.encodings.RoPE is posenc.RoPE
 True

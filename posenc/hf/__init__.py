@@ -1,4 +1,4 @@
-"""Hugging Face: load folders, read and write rope configs, attach encodings to stock models.
+"""Hugging Face: load checkpoints, read and write RoPE settings, attach encodings to stock models.
 
 >>> from transformers import BloomConfig, BloomModel
 >>> from posenc.hf.own_biases import own_biases

@@ -1,5 +1,5 @@
-"""Run T5 and BLOOM of transformers with their biases computed by posenc. No bias is
-materialized, and memory grows linearly with the length."""
+"""Run T5 and BLOOM of transformers with biases computed by posenc, which does not materialize them:
+memory grows linearly with the length."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from posenc.hf.attachment.attach import attached
 
 @contextmanager
 def own_biases(model: Any) -> Iterator[nn.Module]:
-    """Run the model on posenc's attention inside the block, with the same results.
+    """Run the model with posenc's attention inside the block, with the same results.
 
-    T5's table is shared, so that it keeps learning. BLOOM's distances count tokens, as BLOOM does
-    when padding is at one end.
+    T5's table stays the model's parameter, so that it is trained. BLOOM's distances count tokens,
+    as BLOOM does if padding is at one end.
 
-    Raises: ValueError for a model that is neither.
+    Raises: ValueError for a model that is neither T5 nor BLOOM.
     """
     kind = model.config.model_type
     if kind not in ("t5", "bloom"):

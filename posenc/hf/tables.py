@@ -1,4 +1,4 @@
-"""Find, grow and restore learned tables of absolute positions in a loaded model."""
+"""Find, lengthen and restore learned tables of absolute positions in a loaded model."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ FAMILIES: dict[str, tuple[str, str, int | None, int | None]] = {
     "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
 }
 """By model_type: path of the table, config key of its length, number of leading rows without a
-position, and how many of those the key counts. None: positions start at the row after the
-padding token's."""
+position (None: up to the padding token's), and how many of these the key counts (None: all)."""
 
 METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "interpolate": (
@@ -45,7 +44,7 @@ METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class PositionTable:
-    """A model's position table: its module, and how the config counts its rows."""
+    """Describe a model's position table: its module, and how the config counts its rows."""
 
     module: nn.Embedding
     key: str
@@ -54,7 +53,7 @@ class PositionTable:
 
     @property
     def length(self) -> int:
-        """Return the number of positions with a row in the table."""
+        """Return the number of positions in the table."""
         return self.module.weight.shape[0] - self.offset_rows
 
 
@@ -76,7 +75,7 @@ def find_table(model: Any) -> PositionTable | None:
 
 
 def table_of(model: Any) -> PositionTable | None:
-    """Return the position table; the model may use positions in other ways too."""
+    """Return the position table of a model of FAMILIES, even if it has other positions too."""
     path, key, offset_rows, counted_rows = FAMILIES.get(model.config.model_type, ("", "", 0, 0))
     for name, module in model.named_modules():
         if path and name.endswith(path) and isinstance(module, nn.Embedding):
@@ -92,29 +91,33 @@ def table_of(model: Any) -> PositionTable | None:
 
 @contextmanager
 def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
-    """Give the model a table for `length` positions inside the block and restore it after."""
+    """Lengthen the model's table to `length` positions inside the block, and restore it after."""
     table = find_table(model)
     assert table is not None
     module, config = table.module, model.config
     weight, rows, maximum = module.weight, module.num_embeddings, getattr(config, table.key)
+    # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
+    keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
     with torch.no_grad():
         longer = METHODS[method][1](weight.detach(), length, offset_rows=table.offset_rows)
     buffers = _position_buffers(model, table.length + table.counted_rows)
     module.weight, module.num_embeddings = nn.Parameter(longer), len(longer)
-    setattr(config, table.key, length + table.counted_rows)
+    for key in keys:
+        setattr(config, key, length + table.counted_rows)
     for owner, name, buffer in buffers:
         setattr(owner, name, _longer_buffer(name, buffer, length + table.counted_rows))
     try:
         yield model
     finally:
         module.weight, module.num_embeddings = weight, rows
-        setattr(config, table.key, maximum)
+        for key in keys:
+            setattr(config, key, maximum)
         for owner, name, buffer in buffers:
             setattr(owner, name, buffer)
 
 
 def _position_buffers(model: nn.Module, length: int) -> list[tuple[nn.Module, str, Tensor]]:
-    """Return buffers of BERT-like models that have one column per position."""
+    """Return buffers, with owner and name, that have one column per position, as in BERT."""
     return [
         (owner, name, buffer)
         for owner in model.modules()

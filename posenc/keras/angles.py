@@ -1,4 +1,4 @@
-"""Compute cos and sin of position times frequency in 32-bit arithmetic, equal on every backend."""
+"""Compute cos and sin of position times frequency in 32-bit arithmetic, alike on all backends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ QUARTER = 1 << (PHASE_BITS - 2)
 FINE_BITS = 12
 _RADIANS = 2 * math.pi / (1 << (PHASE_BITS - FINE_BITS))
 _COARSE = round(_RADIANS * 2**23) / 2**23
-"""8 bits: a product with a 16-bit number is exact in float32."""
+"""Radians per coarse step, in 8 bits: a product with a 16-bit number is exact in float32."""
 
 
 class Phases:
-    """cos and sin of p * inv_freq, right to 1.5e-7 at every whole position |p| < 2^31.
+    """Compute cos and sin of p * inv_freq, with an error below 1.5e-7 at each whole |p| < 2^31.
 
-    jax has neither int64 nor float64 unless asked, so the turns are counted in 2^-30 of a full turn
-    by integers that cannot overflow an int32, and only the rest below an eighth of a turn becomes a
-    float. Real positions are as exact as their dtype.
+    jax has neither int64 nor float64 by default. So turns are counted in units of 2^-30 by integers
+    that cannot overflow an int32, and only a rest below an eighth of a turn becomes a float. Real
+    positions are as exact as their dtype.
     """
 
     def __init__(self, inv_freq: Sequence[Decimal | float]) -> None:
@@ -49,7 +49,7 @@ class Phases:
         return cos * sign, sin * sign
 
     def _phase(self, positions: Any) -> Any:
-        """Convert whole positions (..., 1) to turns modulo one, in units of 2^-30."""
+        """Return the turns modulo one of whole positions (..., 1), in units of 2^-30."""
         size = ops.abs(positions)
         high = low = 0
         for digit, (turn, part) in enumerate(zip(self.high, self.low, strict=True)):
@@ -65,8 +65,8 @@ class Phases:
 
 
 def _rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
-    """Return cos and sin of `rest` in units of 2^-30 turn, at most an eighth, plus `fraction`
-    radians."""
+    """Return cos and sin of the angle `rest`, in units of 2^-30 turn and at most an eighth of a
+    turn, plus `fraction` in radians."""
     coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
     fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
     small = coarse * (_RADIANS - _COARSE) + fine * (_RADIANS / (1 << FINE_BITS))

@@ -27,20 +27,20 @@ class PositionAwareAttention(PositionLayer):
         num_heads: number of query heads.
         num_kv_heads: number of key/value heads, a divisor of num_heads; None means num_heads.
         encoding: RotaryEmbedding, ALiBi, T5RelativeBias, KerpleBias, ShawAttention or None. Several
-            attention layers may be given the same object, as T5's are; the README says what that
-            means for saving. Encodings of the embeddings are layers before this one.
+            attention layers may share one object, as in T5; see the README of posenc.keras on
+            saving. An encoding of the embeddings is a layer before this one.
         head_dim: size of one head; None means the input's width / num_heads.
-        use_bias: whether the projections have a bias.
+        use_bias: True if the projections have a bias.
 
     Call: x (batch, q_len, embed_dim) -> the same; context (batch, kv_len, any) to attend to instead
-    of x; positions and context_positions (len) or (batch, len), by default start_index, ... and
-    0, ...; attention_mask (batch, q_len, kv_len), (q_len, kv_len) or (batch, num_heads, q_len,
-    kv_len), True where a query may look; use_causal_mask hides keys at later positions than the
-    query's; length as for RotaryEmbedding. Keras passes the padding masks of x and context itself,
-    as mask (where x is the only tensor), x_mask and context_mask (batch, len). A query that may
-    look nowhere gets zeros before o_proj.
+    of x; positions and context_positions (len) or (batch, len), by default counted from start_index
+    and from 0; attention_mask (batch, q_len, kv_len), (q_len, kv_len) or (batch, num_heads, q_len,
+    kv_len), True for visible keys; use_causal_mask hides keys at later positions than the query's;
+    length as for RotaryEmbedding. Keras passes the padding masks of x and context, (batch, len), by
+    itself: as mask if x is the only tensor, otherwise as x_mask and context_mask. A query that sees
+    no key gets zeros before o_proj.
     Precision: scores with a bias in float32.
-    Raises: ValueError where heads do not fit; TypeError for an encoding of another place.
+    Raises: ValueError if heads do not fit; TypeError for an encoding that attention cannot use.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PositionAwareAttention(PositionLayer):
         self.num_heads, self.num_kv_heads, self.encoding = num_heads, num_kv_heads, encoding
         self.head_dim, self.use_bias = head_dim, use_bias
 
-    # Keras hands shapes over by the names of call's arguments, which its own base class does not.
+    # Keras passes shapes by the names of call's arguments; its base class declares another name.
     def build(self, x_shape, context_shape=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         embed_dim, source_shape = x_shape[-1], x_shape if context_shape is None else context_shape
         if self.head_dim is None and embed_dim % self.num_heads:
@@ -150,13 +150,13 @@ class PositionAwareAttention(PositionLayer):
             if getattr(self.encoding, "form", None) == "left_right":
                 seen = bias > HIDDEN
                 allowed = seen if allowed is None else ops.logical_and(allowed, seen)
-            q, k, v = wide(q), wide(k), wide(v)  # else the bias would be rounded to their dtype
+            q, k, v = wide(q), wide(k), wide(v)  # their dtype would round the bias
         if allowed is not None:
             bias = ops.where(allowed, 0.0 if bias is None else bias, HIDDEN)
             q, k, v = wide(q), wide(k), wide(v)
         scale = self._size**-0.5 if self.encoding is None else self.encoding.scale(self._size)
         if keras.backend.backend() == "tensorflow" and k.shape[2] != q.shape[2]:
-            # Keras' attention on TensorFlow does not share a key's head among several queries'.
+            # Keras' attention on TensorFlow does not support grouped queries.
             k, v = (ops.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
         # Flash attention takes no bias. torch chooses its kernel itself, and Keras' asking for it
         # would break a compiled graph.
@@ -170,8 +170,8 @@ class PositionAwareAttention(PositionLayer):
     def _allowed(
         self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
     ) -> Any:
-        """Combine all masks so that they broadcast to (batch, num_heads, q_len, kv_len); None if
-        there is none."""
+        """Return all masks combined, broadcastable to (batch, num_heads, q_len, kv_len); None if
+        there are none."""
         masks = []
         if mask is not None:
             mask = ops.cast(mask, "bool")

@@ -1,4 +1,4 @@
-"""BERT's input embeddings: words, segments, and an encoding of the embeddings."""
+"""BERT's input embeddings: word, segment and position embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.keras.learned import LearnedPositionEmbedding
 
 @keras.saving.register_keras_serializable(package="posenc")
 class BertEmbedding(PositionLayer):
-    """Sum of word, segment and position embeddings, normalised.
+    """Add word, segment and position embeddings and normalise the sum.
 
     dropout(LayerNorm(words[token] + segments[segment] + position))
 
@@ -21,16 +21,16 @@ class BertEmbedding(PositionLayer):
         embed_dim: width of the embeddings.
         encoding: SinusoidalPositionEncoding or LearnedPositionEmbedding; None means a learned table
             of 512 rows, as BERT's.
-        num_segments: rows of the segment table; 0 leaves segments out.
+        num_segments: rows of the segment table; 0 means no segments.
         padding_idx: a token whose word embedding starts at zero and gets no gradient, and which the
             mask hides from later layers; None: no such token.
         dropout: probability of dropping a channel in training.
         eps: LayerNorm's epsilon.
-        init_std: standard deviation of the initial values (truncated at two).
+        init_std: standard deviation of the initial values (normal, truncated at two deviations).
 
     Call: tokens, segments (batch, seq_len), positions (seq_len) or (batch, seq_len), by default
     start_index, start_index + 1, ... -> (batch, seq_len, embed_dim).
-    Precision: float32. Raises: ValueError where segments are given to a layer without them.
+    Precision: float32. Raises: ValueError if segments are given to a layer without them.
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3 and figure 2.
     """
 
@@ -71,7 +71,7 @@ class BertEmbedding(PositionLayer):
         if self.num_segments:
             self.segments = self.add_float_weight("segments", (self.num_segments, width), start)
         for layer in (self.encoding, self.norm, self.drop):
-            if not layer.built:  # a loaded encoding already is
+            if not layer.built:  # a loaded encoding is built already
                 layer.build((*input_shape, width))
 
     def _words_start(self, shape: Any, dtype: Any = None) -> Any:

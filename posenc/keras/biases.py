@@ -1,4 +1,4 @@
-"""Biases on the attention scores that depend only on the distance."""
+"""Score biases that depend only on the distance."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from posenc.keras.layer import PositionLayer, distances, ops, token_positions, w
 
 
 class ScoreBias(PositionLayer):
-    """Add `bias(distance)` to scores; what PositionAwareAttention needs of a bias.
+    """Add a bias by distance to attention scores; base class of ALiBi, T5RelativeBias and
+    KerpleBias.
 
     Call: scores (batch, num_heads, q_len, kv_len), q_positions (q_len) or (batch, q_len), by
-    default start_index, start_index + 1, ..., kv_positions likewise, by default 0, 1, ... -> like
-    scores.
+    default counted from start_index, kv_positions (kv_len) or (batch, kv_len), by default counted
+    from 0 -> like scores.
     """
 
     num_heads: int
@@ -34,17 +35,16 @@ class ScoreBias(PositionLayer):
         self.num_heads = num_heads
 
     def scale(self, head_dim: int) -> float:
-        """Return the factor of q . k in attention."""
+        """Return the factor of q . k in the scores."""
         return head_dim**-0.5
 
     def of_distance(self, distance: Any) -> Any:
-        """Return the bias of distances (..., q_len, kv_len), float32 (..., num_heads, q_len,
-        kv_len)."""
+        """Return the float32 bias (..., num_heads, q_len, kv_len) of each distance."""
         raise NotImplementedError
 
     def bias(self, q_positions: Any, kv_positions: Any) -> Any:
-        """Return the bias, float32 (num_heads, q_len, kv_len), with a batch axis if the positions
-        have one."""
+        """Return the bias of each pair, float32 (num_heads, q_len, kv_len), or (batch, num_heads,
+        q_len, kv_len) if positions are batched."""
         return self.of_distance(distances(q_positions, kv_positions))
 
     def call(self, scores, q_positions=None, kv_positions=None, start_index=0):
@@ -63,11 +63,11 @@ class ALiBi(ScoreBias):
         num_heads: number of query heads.
         form: "symmetric", or "left_right" for encoders: half of the heads see the past, the others
             the future (-inf elsewhere).
-        learned: slopes are parameters (kept as logarithms) that start at the paper's values.
+        learned: train the slopes, stored as logarithms, from the paper's values.
         bias_max: the exponent of the last slope of a power of two heads.
 
     Call: see ScoreBias. Precision: float32 from the distance.
-    Raises: ValueError where the form does not fit the heads.
+    Raises: ValueError if the form does not fit the heads.
     Source: Press et al. 2022, arXiv:2108.12409, section 3.
     """
 
@@ -115,17 +115,17 @@ class T5RelativeBias(ScoreBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    One layer is shared by all attention layers of T5: give them the same object. scale() is 1.
+    In T5 all attention layers share one bias: give them the same object. scale() is 1.
 
     Args:
         num_heads: number of query heads.
-        bidirectional: half of the buckets for either direction; False: the past only.
+        bidirectional: half of the buckets for each direction; False: the past only.
         num_buckets: rows of the table.
-        max_distance: where the logarithmic buckets end, in tokens.
+        max_distance: end of the logarithmic buckets, in tokens.
         init_std: standard deviation of the initial values.
 
     Call: see ScoreBias. weight (num_buckets, num_heads). Precision: exact bucket edges.
-    Raises: ValueError where the buckets cannot be laid out.
+    Raises: ValueError for invalid buckets.
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1.
     """
 
@@ -152,7 +152,7 @@ class T5RelativeBias(ScoreBias):
         return 1.0
 
     def bucket(self, distance: Any) -> Any:
-        """Return the table's row for each distance (positive: the past)."""
+        """Return the row of the table for each distance (positive: the past)."""
         near = ops.abs(distance) if self.bidirectional else ops.maximum(distance, 0)
         edges = ops.convert_to_tensor(self._edges, near.dtype)
         # Flat: TensorFlow searches one row of edges only for one row of values.
@@ -178,8 +178,8 @@ class KerpleBias(ScoreBias):
         num_heads: number of query heads.
         form: "log" or "power".
 
-    Call: see ScoreBias. r1, r2 (num_heads), which act as at least 0.01, and the power's r2 as at
-    most 2. Precision: float32.
+    Call: see ScoreBias. r1, r2 (num_heads), clamped to at least 0.01, and r2 of "power" to at most
+    2. Precision: float32.
     Raises: ValueError for an unknown form.
     Source: Chi et al. 2022, arXiv:2205.09921, section 4.
     """
@@ -207,7 +207,6 @@ class KerpleBias(ScoreBias):
 
 
 def _bounded(weight: Any, high: float = float("inf")) -> Any:
-    """Return the weight clipped to its bounds, (num_heads, 1, 1), with the gradient of the
-    weight."""
+    """Return the weight clamped to its bounds, (num_heads, 1, 1); its gradient is not clamped."""
     x = wide(weight)
     return (x + ops.stop_gradient(ops.clip(x, KERPLE_LOW, high) - x))[:, None, None]

@@ -1,4 +1,4 @@
-"""Shared by all layers: float32 under every policy, and positions."""
+"""What all layers share: float32 under every dtype policy, positions, configs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 from keras.src.backend import in_symbolic_scope
 
 ops: Any = keras.ops
-"""Keras' operations. Its own types say "any backend's tensor or None" of each result, which no
-operator takes."""
+"""keras.ops as Any, because its annotated types (tensor or None) support no operator."""
 
 
 class PositionLayer(keras.layers.Layer):
-    """A layer that computes in at least float32 and rounds once, to the policy's compute dtype.
+    """Compute in at least float32 and round once, to the compute dtype of the dtype policy.
 
-    Under mixed_bfloat16 Keras would cast every floating input and weight to bfloat16, positions
-    too; here only the result is cast.
+    Under mixed_bfloat16 Keras would cast all floating-point inputs and weights to bfloat16, even
+    positions. Here only the result is cast.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -29,7 +28,7 @@ class PositionLayer(keras.layers.Layer):
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructors' arguments, each from the attribute of its name."""
+        """Return the arguments of the constructors, read from the attributes of the same names."""
         kinds = type(self).__mro__
         arguments = {
             name: serialized(getattr(self, name))
@@ -40,11 +39,11 @@ class PositionLayer(keras.layers.Layer):
         return {**super().get_config(), **arguments}
 
     def add_float_weight(self, name: str, shape: tuple[int, ...], initializer: Any) -> Any:
-        """Add a weight that mixed policies do not cast."""
+        """Add a weight that mixed dtype policies do not cast."""
         return self.add_weight(name=name, shape=shape, initializer=initializer, autocast=False)
 
     def rounded(self, x: Any) -> Any:
-        """Cast x to the policy's compute dtype."""
+        """Cast x to the compute dtype of the dtype policy."""
         return ops.cast(x, self.compute_dtype)
 
 
@@ -55,8 +54,8 @@ def wide(x: Any) -> Any:
 
 
 def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
-    """Return `positions` as a tensor, or start_index, start_index + 1, ... if they are None.
-    `length` comes from ops.shape, which is a tensor in TensorFlow where the length is unknown."""
+    """Return `positions` as a tensor, or start_index, start_index + 1, ... if it is None. `length`
+    comes from ops.shape; in TensorFlow it is a tensor if it is unknown."""
     if positions is None:
         return ops.arange(length, dtype="int32") + ops.cast(start_index, "int32")
     if not (isinstance(start_index, int) and start_index == 0):
@@ -70,19 +69,19 @@ def token_positions(name: str, length: Any, positions: Any, start_index: Any) ->
 
 
 def require_whole(name: str, *positions: Any) -> None:
-    """Raise TypeError for real positions, for which a table has no row."""
+    """Raise TypeError if positions are real numbers, for layers with a table of positions."""
     for p in positions:
         if "int" not in keras.backend.standardize_dtype(p.dtype):
             raise TypeError(f"{name}: positions must be integers, got {p.dtype}.")
 
 
 def only_shapes() -> bool:
-    """True if Keras asks only for shapes, with lengths of its own choice."""
+    """Return True while Keras infers shapes, with lengths that it makes up."""
     return in_symbolic_scope()
 
 
 def known(positions: Any) -> np.ndarray | None:
-    """Return a tensor's elements, which makes an accelerator wait; None while it is traced."""
+    """Return the elements of a tensor, which waits for an accelerator; None while it is traced."""
     if only_shapes():
         return None
     backend = keras.backend.backend()
@@ -107,8 +106,8 @@ def distances(q_positions: Any, kv_positions: Any) -> Any:
 def serialized(argument: Any) -> Any:
     """Serialize a constructor's argument for `get_config`.
 
-    The mark of a layer lets Keras restore one object where several layers were given the same one.
-    Keras sets the same mark, but too late for the first occurrence, whose config is already copied.
+    The id of a layer lets Keras restore one object for all layers that shared it. Keras adds the
+    same id, but after it has copied the config of the first of them.
     """
     if isinstance(argument, keras.initializers.Initializer):
         return keras.initializers.serialize(argument)
@@ -119,5 +118,5 @@ def serialized(argument: Any) -> Any:
 
 
 def deserialized(layer: Any) -> Any:
-    """Restore a layer from its config."""
+    """Restore a layer from its config; return a layer unchanged."""
     return keras.saving.deserialize_keras_object(layer) if isinstance(layer, dict) else layer

@@ -1,4 +1,4 @@
-"""Learned absolute position embeddings, and the positions beyond their table."""
+"""Learned absolute position embeddings, which can be extended beyond their table."""
 
 from __future__ import annotations
 
@@ -24,27 +24,25 @@ GROWTHS = (None, "interpolate", "hierarchical")
 class LearnedPositionEmbedding(PositionLayer):
     """Add one learned vector per position to the embeddings.
 
-    x[p] += weight[p], or what `growth` reads from the same weights
+    x[p] += weight[p], or with `growth` a combination of rows of weight
 
-    A layer trained without growth lends its weights to one with it (`set_weights`, or a model of
-    the same layers and `load_weights`); training may go on through the growth.
+    The weights of a layer trained without growth fit one with growth (`set_weights`, or
+    `load_weights` of a model with the same layers), which can be trained further.
 
     Args:
         max_positions: rows of the table.
         growth: None; "interpolate": read between the rows; "hierarchical": Su's two digits in base
             max_positions, which keep the first rows unchanged (encodings.embeddings.grow).
-        num_positions: how many positions the grown table serves; where growth is None, it is
-            max_positions.
-        align_corners: for "interpolate", which has no default.
-        alpha: for "hierarchical", the share of the higher digit.
+        num_positions: number of positions with growth; without it, max_positions.
+        align_corners: required for "interpolate", see encodings.embeddings.grow.
+        alpha: for "hierarchical", the weight of the higher digit.
         initializer: initializer of the table; None means normal with a standard deviation of 0.02.
 
     Call: x (batch, seq_len, embed_dim), whole positions (seq_len) or (batch, seq_len), by default
     start_index, start_index + 1, ... -> like x. weight (max_positions, embed_dim).
     Precision: added in float32.
-    Raises: ValueError for options that do not fit, and for positions outside of the table. Compiled
-    code cannot check positions or a traced start_index: there such a position gives NaN. Elsewhere
-    the check makes an accelerator wait.
+    Raises: ValueError for options that do not fit, and for positions outside of the table. In
+    compiled code these are not checked and give NaN. Otherwise the check waits for an accelerator.
     Source: Devlin et al. 2019, arXiv:1810.04805; Su 2020, kexue.fm/archives/7947 for the hierarchy.
     """
 
@@ -98,7 +96,7 @@ class LearnedPositionEmbedding(PositionLayer):
         self.weight = self.add_float_weight("weight", shape, self.initializer)
 
     def table(self, positions: Any) -> Any:
-        """Return the embedding of each position: (*positions.shape, embed_dim)."""
+        """Return the vector to add at each position, (*positions.shape, embed_dim)."""
         positions = ops.convert_to_tensor(positions)
         require_whole("LearnedPositionEmbedding", positions)
         given = known(positions)
@@ -133,7 +131,7 @@ class LearnedPositionEmbedding(PositionLayer):
         return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
-        """Return x with the embeddings added, before it is rounded."""
+        """Return x with the embeddings added, not yet rounded."""
         length, given = ops.shape(x)[1], positions
         positions = token_positions(self.name, length, positions, start_index)
         if given is not None or not isinstance(start_index, int):

@@ -22,8 +22,8 @@ class RotaryEmbedding(PositionLayer):
 
     Args:
         rope_theta: base of the geometric series of frequencies.
-        interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2). Checkpoints of one layout
-            are wrong in the other, so there is no default.
+        interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2). Required, because a
+            checkpoint needs the layout that it was trained with.
         rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
         scaling: one of posenc.encodings.queries_keys.rope_scaling, as an object or as
             {"name": "yarn", "factor": 4.0, ...}.
@@ -32,8 +32,8 @@ class RotaryEmbedding(PositionLayer):
     (batch, seq_len), by default start_index, start_index + 1, ... -> like x. `length`, the current
     length as a Python number, is for scalings that depend on it; None means the training length.
     Precision: posenc.keras.angles; rotated in float32.
-    Raises: ValueError where rotary_dim does not fit, the scaling is unknown, or `length` is given
-    and no frequency depends on it; TypeError for a traced length.
+    Raises: ValueError if rotary_dim does not fit, if the scaling is unknown, or if `length` is
+    given and no frequency depends on it; TypeError for a traced length.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2, and the source of the scaling.
     """
 
@@ -66,7 +66,7 @@ class RotaryEmbedding(PositionLayer):
             self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
 
     def scale(self, head_dim: int) -> float:
-        """Return the factor of q . k in attention."""
+        """Return the factor of q . k in the scores."""
         return head_dim**-0.5 * (1.0 if self.scaling is None else self.scaling.logit_scale)
 
     def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:
@@ -81,10 +81,10 @@ class RotaryEmbedding(PositionLayer):
         return ops.where(first, plain_cos, cos), ops.where(first, plain_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Rotate x; the tables can be reused for several x of the same tokens."""
+        """Rotate x; cos and sin can be reused for other x of the same tokens."""
         kept = ops.convert_to_tensor(x)[..., self._width :]
         x = wide(x)[..., : self._width]
-        if len(x.shape) == 4:  # the tables serve all heads
+        if len(x.shape) == 4:  # all heads use the same cos and sin
             cos, sin = ops.expand_dims(cos, -2), ops.expand_dims(sin, -2)
         if self.interleaved:
             pairs = ops.reshape(x, (*ops.shape(x)[:-1], self._width // 2, 2))

@@ -1,5 +1,4 @@
-"""Relative position representations: learned vectors added to keys and values by clipped
-distance."""
+"""Shaw's relative positions: learned vectors by clipped distance, added to keys and values."""
 
 from __future__ import annotations
 
@@ -13,21 +12,20 @@ from posenc.keras.layer import PositionLayer, distances, ops, require_whole, tok
 
 @keras.saving.register_keras_serializable(package="posenc")
 class ShawAttention(PositionLayer):
-    """Attention with a learned vector added to each key and each value, by the distance clipped to
-    max_distance.
+    """Attend with a learned vector added to each key and value, selected by the clipped distance.
 
     score[i, j] = q_i . (k_j + key_table[r]) / sqrt(head_dim),  out_i = sum_j weight[i, j] (v_j +
     value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
 
     Args:
-        max_distance: distances from here on share one row on either side (k in the paper).
-        values: whether the values have a table too.
+        max_distance: larger distances use the row of this one (k in the paper).
+        values: False omits value_table.
 
     Call: query (batch, q_len, num_heads, head_dim); key, value (batch, kv_len, num_kv_heads,
     head_dim), as for keras.ops.dot_product_attention; whole q_positions and kv_positions (len) or
-    (batch, len), by default start_index, ... and 0, ...; attention_mask that broadcasts to (batch,
-    num_heads, q_len, kv_len), True where a query may look -> like query; a row without visible
-    keys gets zeros. Tables (2 * max_distance + 1, head_dim), shared by all heads.
+    (batch, len), by default counted from start_index and from 0; attention_mask that broadcasts to
+    (batch, num_heads, q_len, kv_len), True for visible keys -> like query; zeros for a query that
+    sees no key. Tables (2 * max_distance + 1, head_dim), shared by all heads.
     Precision: float32.
     Raises: ValueError if max_distance < 1; TypeError for real positions.
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5.
@@ -46,12 +44,11 @@ class ShawAttention(PositionLayer):
             self.value_table = self.add_float_weight("value_table", shape, "glorot_uniform")
 
     def row(self, distance: Any) -> Any:
-        """Return the tables' row for each distance (positive: the past)."""
+        """Return the row of the tables for each distance (positive: the past)."""
         return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
 
     def attend(self, query: Any, key: Any, value: Any, row: Any, mask: Any) -> Any:
-        """Attend with `row` (q_len, kv_len) or (batch, q_len, kv_len) and `mask` as for the
-        call."""
+        """Attend with rows of the tables, (q_len, kv_len) or (batch, q_len, kv_len), and a mask."""
         groups = query.shape[2] // key.shape[2]
         q, k, v = wide(query), *(ops.repeat(wide(x), groups, axis=2) for x in (key, value))
         q = q * q.shape[-1] ** -0.5
@@ -86,7 +83,7 @@ class ShawAttention(PositionLayer):
 
 
 def _picked(table: Any, row: Any) -> Any:
-    """Select from table (..., q_len, rows) by row (..., q_len, kv_len).
+    """Return the elements of table (..., q_len, rows) at row (..., q_len, kv_len).
 
     take_along_axis would make torch compile once per length.
     """
@@ -97,7 +94,7 @@ def _picked(table: Any, row: Any) -> Any:
 
 
 def masked_softmax(scores: Any, mask: Any) -> Any:
-    """Compute softmax over what the mask allows; zeros where it allows nothing."""
+    """Compute softmax over visible keys; zeros for a query that sees no key."""
     if mask is None:
         return ops.softmax(scores, axis=-1)
     mask = ops.cast(mask, "bool")

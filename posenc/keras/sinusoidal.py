@@ -43,7 +43,7 @@ class SinusoidalPositionEncoding(PositionLayer):
         super().__init__(**kwargs)
         self.base, self.order, self.min_timescale = base, order, min_timescale
         self.padding_idx = padding_idx
-        sinusoidal_frequencies(2, base, order, min_timescale)  # complains about wrong ones now
+        sinusoidal_frequencies(2, base, order, min_timescale)  # raises now for invalid arguments
 
     def build(self, input_shape) -> None:
         self.embed_dim = input_shape[-1]
@@ -52,7 +52,7 @@ class SinusoidalPositionEncoding(PositionLayer):
         )
 
     def table(self, positions: Any) -> Any:
-        """Return the embedding of each position: float32, (*positions.shape, embed_dim)."""
+        """Return the vector to add at each position, float32 (*positions.shape, embed_dim)."""
         cos, sin = self._phases.cos_sin(positions)
         if self.order == "interleaved":
             shape = (*positions.shape, self.embed_dim)
@@ -66,7 +66,7 @@ class SinusoidalPositionEncoding(PositionLayer):
         return ops.where(ops.expand_dims(positions == self.padding_idx, -1), 0.0, rows)
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
-        """Return x with the embeddings added, before it is rounded."""
+        """Return x with the embeddings added, not yet rounded."""
         positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         return wide(x) + self.table(positions)
 

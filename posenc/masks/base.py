@@ -1,4 +1,4 @@
-"""A mask in FlexAttention's signature, with its known structure."""
+"""Attention masks in FlexAttention's signature, with what is known about their structure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Predicate = Callable[["Sight"], Tensor]
 
 @dataclass(frozen=True)
 class Sight:
-    """Arguments of a predicate: FlexAttention's four indices and the positions of the pair."""
+    """Hold what a predicate gets: FlexAttention's four indices, positions of the pair."""
 
     batch: Int[Tensor, "..."]
     head: Int[Tensor, "..."]
@@ -30,7 +30,7 @@ class Sight:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A tensor that a predicate reads, and its axes: "batch", "q_len" or "kv_len"."""
+    """Name a tensor that a predicate reads, and its axes: "batch", "q_len" or "kv_len"."""
 
     name: str
     tensor: Shaped[Tensor, "..."]
@@ -39,7 +39,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A predicate that is True where a query sees a key.
+    """Hide keys from queries by a predicate that is True for visible keys.
 
     Call it like a mask_mod of FlexAttention: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
     four broadcast. Masks compare positions, not indices; without `bind` a token's index is its
@@ -50,7 +50,7 @@ class Mask:
     exact: causal and window describe the mask completely, so a kernel can use them instead of the
         predicate.
     reads: the tensors that the predicate reads.
-    separates: it may separate packed documents; False if it only compares positions.
+    separates: False if it cannot separate packed documents, because it only compares positions.
 
     >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
     >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
@@ -97,7 +97,7 @@ class Mask:
         )._bound_like(self, other)
 
     def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> Mask:
-        """Return the same mask for these positions, (len), (batch, len) or a range."""
+        """Return the mask for tokens at these positions, each (len), (batch, len) or a range."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
@@ -126,8 +126,8 @@ class Mask:
         *,
         first_key: int = 0,
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
-        """Return booleans for queries [start, stop) and kv_len keys from first_key on; they
-        broadcast to (batch, num_heads, stop - start, kv_len)."""
+        """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
+        visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
         seen = self(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
@@ -145,7 +145,7 @@ _PACKED = (
 
 
 def check_documents(mask: Mask) -> None:
-    """Raise ValueError for packed documents that a bound mask does not separate."""
+    """Raise ValueError if positions show packed documents that a bound mask does not separate."""
     if mask.causal and not mask.separates:
         assert mask.kv_positions is not None
         valid = [read.tensor for read in mask.reads if read.name == "padding"]
@@ -154,8 +154,7 @@ def check_documents(mask: Mask) -> None:
 
 
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
-    """Raise unless `mask` is None or fits these sizes: TypeError for anything but a Mask,
-    ValueError for other sizes."""
+    """Raise TypeError unless `mask` is a Mask or None, ValueError unless it fits these sizes."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
@@ -203,7 +202,7 @@ def take(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """Return positions, (len), (batch, len) or a range, at these indices; None: the indices."""
+    """Return positions, (len), (batch, len) or a range, at an index; the index if they are None."""
     if positions is None:
         return index
     if isinstance(positions, range):

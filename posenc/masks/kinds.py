@@ -20,14 +20,14 @@ def _not_later(sight: Sight) -> Tensor:
 
 
 full = Mask(_everyone, exact=True, separates=False)
-"""Every query sees every key."""
+"""Mask that shows all keys to all queries."""
 
 causal = Mask(_not_later, causal=True, exact=True, separates=False)
-"""A query sees keys at its own and earlier positions, in any order in memory.
+"""Mask that shows keys at the query's own and at earlier positions, in any order in memory.
 
 Documents packed into one row, each with positions from 0 on, see one another: add `&
-document(ids)`. Without it attention refuses keys that return to earlier positions. Positions are
-checked on the CPU only, not under torch.compile, export or tracing.
+document(ids)`. Without it attention raises ValueError if keys return to earlier positions.
+Positions are checked on the CPU only, and not under torch.compile, export or tracing.
 """
 
 
@@ -66,8 +66,8 @@ def document(
     q_documents: Shaped[Tensor, "*batch q_len"],
     kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
 ) -> Mask:
-    """Show only keys of the query's own document; ids are (len) or (batch, len), and kv ids default
-    to the query's."""
+    """Show only keys of the query's own document. Ids are (len) or (batch, len); those of keys
+    default to those of queries."""
     q_ids, kv_ids = (
         ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
@@ -118,7 +118,7 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
 
 def chunked(chunk_size: int) -> Mask:
-    """Show only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     if chunk_size < 1:
         raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
     return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)
@@ -128,27 +128,52 @@ def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
-def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
-    """Show keys that come earlier in a factorisation order (XLNet).
+def permutation(
+    *,
+    order: Int[Tensor, "*batch len"] | None = None,
+    rank: Int[Tensor, "*batch len"] | None = None,
+    stream: str,
+) -> Mask:
+    """Show keys that come earlier in a factorisation order (XLNet). Give the order or the ranks.
 
     Args:
-        order: each token's place in the order, (len) or (batch, len). Tokens with a negative place
-            are context, which every query sees.
-        stream: "content": a token also sees itself; "query": it does not, so it can be predicted.
+        order: the tokens in the order in which they are predicted, (len) or (batch, len): XLNet's
+            3 -> 2 -> 4 -> 1, counted from 0, is [2, 1, 3, 0].
+        rank: each token's rank in the order, its argsort: [3, 1, 0, 2]. A negative rank marks
+            context, which every query sees.
+        stream: "content": tokens also see themselves; "query": they do not, so they can be
+            predicted.
 
     Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
+
+    >>> mask = posenc.masks.permutation(order=torch.tensor([2, 1, 3, 0]), stream="query")
+    >>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+    tensor([[0, 1, 1, 1],
+            [0, 0, 1, 0],
+            [0, 0, 0, 0],
+            [0, 1, 1, 0]], dtype=torch.int32)
     """
     if stream not in ("content", "query"):
         raise ValueError(f'permutation: stream must be "content" or "query", got {stream!r}.')
-
+    if (order is None) == (rank is None):
+        raise ValueError("permutation: give one of order= and rank=.")
+    if rank is None:
+        assert order is not None
+        rank = order.argsort(-1)
+        every = torch.arange(order.shape[-1], device=order.device)
+        if not torch.compiler.is_compiling() and not bool((order.gather(-1, rank) == every).all()):
+            raise ValueError(
+                f"permutation: order must name each token from 0 to {len(every) - 1} once; places "
+                "that may be negative are rank=."
+            )
     return Mask(
-        partial(_earlier, order, stream == "content"),
-        reads=(Read("order", order, ("batch", "kv_len")[-order.ndim :]),),
+        partial(_earlier, rank, stream == "content"),
+        reads=(Read("rank", rank, ("batch", "kv_len")[-rank.ndim :]),),
     )
 
 
-def _earlier(order: Tensor, and_itself: bool, sight: Sight) -> Tensor:
-    own = take(order, sight.batch, sight.q_idx)
-    other = take(order, sight.batch, sight.kv_idx)
+def _earlier(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
+    own = take(rank, sight.batch, sight.q_idx)
+    other = take(rank, sight.batch, sight.kv_idx)
     earlier = (other < own) | (other < 0)
     return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier

@@ -17,20 +17,20 @@ from posenc.positions import Positions
 
 
 def norm_layer(config: DecoderConfig) -> nn.Module:
-    """Return the norm that the config names."""
+    """Build the norm that the config names."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.embed_dim, eps=config.norm_eps)
 
 
 def head_layer(config: DecoderConfig) -> nn.Linear | None:
-    """Return the layer from hidden states to logits; None where the token embeddings do that."""
+    """Build the layer from hidden states to logits; None if the token embeddings do that."""
     if config.tie_embeddings:
         return None
     return nn.Linear(config.embed_dim, config.vocab_size, bias=False)
 
 
 def attention_layer(config: DecoderConfig) -> Attention:
-    """Return attention of the config's sizes; its encoding comes with each call."""
+    """Build attention with the config's sizes; the encoding is passed in each call."""
     return Attention(
         config.embed_dim,
         config.num_heads,
@@ -50,7 +50,7 @@ class FeedForward(nn.Module):
 
     Each linear layer is called as a module: hooks, adapters and parametrizations see every call.
 
-    Shapes: x (..., embed_dim) -> the same; the width between is config.ffn_dim.
+    Shapes: x (..., embed_dim) -> the same; the hidden width is config.ffn_dim.
     Source: Shazeer 2020, arXiv:2002.05202, equation 6.
     """
 
@@ -76,21 +76,20 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class Context:
-    """Tokens to which a decoder's layers attend in addition to their own."""
+    """Hold the tokens to which a decoder attends in addition to its own."""
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
     positions: Positions
     mask: Mask | None
     encoding: PositionEncoding
-    """The encoding of attention to the context."""
+    """Position encoding of the attention to the context."""
 
     def for_layer(self, index: int) -> Context:
         return replace(self, encoding=self.encoding.for_layer(index))
 
 
 class Layer(nn.Module):
-    """Add self-attention, attention to a context if `cross`, and a feed-forward to the residual
-    stream, each with a norm.
+    """Apply self-attention, attention to a context if `cross`, and a feed-forward, with norms.
 
     x + f(norm(x)) for norm_position "pre", norm(x + f(x)) for "post"
 

@@ -1,4 +1,4 @@
-"""The sizes and choices that describe a model, apart from its position encoding."""
+"""Sizes and choices that describe a model, except its position encoding."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class DecoderConfig:
         final_norm: whether there is one more norm at the end; None means with "pre".
         norm_eps: number that the norm adds to the variance.
         activation: "swiglu", "gelu", "gelu_tanh" (GPT-2's approximation) or "relu".
-        ffn_bias: whether the feed-forward has biases.
-        tie_embeddings: whether the head is the token embedding.
-        attention_bias: whether the projections of attention have a bias.
+        ffn_bias: True if the feed-forward has biases.
+        tie_embeddings: use the token embedding as the head.
+        attention_bias: True if the projections of attention have a bias.
         projections: which of q, k and v share a projection, see posenc.Attention.
         dropout: probability of dropping an attention weight, and a channel of the embeddings and of
             each sublayer's output.
-        impl: which implementation of attention, "auto" or by name.
+        impl: implementation of attention, see posenc.attention.
 
-    Raises: ValueError where a size or a choice does not fit.
+    Raises: ValueError for a size or a choice that does not fit.
 
     >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
     >>> config.head_dim, config.ffn_dim
@@ -96,7 +96,7 @@ class DecoderConfig:
             object.__setattr__(self, "ffn_dim", width)
 
     def shape(self, train_length: int = 2048, causal: bool = True) -> ModelShape:
-        """Return the shape that posenc.create builds an encoding for this model from."""
+        """Return the sizes from which posenc.create builds an encoding for this model."""
         return ModelShape(
             self.embed_dim,
             self.num_heads,

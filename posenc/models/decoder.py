@@ -24,16 +24,15 @@ class Decoder(Stack):
 
     logits = head(norm(layers(encoding.embed(tokens))))
 
-    The initial weights depend on the seed given to torch.manual_seed, and not on the encoding. An
+    The initial weights depend on the seed given to torch.manual_seed, not on the encoding. An
     encoding of scope "layer" is copied, with fresh parameters, for every layer.
 
     Args:
         config: sizes and choices.
-        encoding: the position encoding, or its name as `posenc.create` reads it; None: no
-            positions.
+        encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> logits (batch, len, vocab_size).
-    Raises: ValueError where tokens and caches do not fit.
+    Raises: ValueError if tokens and caches do not fit.
 
     >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
     >>> model = posenc.Decoder(config, "rope")
@@ -52,7 +51,7 @@ class Decoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding keeps its own."""
+        """Draw new initial weights, except those of the encoding."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.last_norm)
 
     def new_caches(self) -> list[KVCache]:
@@ -68,13 +67,14 @@ class Decoder(Stack):
         mask: Mask | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Return logits of the token after each token.
+        """Return the logits of the next token after each token.
 
         Args:
             tokens: token ids.
             positions: their positions; by default they continue those in the caches, or start at 0.
             caches: one per layer, see `new_caches`; the tokens are appended to them.
-            mask: who may look at whom; replaces masks.causal, so combine it with that by `&`.
+            mask: which keys each query sees, by default masks.causal. It replaces the default, so
+                combine it with masks.causal by `&`.
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Decoder", tokens, self.config.vocab_size)

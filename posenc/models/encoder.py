@@ -1,4 +1,4 @@
-"""A small bidirectional encoder that takes any position encoding without a causal-only form."""
+"""A small bidirectional encoder with any position encoding that needs no causal mask."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Encoder(Stack):
 
     hidden = norm(layers(encoding.embed(tokens)))
 
-    The initial weights depend on the seed given to torch.manual_seed, and not on the encoding.
+    The initial weights depend on the seed given to torch.manual_seed, not on the encoding.
 
     Args:
         config: sizes and choices, without tie_embeddings.
         encoding: the position encoding, built with ModelShape(causal=False), or its name.
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> (batch, len, embed_dim).
-    Raises: ValueError for an encoding that needs causal attention. NoPE does: without a causal mask
-    nothing tells the model the order of tokens.
+    Raises: ValueError for an encoding that needs causal attention. NoPE is one: without a causal
+    mask and positions, the model cannot know the order of tokens.
 
     >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
     >>> model = posenc.Encoder(config, posenc.create("t5", config.shape(causal=False)))
@@ -47,7 +47,7 @@ class Encoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding keeps its own."""
+        """Draw new initial weights, except those of the encoding."""
         initialise(self, self.config, seed)
 
     def forward(

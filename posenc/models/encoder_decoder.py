@@ -32,11 +32,11 @@ class EncoderDecoder(nn.Module):
         encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False); like
             the others, also by name.
         decoder_encoding: the decoder's.
-        cross_encoding: the position encoding of the attention to the source; None: no positions
-            there, as in the original Transformer and T5.
+        cross_encoding: the position encoding of the attention to the source; None for none, as in
+            the original Transformer and T5.
 
     Shapes: source (batch, source_len), tokens (batch, len) -> logits (batch, len, vocab_size).
-    Raises: ValueError for an encoding that needs causal attention where there is none.
+    Raises: ValueError for an encoding that needs causal attention in the encoder or across.
 
     >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
     >>> rope = posenc.RoPE(head_dim=16, interleaved=False)
@@ -61,7 +61,7 @@ class EncoderDecoder(nn.Module):
             if 1 in cross.claims.places:
                 raise ValueError(
                     f"EncoderDecoder: cross_encoding is {type(cross).__name__}, which "
-                    "acts at the embeddings; the encoder and the decoder have those."
+                    "acts at the embeddings; give it to the encoder or the decoder."
                 )
         super().__init__()
         self.config = config
@@ -74,7 +74,7 @@ class EncoderDecoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encodings keep their own."""
+        """Draw new initial weights, except those of the encodings."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
 
     def given(
@@ -85,12 +85,12 @@ class EncoderDecoder(nn.Module):
         source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
     ) -> Conditioned:
-        """Read a source; returns the decoder as a language model for posenc.generate.
+        """Encode a source; return a language model for posenc.generate that continues it.
 
         Args:
             source: token ids.
             source_positions: their positions, from 0 by default.
-            source_valid: (batch, source_len), False where the source is padding.
+            source_valid: (batch, source_len), False for padding.
             length: the source's current length, for encodings whose frequencies depend on it.
         """
         check_tokens("EncoderDecoder", source, self.config.vocab_size)
@@ -110,13 +110,13 @@ class EncoderDecoder(nn.Module):
         positions: Positions | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Return logits of the token after each token; `mask` replaces masks.causal there."""
+        """Return the logits of the next token after each token; `mask` replaces masks.causal."""
         model = self.given(source, source_positions, source_valid=source_valid)
         return model(tokens, positions, mask=mask)
 
 
 class Conditioned:
-    """Continue a source that was read: the decoder that EncoderDecoder.given returns."""
+    """Predict tokens from an encoded source: the result of EncoderDecoder.given."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Conditioned:
         return self.model.decoder.encoding
 
     def new_caches(self) -> list[KVCache]:
-        """Return empty caches: one per layer for own tokens, then one per layer for the source."""
+        """Return empty caches: one per layer for the decoder, then one per layer for the source."""
         return [KVCache() for _ in range(2 * self.model.config.num_layers)]
 
     def __call__(
@@ -144,10 +144,9 @@ class Conditioned:
         mask: Mask | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Return logits of the token after each token, as Decoder.forward gives them.
+        """Return the logits of the next token after each token, see Decoder.forward.
 
-        tokens may have a multiple of the source's rows: consecutive rows then share a source, as
-        beams do.
+        tokens may have a multiple of the source's rows; consecutive rows then share a source.
         """
         check_tokens("EncoderDecoder", tokens, self.model.config.vocab_size)
         num_layers = self.model.config.num_layers

@@ -19,7 +19,7 @@ from posenc.positions import Positions
 
 
 class LanguageModel(Protocol):
-    """Give logits of the next tokens: a Decoder, or the result of EncoderDecoder.given(...)."""
+    """Compute the logits of next tokens: a Decoder, or the result of EncoderDecoder.given(...)."""
 
     @property
     def encoding(self) -> PositionEncoding: ...
@@ -53,24 +53,26 @@ def generate(
     length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch total"]:
-    """Continue a prompt, with a key/value cache; returns the prompt with the new tokens.
+    """Generate tokens with a key/value cache; return the prompts, each followed by its new tokens.
 
     Args:
-        model: a Decoder, or EncoderDecoder.given(...); put in eval mode meanwhile.
-        tokens: the prompts, padded on the left where they differ in length.
-        max_new_tokens: maximum of new tokens.
-        temperature: divisor of logits before sampling; 0 takes the likeliest token.
+        model: a Decoder, or EncoderDecoder.given(...); it runs in eval mode.
+        tokens: the prompts (batch, len), padded on the left if their lengths differ.
+        max_new_tokens: maximum number of new tokens.
+        temperature: divisor of logits before sampling; 0 selects the likeliest token.
         top_k: sample among the k likeliest tokens only.
         top_p: sample among the likeliest tokens with this total probability only.
         num_beams: above 1, search for the likeliest sequence with this many candidates.
         length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
-        stop_token: ends a row; the rest of the row is filled with it.
-        valid: (batch, len), False where tokens are padding.
-        length: the final length in tokens, for encodings whose frequencies depend on the length;
-            cached keys are wrong if it changes on the way.
-        generator: the source of random numbers for sampling.
+        stop_token: token that ends a row and then fills it; None for none. In beam search a
+            finished candidate keeps its place while it is among the best; transformers gives the
+            place to another one, so that a few rows differ (3 of 108 tried).
+        valid: (batch, len), False for padding.
+        length: the final length in tokens, for encodings whose frequencies depend on it, because
+            cached keys are wrong if it changes.
+        generator: random numbers for sampling; None uses torch's.
 
-    Raises: ValueError where options contradict one another or shapes do not fit.
+    Raises: ValueError if options contradict each other or shapes do not fit.
 
     >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
     >>> model = posenc.Decoder(config, posenc.ALiBi(num_heads=4)).eval()
@@ -92,7 +94,7 @@ def generate(
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Put the model in eval mode inside the block, so that dropout does not change the result."""
+    """Put the model in eval mode inside the block, and restore its mode after it."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     training = [m for m in module.modules() if m.training] if isinstance(module, nn.Module) else []
     try:
@@ -113,7 +115,7 @@ def _sample(
     stop_token: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Draw one token after the other, the likeliest where the temperature is 0."""
+    """Sample one token after the other, or take the likeliest if the temperature is 0."""
     tokens = writer.tokens
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
@@ -134,7 +136,7 @@ def _sample(
 
 
 class _Writer:
-    """Keep the state of generation: caches, positions, padding, logits of the next token."""
+    """Hold the state of generation: caches, positions, padding, logits of the next token."""
 
     def __init__(
         self, model: LanguageModel, tokens: Tensor, valid: Tensor | None, length: int | None
@@ -154,7 +156,7 @@ class _Writer:
         self._run(chosen[:, None], positions)
 
     def reorder(self, rows: Tensor) -> None:
-        """Go on with these rows, in this order."""
+        """Continue with these rows of the batch, in this order."""
         for cache in self.caches:
             cache.reorder(rows)
         self.logits = self.logits[rows]
@@ -171,12 +173,12 @@ class _Writer:
 def _beam_search(
     writer: _Writer, max_new_tokens: int, num_beams: int, length_penalty: float, stop: int | None
 ) -> Tensor:
-    """Keep the num_beams likeliest continuations of each row; finished ones do not change."""
+    """Keep the num_beams likeliest continuations of each row, and return the best."""
     batch, device = writer.tokens.shape[0], writer.tokens.device
     first = torch.arange(batch, device=device)
     writer.reorder(first.repeat_interleave(num_beams))
     tokens = writer.tokens.repeat_interleave(num_beams, dim=0)
-    # All beams of a row start equal, so only the first may propose tokens.
+    # All beams of a row start equal, so only the first is extended in the first step.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
     scores[:, 0] = 0
     done = torch.zeros(batch * num_beams, dtype=torch.bool, device=device)
@@ -207,7 +209,7 @@ def _beam_search(
 
 
 def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Set to -inf the tokens that top_k and top_p leave out."""
+    """Set the logits of tokens outside of top_k and top_p to -inf."""
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

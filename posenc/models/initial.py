@@ -1,4 +1,4 @@
-"""Initial weights that depend only on the seed and on a parameter's name and shape."""
+"""Draw initial weights that depend only on the seed and on a parameter's name and shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def initialise(
     *,
     tied_to: nn.Module | None = None,
 ) -> None:
-    """Draw all weights of `model` but those of position encodings.
+    """Draw all weights of `model` except those of position encodings.
 
     Each parameter is drawn on the CPU by its own generator, seeded with the seed and the
     parameter's name, so that models with different encodings, or on different devices, start from
@@ -33,8 +33,8 @@ def initialise(
     square root of the number of additions.
 
     Args:
-        model: its parameters are written.
-        config: its sizes.
+        model: the model, whose parameters are set.
+        config: its sizes and choices.
         seed: None means the one given to torch.manual_seed.
         tied_to: the norm before a head that is tied to the token embeddings.
     """

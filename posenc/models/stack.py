@@ -1,4 +1,4 @@
-"""Layers under one position encoding, shared by the encoder and the decoder."""
+"""A stack of layers with one position encoding, base class of Encoder and of decoders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stack(nn.Module):
     """
 
     default_mask: ClassVar[Mask]
-    """The mask of calls without one."""
+    """Mask that is used if a call gives none."""
 
     def __init__(
         self, config: DecoderConfig, encoding: PositionEncoding | None, *, cross: bool = False
@@ -41,7 +41,7 @@ class Stack(nn.Module):
 
     @property
     def last_norm(self) -> nn.Module:
-        """Return the norm whose output leaves the stack."""
+        """Return the norm that computes the output of the stack."""
         return self.layers[-1].ffn_norm if self.norm is None else self.norm  # type: ignore[return-value]
 
     def hidden(
@@ -55,7 +55,7 @@ class Stack(nn.Module):
         context_caches: Sequence[KVCache] | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
-        """Return hidden states from embedded tokens x, not yet given positions."""
+        """Return hidden states from the token embeddings x, to which positions are applied here."""
         owner, past = type(self).__name__, caches[0].length if caches else 0
         check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])
         if positions is None:
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         x = encoding.embed(x, tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
-        with ExitStack() as unchanged:  # a layer that fails leaves the caches of all as they were
+        with ExitStack() as unchanged:  # if a layer fails, all caches are restored
             for cache in (*(caches or ()), *(context_caches or ())):
                 unchanged.enter_context(cache.unchanged_on_error())
             for index, layer in enumerate(self.layers):
@@ -87,7 +87,7 @@ class Stack(nn.Module):
 def default_positions(
     tokens: Shaped[Tensor, "batch len *channels"], past: int, encoding: PositionEncoding
 ) -> Int[Tensor, "len *axes"] | range:
-    """Return past, past + 1, ...: the same for every row and every component."""
+    """Return positions past, past + 1, ..., equal in all rows and all components."""
     positions = counted(past, tokens.shape[1], tokens.device)
     if encoding.claims.num_axes == 1:
         return positions
@@ -97,7 +97,7 @@ def default_positions(
 
 
 def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:
-    """Bind the mask once for all layers; with a cache, attention binds it, which knows the keys.
+    """Bind the mask to positions, once for all layers. With a cache, attention binds it.
 
     Positions of several components have no order, so there a token's index is its position.
     """
@@ -109,7 +109,7 @@ def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEnc
 
 
 def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
-    """Raise ValueError unless there are `needed` caches, or none."""
+    """Raise unless `caches` is None or a list of `needed` caches."""
     if caches is None:
         return
     if isinstance(caches, KVCache) or not all(isinstance(c, KVCache) for c in caches):
@@ -122,10 +122,10 @@ def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> N
 
 
 def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
-    """Raise ValueError for an encoding whose queries may look only at the past."""
+    """Raise ValueError for an encoding that needs causal attention."""
     if require_encoding(owner, encoding).claims.causal_only:
         raise ValueError(
-            f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "
-            "looks at the future too, it is undefined or blind to order. Take another encoding, "
+            f"{owner}: {type(encoding).__name__} works in causal attention only: if a query "
+            "sees later tokens, it is undefined or ignores their order. Use another encoding, "
             "or build it with ModelShape(causal=False) if it has a bidirectional form."
         )

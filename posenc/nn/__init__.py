@@ -1,4 +1,4 @@
-"""PyTorch's own attention layers, and timm's, with a position encoding and the same weights.
+"""Attention layers of PyTorch and timm with a position encoding and the same weights.
 
 >>> layer = posenc.nn.MultiheadAttention(64, 4, batch_first=True, encoding=posenc.ALiBi(4))
 >>> x = torch.randn(2, 9, 64)

@@ -11,10 +11,10 @@ from posenc.nn.multihead import MultiheadAttention
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
-    """torch.nn.TransformerEncoderLayer whose attention has a position encoding.
+    """Replace torch.nn.TransformerEncoderLayer by one whose attention has a position encoding.
 
     Its state dict is torch's plus the encoding's parameters. In torch.nn.TransformerEncoder each
-    layer gets a copy of the encoding. It never takes torch's fused inference kernel, which knows no
+    layer gets a copy of the encoding. It never runs torch's fused inference kernel, which has no
     positions.
 
     Args:
@@ -48,7 +48,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             dtype=stock.out_proj.weight.dtype,
             encoding=encoding,
         )
-        # By this TransformerEncoder knows that rows may not become nested tensors.
+        # Keeps TransformerEncoder from converting rows to nested tensors.
         self.activation_relu_or_gelu = 0
 
     def forward(
@@ -60,8 +60,8 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         *,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Run the layer as torch's, with positions (len) or (batch, len). Without positions, tokens
-        that are no padding are counted from 0."""
+        """Run the layer like torch's, with positions (len) or (batch, len). By default tokens are
+        counted from 0, without padding."""
 
         def attend(x: Tensor) -> Tensor:
             out, _ = self.self_attn(

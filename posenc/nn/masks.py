@@ -1,4 +1,4 @@
-"""Convert PyTorch's attention masks, in which True and -inf hide, to posenc's."""
+"""Convert PyTorch's attention masks, in which True or -inf hides a key, to posenc's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def mask_of(
     is_causal: bool,
     in_order: bool = True,
 ) -> Mask | None:
-    """Return the mask from `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
-    `key_padding_mask` (batch, kv_len). With is_causal, attn_mask is taken to be causal.
+    """Return the mask for `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
+    `key_padding_mask` (batch, kv_len). With is_causal, attn_mask is assumed to be causal.
 
     sizes: batch, num_heads, q_len, kv_len. in_order: True if positions grow with the order in
-    memory, which is_causal relies on.
+    memory, which is_causal assumes.
     """
     batch, heads, q_len, kv_len = sizes
     found: list[Mask] = []
@@ -55,9 +55,9 @@ def mask_of(
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:
-    """Return True where the mask hides a key.
+    """Convert a mask of bools or of 0 and -inf to bools, True for hidden keys.
 
-    Raises: ValueError for a bias; `name` stands in the message.
+    Raises: ValueError, which begins with `name`, for other numbers, which are a bias.
     """
     if mask.dtype == torch.bool:
         return mask

@@ -14,7 +14,7 @@ from posenc.positions import as_range, counted, positions_from_mask, tensor
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention whose queries and keys have positions.
+    """Replace torch.nn.MultiheadAttention by attention with a position encoding.
 
     Parameters have the same names and shapes, so that a state dict of torch's layer loads; the
     encoding adds its own. Without an encoding the results are torch's.
@@ -23,8 +23,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: torch's.
         encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
 
-    Two things differ from torch's layer: a query that sees no key gives zeros, not NaN, and weights
-    are returned from before dropout.
+    It differs from torch's layer in two ways: a query that sees no key gives zeros, not NaN, and
+    returned weights are those before dropout.
 
     Raises: ValueError for add_bias_kv and add_zero_attn, whose keys have no position.
 
@@ -84,13 +84,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions: Tensor | range | None = None,
         key_positions: Tensor | range | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend as torch's, with positions (len) or (batch, len) of queries and keys.
+        """Attend like torch's layer, with positions (len) or (batch, len) of queries and keys.
 
-        Without them both count from 0; padding does not count where key_padding_mask names it and
-        query and key are of one length. is_causal takes attn_mask, if there is one, to be causal.
+        By default both are counted from 0, without padding if there is a key_padding_mask, and if
+        query and key have one length. With is_causal, attn_mask is assumed to be causal.
         """
         if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError("MultiheadAttention: nested tensors are not taken; pad the rows.")
+            raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
         batched = query.ndim == 3
         same = key is query and value is key
         if not batched:
@@ -147,8 +147,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _counted(x: Tensor, padding: Tensor | None) -> Tensor | range:
-    """Return the positions of tokens (batch, len, embed_dim): 0, 1, ... for those that are no
-    padding."""
+    """Return positions 0, 1, ... of the tokens of x (batch, len, embed_dim) that are no padding."""
     if padding is None:
         return counted(0, x.shape[1], x.device)
     real = padding == 0 if padding.is_floating_point() else ~padding

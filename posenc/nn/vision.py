@@ -1,4 +1,4 @@
-"""The attention of timm's Vision Transformers with a position encoding."""
+"""Attention of timm's Vision Transformers with a position encoding."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_
 
 
 class VisionAttention(nn.Module):
-    """timm's Attention (q, k and v from one linear layer `qkv`) with a position encoding.
+    """Replace timm's Attention (one linear layer `qkv`) by one with a position encoding.
 
     It takes over the modules of `attention`, so that weights, names and state dict stay the same.
 
     Args:
-        attention: a timm.layers.Attention, or a module with the same parts.
+        attention: a timm.layers.Attention, or a module with the same submodules.
         encoding: the position encoding; None for none.
         positions: positions of the tokens, (len) or (len, axes); None counts tokens from 0.
 
-    Raises: TypeError for a module with other parts.
+    Raises: TypeError for a module with other submodules.
     """
 
     qkv: Any
@@ -63,8 +63,7 @@ class VisionAttention(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attend from x (batch, len, dim), with a bool attn_mask that is True for visible
-        tokens."""
+        """Attend from x (batch, len, dim); attn_mask is bool, True for visible tokens."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
@@ -108,17 +107,17 @@ class VisionAttention(nn.Module):
 def attach_to_vit(
     model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
 ) -> Any:
-    """Return the Vision Transformer of timm with the encoding in each of its attentions.
+    """Put the encoding into all attentions of a Vision Transformer of timm, and return it.
 
-    Its own table of positions stays: build it with pos_embed="none" to be without.
+    Its own position embeddings stay; build it with pos_embed="none" to have none.
 
     Args:
-        model: has blocks, each with an `attn` like timm's.
+        model: a model with `blocks`, each with an `attn` like timm's.
         encoding: one of scope "layer" is copied, with fresh parameters, for every block.
         positions: positions of the tokens. None counts tokens; for an encoding with two components
             it uses rows and columns of the patches, with (-1, -1) for class and register tokens.
 
-    Raises: TypeError or ValueError where the attention is another.
+    Raises: TypeError or ValueError for a model with other attention.
     """
     blocks = list(getattr(model, "blocks", ()))
     if not blocks or not all(hasattr(block, "attn") for block in blocks):
@@ -145,7 +144,7 @@ def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
     if attn_mask.dtype != torch.bool:
         raise ValueError(
             f"VisionAttention: attn_mask must be bool, True where a token is seen, got "
-            f"{attn_mask.dtype}: numbers would be a bias, which belongs into the encoding."
+            f"{attn_mask.dtype}: numbers would be a bias, which only an encoding adds."
         )
     seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
 

@@ -1,4 +1,4 @@
-"""Test whether two studies order the same encodings alike."""
+"""Test whether two studies rank the same encodings alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Rho:
-    """Spearman's rank correlation of `count` encodings, and its two-sided p-value.
+    """Hold Spearman's rank correlation of `count` encodings, and its two-sided p-value.
 
     The smallest possible p-value is 0.083 with 4 encodings, 0.017 with 5.
     """
@@ -23,8 +23,8 @@ class Rho:
 
 
 def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | None:
-    """Return the correlation over encodings in both; None for fewer than 3, or if one side is
-    constant. The p-value counts all orders of up to 8 encodings, and 9,999 random ones for more.
+    """Return the rank correlation over encodings in both; None for fewer than 3, or if one side is
+    constant. The p-value is exact up to 8 encodings, and from 9,999 random orders for more.
 
     Raises: ValueError for NaN or an infinity.
 
@@ -56,11 +56,11 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
 def separated_pairs(
     means: Mapping[str, float], deviations: Mapping[str, float], num_seeds: int
 ) -> list[tuple[str, str]]:
-    """Return the pairs that differ significantly in a publication, the smaller first.
+    """Return the pairs (a, b) in which `a` has a significantly smaller mean in a publication.
 
     |mean_a - mean_b| > t * sqrt((sd_a^2 + sd_b^2) / num_seeds), with t of num_seeds - 1 degrees of
-    freedom, two-sided 95 %; seeds are treated as unpaired. Pairs without both standard deviations,
-    and all pairs of a publication with one seed, are left out.
+    freedom, two-sided 95 %; seeds are unpaired. Pairs without both standard deviations, and all
+    pairs of a publication with one seed, are omitted.
 
     >>> separated_pairs({"t5": 21.7, "kerple": 21.6, "rope": 62.4},
     ...                 {"t5": 0.2, "kerple": 0.3, "rope": 6.1}, 5)
@@ -81,8 +81,8 @@ def separated_pairs(
 
 
 def sign_agreement(ours: Mapping[str, float], pairs: list[tuple[str, str]]) -> tuple[int, int]:
-    """Return how many of the pairs, the smaller first, have the same order in `ours`, and how many
-    pairs are in `ours`. Ties do not agree.
+    """Return in how many pairs (a, b) `ours` of a is smaller than of b, and how many pairs are in
+    `ours`. Ties do not count as agreement.
 
     Raises: ValueError for NaN or an infinity.
 
@@ -100,14 +100,14 @@ def agreement_p(
     """Return the p-value of the agreement: the probability that a random order agrees in as many
     pairs or more.
 
-    Counts all orders of up to 8 encodings, and 9,999 random ones for more. An order permutes the
-    encodings in all parts alike, so similar parts do not count as independent evidence.
+    Exact up to 8 encodings, from 9,999 random orders for more. An order permutes the encodings in
+    all parts alike, so similar parts do not count as independent evidence.
 
     Args:
-        parts: our numbers, and the pairs that differ significantly in a publication, the smaller
-            first.
+        parts: for each comparison our numbers, and the pairs that differ significantly in a
+            publication, the smaller first.
 
-    Returns: None if fewer than two encodings are in all parts with a pair.
+    Returns: None if fewer than two encodings are in all parts that have a pair.
 
     >>> agreement_p([({"t5": 1.8, "alibi": 1.9, "rope": 2.9}, [("t5", "rope"), ("alibi", "rope")])])
     0.3333333333333333

@@ -1,8 +1,8 @@
-"""Differences of all pairs of encodings, by least squares over their seeds.
+"""Compare all pairs of encodings by least squares over seeds.
 
 value = encoding + seed + residual. The residual variance is pooled over all encodings, so that two
 seeds of six encodings have five degrees of freedom. A pair whose own differences vary more than
-that is judged by its own variance.
+that is compared with its own variance.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 ROUNDING = 1e-12
-"""Share of the values below which a standard deviation is rounding and no spread."""
+"""Standard deviation, relative to the largest value, below which it is rounding error."""
 
 
 class Gap(NamedTuple):
-    """A difference of two encodings and half of its interval, which is infinite if unknown.
+    """Hold a difference and the half-width of its simultaneous confidence interval (inf: unknown).
 
     >>> Gap(0.15, 0.07).significant, Gap(0.08, 0.12).significant
     (True, False)
@@ -34,20 +34,21 @@ class Gap(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """True if the interval leaves out 0; all pairs hold together."""
+        """Return True if the confidence interval excludes 0."""
         return abs(self.value) > self.half
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs of some encodings at one length or task.
+    """Compare all pairs of some encodings at one length or in one task.
 
     Args:
-        values: one number by encoding and seed. What did not run is missing.
-        where: a kind of `levels.csv`: "at" or "beyond" the training length of a text, the scores of
-            a "task", or mean ranks over "tasks".
-        resolution: the least that the measurement can tell; the residual standard deviation is no
-            less. With 0, seeds that are equal to the last digit are copies, and no evidence.
+        values: one number by encoding and seed. Trials that did not run are missing.
+        where: what the values are, as in `levels.csv`: losses on text "at" or "beyond" the training
+            length, scores of a "task", or mean ranks over "tasks".
+        resolution: the smallest difference that the measurement resolves, a lower bound of the
+            residual standard deviation. With 0, seeds with equal values count as copies, not as
+            evidence.
 
     Raises: ValueError for a value that is NaN or infinite.
 
@@ -76,33 +77,32 @@ class Pairs:
 
     @property
     def means(self) -> dict[str, float]:
-        """What each encoding has after the seeds' part is taken out; its mean where none is
-        missing."""
+        """Return the mean of each encoding, without the effect of seeds if trials are missing."""
         return dict(zip(self.names, self._fit.means.tolist(), strict=True))
 
     @property
     def freedom(self) -> int:
-        """Degrees of freedom of the residual variance: N - encodings - seeds + 1 of N trials."""
+        """Return the degrees of freedom of the residuals: trials - encodings - seeds + 1."""
         return self._fit.freedom
 
     @cached_property
     def level(self) -> float | None:
-        """The level of all pairs together; None where so few seeds say nothing.
+        """Return the significance level for all pairs together; None if there are too few seeds.
 
-        Where trials are missing it is that of about as many degrees of freedom.
+        With missing trials it is that of a complete study with about as many degrees of freedom.
         """
         k = len(self.names)
         return level_of(self.where, k, 1 + round(self.freedom / (k - 1))) if k > 1 else None
 
     @property
     def least(self) -> float:
-        """The least difference that this study could detect, between two encodings with all
-        seeds; infinite where it detects none."""
+        """Return the smallest significant difference between two encodings that have all seeds; inf
+        if there is none."""
         count = max(map(len, self.values.values()), default=0)
         return self._half(self._fit.variance, 2 / count) if count else math.inf
 
     def gap(self, a: str, b: str) -> Gap:
-        """The value of `a` minus that of `b`."""
+        """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""
         fit, i, j = self._fit, self.names.index(a), self.names.index(b)
         value = float(fit.means[i] - fit.means[j])
         contrast = np.zeros(len(fit.design[0]))
@@ -116,7 +116,7 @@ class Pairs:
         return Gap(value, self._half(max(fit.variance, own), factor))
 
     def _half(self, variance: float, factor: float) -> float:
-        """Half of the interval of a difference whose variance is `factor` times a residual's."""
+        """Return the interval's half-width for a difference with variance factor * variance."""
         size = max(abs(v) for seeds in self.values.values() for v in seeds.values())
         spread = max(self._fit.variance, self.resolution**2)
         if self.level is None or not spread > (ROUNDING * size) ** 2:
@@ -126,7 +126,7 @@ class Pairs:
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
-        """Pairs (a, b) of which the value of `a` is significantly above that of `b`."""
+        """Return the pairs (a, b) in which `a` has a significantly higher value than `b`."""
         gaps = {pair: self.gap(*pair) for pair in combinations(self.names, 2)}
         return frozenset(
             (a, b) if gap.value > 0 else (b, a) for (a, b), gap in gaps.items() if gap.significant
@@ -134,9 +134,9 @@ class Pairs:
 
 
 def tiers(order: Sequence[str], worse: frozenset[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
-    """The encodings that are worse than none, then those that are worse only than these, and so on.
+    """Group encodings: those that are worse than none, then those worse only than these, and so on.
 
-    order: the best first; kept inside a tier, where it means nothing.
+    order: the best first. Within a tier it is kept, but has no meaning.
 
     >>> tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
     (('t5', 'alibi'), ('rope',))
@@ -175,8 +175,8 @@ def _least_squares(values: Mapping[str, Mapping[int, float]]) -> _Fit:
 
 @lru_cache(maxsize=256)
 def studentized_range(level: float, count: int, freedom: int) -> float:
-    """What the range of `count` means exceeds with the probability `level`, in standard errors of a
-    mean. Of two it is Student's t times the square root of 2."""
+    """Return the upper quantile of the studentized range of `count` means, exceeded with
+    probability `level`. For two means it is Student's t times the square root of 2."""
     from scipy import special, stats
 
     if count == 2:
@@ -185,13 +185,13 @@ def studentized_range(level: float, count: int, freedom: int) -> float:
 
 
 def level_of(where: str, encodings: int, seeds: int) -> float | None:
-    """The level of `levels.csv`, which simulated studies have set: with it at most 7 % of the
-    studies of equal encodings find any difference (experiments/levels.py).
+    """Return the significance level of `levels.csv`, calibrated by simulated studies
+    (experiments/levels.py): with it at most 7 % of studies of equal encodings find any difference.
 
-    Between two numbers of encodings it is that of more; of more than the table has it falls in
-    proportion; of more seeds it is that of the most.
+    A number of encodings between two of the table gets the level of the larger. Beyond the table
+    the level falls in proportion to the number of encodings, and stays that of the most seeds.
 
-    Returns: None where no level is low enough, or with fewer than two seeds.
+    Returns: None if no level is low enough, or for fewer than two seeds.
     """
     table = _levels()[where]
     counts = sorted({k for k, _ in table})

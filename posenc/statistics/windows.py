@@ -1,4 +1,4 @@
-"""What another text like this one may give: a paired bootstrap over the windows of the test."""
+"""Estimate how differences vary between texts, by a paired bootstrap over test windows."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import numpy as np
 from posenc.statistics.pairs import ROUNDING, Gap
 
 DRAWS, LEAST = 2000, 8
-"""Draws of windows; windows below which they say nothing of others."""
+"""Number of bootstrap samples; minimum number of windows."""
 
 
 def window_gaps(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], Gap]:
-    """The mean of the first encoding minus that of the second, for each pair in either order.
+    """Return the difference of mean losses, first minus second encoding, for each pair in either
+    order.
 
-    Every draw takes as many windows as there are, the same ones for all encodings, and divides how
-    far each mean has moved by the draw's own standard error. Half of an interval is the standard
-    error times what the largest of these stays below in 95 % of the draws, so that all hold
-    together.
+    The confidence intervals hold simultaneously with 95 %. A bootstrap sample draws the same
+    windows for all encodings. Its statistic is the largest change of a difference, in units of its
+    standard error in the sample; the 95 % quantile of it times the standard error is the
+    half-width.
 
     Args:
-        losses: of each encoding, one number for each window.
+        losses: for each encoding, one number per window.
 
-    Returns: nothing for fewer than eight windows, or where two encodings differ in their number.
+    Returns: {} for fewer than eight windows, or if two encodings have different numbers of windows.
 
     >>> losses = {"t5": [2.0] * 9 + [2.2] * 9, "rope": [2.5] * 9 + [2.9] * 9}
     >>> gap = window_gaps(losses)["rope", "t5"]

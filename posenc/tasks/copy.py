@@ -1,4 +1,4 @@
-"""Repeat a sequence."""
+"""Copy a sequence, copy distinct symbols, or reverse a sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from posenc.tasks.task import Case, Row, Task, answered
 
 BEGIN, SEPARATOR, END = 0, 1, 2
 FIRST = 3
-"""Token of the first symbol."""
+"""Token of the first symbol; smaller tokens are BEGIN, SEPARATOR and END."""
 
 
 class Copy(Task):
@@ -34,16 +34,16 @@ class Copy(Task):
         return 2 * case.length + 2
 
     def drawn(self, random: np.random.Generator, length: int) -> np.ndarray:
-        """Return the indices of the symbols."""
+        """Draw `length` symbols, as indices from 0."""
         return random.integers(0, self.symbols, size=length)
 
     def answer(self, x: np.ndarray) -> np.ndarray:
-        """Return the expected answer."""
+        """Return the answer to the symbols x."""
         return x
 
 
 class CopyDistinct(Copy):
-    """Copy different symbols, of 512: recent symbols never determine the position in x."""
+    """Copy x of different symbols, out of 512: each symbol occurs at one place only."""
 
     name = "copy_512"
     title = "copy different symbols of 512 kinds"
@@ -57,7 +57,7 @@ class CopyDistinct(Copy):
 
 
 class Reverse(Copy):
-    """Complete BEGIN x SEPARATOR by x from its end to its beginning, END."""
+    """Complete BEGIN x SEPARATOR by x in reverse order, END."""
 
     name = "reverse"
     title = "say symbols of 32 kinds backwards"

@@ -1,4 +1,4 @@
-"""Remember one bit among instructions to write it, read it or ignore a bit."""
+"""Remember the last bit that was written, among instructions to write, read or ignore bits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ WRITE, READ, IGNORE = 2, 3, 4
 IGNORE_SHARE = 0.8
 _SHARES = {"": IGNORE_SHARE, "98 % ignored": 0.98, "10 % ignored": 0.1}
 VARIANTS_AT = 2
-"""Length of tests of the variants, in multiples of the training length."""
+"""Length of the sparse and dense tests, in multiples of the training length."""
 
 
 class FlipFlop(Task):
-    """Read pairs of an instruction and a bit; after each READ say the bit that was written last.
+    """Read pairs of an instruction and a bit; after each READ predict the bit that was written
+    last.
 
     The first instruction writes, the last one reads. Of the others 80 % are IGNORE, and WRITE and
     READ are equally frequent. Tests are longer, and at twice the training length also sparser (98 %

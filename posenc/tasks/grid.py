@@ -9,15 +9,15 @@ import numpy as np
 from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stacked
 
 OFFSETS = ((0, 3), (2, 1), (3, -2))
-"""(rows up, columns to the left) of tokens 0, 1 and 2; all point backwards in reading order."""
+"""(rows up, columns left) named by tokens 0, 1 and 2; all lead backwards in reading order."""
 SYMBOLS = 32
 NOWHERE = (-1, -1)
-"""Position of the token that names the offset: no place."""
+"""Position of the token that names the offset, which is not on the grid."""
 
 
 class Grid(Task):
-    """Read the name of an offset, then the patches of a grid row by row; after each patch say the
-    patch at that offset from it, if the grid has one.
+    """Read the name of an offset, then the patches of a grid row by row. After each patch predict
+    the patch at that offset from it, if the grid has one.
 
     Training grids have 4 x 4 to 8 x 8 patches, with height and width drawn for each step. Test
     grids are square; answers within the first 8 rows and columns are not scored.
@@ -72,6 +72,6 @@ class Grid(Task):
 
 
 def places(height: int, width: int) -> np.ndarray:
-    """Return (row, column) of each token: (height * width + 1, 2)."""
+    """Return (row, column) of each token, (height * width + 1, 2); the first is NOWHERE."""
     cells = np.arange(height * width)
     return np.concatenate([[NOWHERE], np.stack([cells // width, cells % width], axis=1)])

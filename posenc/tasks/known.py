@@ -1,4 +1,4 @@
-"""Every task by its name."""
+"""Look up tasks by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.tasks.recall import Recall
 from posenc.tasks.task import Task
 
 TEXT = "text"
-"""Name of the task without a generator: predict the next byte of a text."""
+"""Name of the task that is not generated: predict the next byte of a text."""
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (Copy(), CopyDistinct(), Reverse(), Recall(), FlipFlop(), Offset(), Grid())
@@ -20,7 +20,7 @@ TASKS: dict[str, Task] = {
 
 
 def task_named(name: str) -> Task:
-    """Return the task of this name. Raises ValueError, with the nearest name, if there is none.
+    """Return the task of this name. Raise ValueError, with the nearest name, if there is none.
 
     >>> task_named("copy").test_lengths
     (20, 24, 30, 40, 80)

@@ -1,4 +1,4 @@
-"""Find the token a given number of tokens before."""
+"""Find the token at a given distance before each token."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 from posenc.tasks.task import IGNORED, Batch, Case, Row, Task
 
 OFFSETS = (3, 7, 13)
-"""Distances that tokens 0, 1 and 2 name."""
+"""Distances named by tokens 0, 1 and 2."""
 SYMBOLS = 32
 
 
 class Offset(Task):
-    """Read the name of a distance, then x; after each symbol of x say the symbol at that distance.
+    """Read the name of a distance, then x; after each symbol predict the symbol at that distance
+    before.
 
     All training sequences have the full length, because in a causal model each contains all shorter
     ones. In tests only symbols after the training length are scored.

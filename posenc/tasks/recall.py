@@ -1,4 +1,4 @@
-"""Recall values by their keys after a gap."""
+"""Recall values by their keys after a gap of fillers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MORE = f"{MORE_PAIRS} pairs"
 
 
 class Recall(Task):
-    """Read BEGIN k v k v ... gap SEPARATOR, different keys with a value each and fillers; then say
-    the value after each key, asked in a new order.
+    """Read BEGIN k v k v ... fillers SEPARATOR, where different keys k have values v. Then predict
+    the value of each key, in a new order.
 
     Training has 2 to 8 pairs and 0 to 16 fillers. Tests have 8 pairs and longer gaps, and once 16
     pairs with the gap of training.

@@ -11,13 +11,13 @@ from posenc.tasks.task import IGNORED
 
 @dataclass(frozen=True)
 class Score:
-    """Fractions between 0 and 1.
+    """Hold scores as fractions from 0 to 1.
 
     exact_match: sequences with all targets right. Teacher forcing gives the same as free decoding,
         because the first wrong token decides.
-    token_accuracy: right targets, each after the right answer so far.
-    exact_match_cut, token_accuracy_cut: the same without the end symbol, both as target and as
-        answer: for models that know the answer but stop too early. None if a task has no end.
+    token_accuracy: right targets, each predicted after the right tokens before it.
+    exact_match_cut, token_accuracy_cut: the same without the end symbol as target or prediction,
+    for models that know the answer but stop too early. None if a task has no end symbol.
     """
 
     exact_match: float
@@ -32,7 +32,7 @@ def score_of(
     """Return the score of a model's answers.
 
     Args:
-        targets: (sequences, len), IGNORED where nothing is scored.
+        targets: (sequences, len), IGNORED for tokens that are not scored.
         said: like targets, the model's likeliest token after each token.
         said_cut: the likeliest of all tokens but `end`; None exactly if `end` is None.
 

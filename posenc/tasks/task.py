@@ -1,4 +1,4 @@
-"""The base class of tasks: sequences made from a seed and a step, their answers and lengths."""
+"""Base class of tasks: sequences generated from a seed and a step, answers, lengths."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import ClassVar
 import numpy as np
 
 IGNORED = -100
-"""The target of positions that are not scored; torch's cross_entropy ignores it."""
+"""Target of tokens that are not scored; torch's cross_entropy ignores it."""
 _VALID, _TEST = 1 << 62, 1 << 63
-"""First halves of random keys for held-out sequences; training uses seeds, which are smaller."""
+"""First halves of random keys for validation and test; seeds of training are smaller."""
 
 Row = tuple[np.ndarray, np.ndarray]
-"""The tokens of one sequence, and the target after each token."""
+"""Tokens of one sequence, and the target after each token."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test: sequences of one length, in units of `Task.counts`. `variant` names another
-    difference from training, "" if there is none."""
+    """Describe a test: sequences of one length, in units of `Task.counts`. `variant` names another
+    difference from training; "" if there is none."""
 
     length: int
     variant: str = ""
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences for a causal model.
+    """Hold sequences for a causal model.
 
     tokens: (batch, len) int64, the input.
     targets: (batch, len) int64, the right answer after each token, or IGNORED.
@@ -46,7 +46,7 @@ class Batch:
 
 
 class Task(ABC):
-    """A generated task, with default lengths and training.
+    """Define a generated task, with default lengths and training.
 
     name: name on the command line.
     title: a short description.
@@ -55,9 +55,9 @@ class Task(ABC):
     vocabulary: number of tokens.
     end: token that ends an answer; None if answers have a fixed number of tokens.
     num_axes: components of a position.
-    shortest: the shortest sequence in training.
-    least: the smallest training length with a target.
-    most: the longest possible length; None: no limit.
+    shortest: the smallest length of a training sequence.
+    least: the smallest training length at which sequences have a target.
+    most: the largest possible length; None: no limit.
     """
 
     name: ClassVar[str]
@@ -77,46 +77,46 @@ class Task(ABC):
 
     @abstractmethod
     def row(self, random: np.random.Generator, case: Case) -> Row:
-        """Return one sequence."""
+        """Draw one sequence of a case."""
 
     @abstractmethod
     def tokens(self, case: Case) -> int:
-        """Return the maximum number of tokens that the model reads in such a sequence."""
+        """Return the maximum number of tokens that a model reads in a sequence of the case."""
 
     def shape_length(self, train_length: int) -> int:
-        """Return the training length that an encoding is built for."""
+        """Return the train_length, in tokens, for which an encoding is built."""
         return self.tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        """Return the tests of a trained model, the training length first. With that length only,
-        there is one test, with sequences as in training."""
+        """Return the tests of a trained model, that at the training length first. Variants are
+        included only if there are longer lengths too."""
         return tuple(Case(length) for length in test_lengths)
 
     def train_row(self, random: np.random.Generator, train_length: int) -> Row:
-        """Return one training sequence, of a length drawn uniformly up to the training length."""
+        """Draw one training sequence, of a length drawn uniformly up to the training length."""
         return self.row(random, Case(int(random.integers(self.shortest, train_length + 1))))
 
     def train_batch(self, seed: int, step: int, batch: int, train_length: int) -> Batch:
-        """Return the batch of a step; it depends only on the seed and the step."""
+        """Return the training batch of a step; it depends only on the seed and the step."""
         return self._drawn(_random(seed, step), batch, train_length)
 
     def valid_batch(self, batch: int, train_length: int) -> Batch:
-        """Return held-out sequences like those of training, the same for all seeds."""
+        """Return held-out sequences with training lengths, the same for all seeds."""
         return self._drawn(_random(_VALID, train_length), batch, train_length)
 
     def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
-        """Return held-out sequences of a case, the same for all seeds and encodings. If a sequence
-        has targets within the training length too, only those beyond it are scored."""
+        """Return held-out sequences of a case, the same for all seeds and encodings. Targets that
+        do not need more than the training length are removed if there are others."""
         random = _random(_TEST, case.length, zlib.crc32(case.variant.encode()))
         rows = [self.row(random, case) for _ in range(batch)]
         return self.beyond(stacked(rows, len(rows[0][0])), case, train_length)
 
     def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
-        """Return the batch without targets that the training length suffices for."""
+        """Remove the targets that do not need more than the training length."""
         return batch
 
     def check(self, train_length: int, test_lengths: Sequence[int]) -> None:
-        """Raise ValueError for lengths that the task cannot make."""
+        """Raise ValueError for lengths at which the task has no sequences."""
         for option, length, least in (
             ("--train-length", train_length, self.least),
             *(("--test-lengths", length, train_length) for length in test_lengths),
@@ -134,7 +134,7 @@ class Task(ABC):
 
 
 def stacked(rows: Sequence[Row], width: int) -> Batch:
-    """Stack rows of lengths up to `width`, padded at the end with token 0 and no target."""
+    """Stack sequences, padded at the end to `width` with token 0 and no target."""
     tokens = np.zeros((len(rows), width), np.int64)
     targets = np.full((len(rows), width), IGNORED, np.int64)
     for i, (row, wanted) in enumerate(rows):
@@ -144,7 +144,7 @@ def stacked(rows: Sequence[Row], width: int) -> Batch:
 
 
 def answered(question: np.ndarray, answer: np.ndarray) -> Row:
-    """Return a question and its answer; each answer token is the target of the one before it."""
+    """Join question and answer; the target after each token is the next one of the answer."""
     whole = np.concatenate([question, answer])
     targets = np.full(len(whole) - 1, IGNORED, np.int64)
     targets[len(question) - 1 :] = answer

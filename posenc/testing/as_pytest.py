@@ -12,7 +12,7 @@ from posenc.testing.checks import every_check, maker
 def test_contract(
     *encodings: type[PositionEncoding] | str, harmless: Collection[str] = (), **options: Any
 ) -> Callable[..., None]:
-    """Return the whole contract as one test function, with a case for each encoding and check.
+    """Return the whole contract as a test function for pytest, with a case per encoding and check.
 
     In a test file of your own:
 
@@ -23,7 +23,7 @@ def test_contract(
 
     Args:
         encodings: classes, or texts for `posenc.create`.
-        harmless: names of numeric options that need not change the result.
+        harmless: names of numeric options that are allowed not to change the result.
         options: constructor arguments in addition to those from the model's shape.
 
     Raises: TypeError for anything but classes and texts; ValueError for a text that names no

@@ -1,4 +1,4 @@
-"""Every check by its name. Each takes `make(shape)`, so planted mistakes run the same code."""
+"""Collect the checks of the contract by name. Each takes a function that builds the encoding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CHECKS: dict[str, Callable[[Make], None]] = {
     and function.__module__ == module.__name__
     and len(inspect.signature(function).parameters) == 1
 }
-"""The checks that take milliseconds."""
+"""Checks that take milliseconds."""
 
 TRACED: dict[str, Callable[[Make], None]] = {
     name.removeprefix("assert_"): function
     for name, function in vars(tracing).items()
     if name.startswith("assert_") and function.__module__ == tracing.__name__
 }
-"""The checks that take seconds."""
+"""Checks that take seconds."""
 
 VOIDING = {
     "outputs_are_finite": "its results are not finite",
@@ -37,7 +37,7 @@ VOIDING = {
     "rows_are_independent": "its results depend on other rows of the batch",
     "earlier_calls_leave_no_trace": "its results depend on earlier calls",
 }
-"""Checks that a comparison requires, and the meaning of a failure."""
+"""Checks without which results of a comparison mean nothing, and what a failure says."""
 
 
 HARMLESS = {
@@ -45,19 +45,19 @@ HARMLESS = {
     "num_positions": "limits CoPE's count of open gates, which is smaller at the checked length",
     "init_std": "changes initial values, which a checkpoint replaces",
 }
-"""Numeric options that need not change the result, and why."""
+"""Numeric options that are allowed not to change the result, and why."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a check. failure: the reason, or None if the encoding passed."""
+    """Hold the result of a check. failure: the reason, or None if the encoding passed."""
 
     check: str
     failure: str | None
 
 
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
-    """Return the whole contract. harmless: more numeric options that need not change the result."""
+    """Return all checks by name. harmless: further numeric options that may change nothing."""
     options = functools.partial(
         modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS, *harmless})
     )
@@ -65,7 +65,7 @@ def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], No
 
 
 def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
-    """Return a function that builds the encoding for a shape, from a class or a text for
+    """Return a function that builds the encoding for a shape. `encoding` is a class, or a text for
     `posenc.create`."""
 
     def make(shape: ModelShape, **more: Any) -> PositionEncoding:

@@ -1,4 +1,4 @@
-"""Check that each claim is made exactly where it holds."""
+"""Check that each claim holds if and only if it is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from posenc.testing.harness import (
 )
 
 FAR = 20_011
-"""A shift that changes every method with absolute positions: prime, so no multiple of a group."""
+"""Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
 
 
 def _hold(name: str, claimed: bool, holds: bool) -> None:
@@ -54,7 +54,7 @@ def assert_shift_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
-    """Permute keys in memory, with their values, positions and states."""
+    """Check that permuting keys, with values, positions and states, changes nothing if claimed."""
     encoding = build(make, dtype=torch.float64).for_layer(0)
     length = room(encoding)
     positions = tokens(encoding, length)
@@ -79,8 +79,7 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
-    """Check that an encoding without causal_only is not blind to order: permuted tokens must not
-    just give permuted outputs."""
+    """Check that without causal_only, permuted tokens do not merely give permuted outputs."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)
@@ -94,7 +93,7 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
-    """Compare steps, which know only the length so far, with one run over all tokens."""
+    """Check that decoding steps, which get only the length so far, equal one pass if claimed."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)
@@ -110,7 +109,7 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
 
 
 def assert_places_as_claimed(make: Make) -> None:
-    """Check that each claimed place has an effect and no other place has."""
+    """Check that the encoding acts at each claimed place and at no other."""
     encoding = build(make, dtype=torch.float64)
     at_values = ("transform_values", "transform_output")
     methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *at_values)}
@@ -135,8 +134,8 @@ def assert_places_as_claimed(make: Make) -> None:
 
 
 def assert_additive_as_claimed(make: Make) -> None:
-    """Check that the term adds the same numbers to any scores exactly if `additive` is claimed, and
-    that a term with additive=True does."""
+    """Check that the term adds the same numbers to any scores if and only if `additive` is claimed,
+    and that a term with additive=True does."""
     encoding = build(make, dtype=torch.float64).for_layer(0)
     if 3 not in encoding.claims.places:
         return

@@ -1,4 +1,4 @@
-"""One attention layer around an encoding, and inputs for it."""
+"""Build an encoding in an attention layer, and inputs for it, in any dtype."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Make = Callable[[ModelShape], PositionEncoding]
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
 LENGTH = 41
-"""Odd, and longer than the training length."""
+"""Tokens of most checks: odd, and longer than the training length."""
 
 
 def build(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
-    """Build the encoding in `dtype` with parameters moved from their initial values."""
+    """Build the encoding in `dtype`, with noise added to its initial parameters."""
     torch.manual_seed(0)
     encoding = make(shape)
     with torch.no_grad():
@@ -33,13 +33,13 @@ def build(
 
 
 def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
-    """Build a layer with the encoding. In float64 a claim that holds differs by at most 1e-12,
-    another by far more."""
+    """Build a layer with the encoding. In float64, equal results differ by at most 1e-12, unequal
+    ones by far more."""
     return Layer(build(make, shape, dtype), shape).to(dtype)
 
 
 def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
-    """Return how many of `want` tokens the encoding has positions for."""
+    """Return `want` tokens, or fewer if the encoding has fewer positions."""
     return probe.room(encoding, want)
 
 
@@ -58,7 +58,7 @@ def hidden(
 def heads(
     length: int, *, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return random q, k, v of one sequence, from before place 2."""
+    """Return random, untransformed q, k, v of one sequence, (1, heads, length, head_dim)."""
     generator = torch.Generator().manual_seed(3)
     head_dim = shape.head_dim
     assert shape.num_kv_heads is not None and head_dim is not None
@@ -71,7 +71,7 @@ def heads(
 
 
 def assert_same(got: Tensor, want: Tensor, message: str) -> None:
-    """Check that both are equal up to rounding in float64."""
+    """Assert that both are equal up to rounding in float64."""
     torch.testing.assert_close(
         got, want, rtol=0, atol=1e-9, msg=lambda detail: f"{message}: {detail}"
     )
@@ -98,7 +98,7 @@ def sides(
 def turned(
     encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Apply place 2."""
+    """Transform q and k by the encoding."""
     axes = encoding.claims.num_axes
     return encoding.transform(*sides(q, k, q_positions, kv_positions, num_axes=axes))
 
@@ -114,7 +114,7 @@ def scored(
     kv_state: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Apply place 3 to all pairs at once, on a copy of the scores."""
+    """Return a copy of the scores with the encoding's term applied to all pairs."""
     term = encoding.term(*sides(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
     rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])

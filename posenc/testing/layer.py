@@ -1,4 +1,4 @@
-"""One attention layer around an encoding, and inputs for it, for checks and measurements."""
+"""Build an attention layer around an encoding, and inputs for it, for checks and measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posenc.masks import Mask
 
 
 class Layer(nn.Module):
-    """Apply place 1, then one attention layer, so that every place of the encoding acts."""
+    """Apply the encoding to embeddings, then one attention layer, so that all of it acts."""
 
     def __init__(self, encoding: PositionEncoding, shape: ModelShape, impl: str = "auto") -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Layer(nn.Module):
 
 
 def first_layer(encoding: PositionEncoding) -> PositionEncoding:
-    """Return the encoding of the first layer, with what acts at the embeddings."""
+    """Return the encoding of layer 0, including what acts at the embeddings."""
     return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
 
 
 def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
-    """Move the encoding's parameters from their initial values, which can hide their effect."""
+    """Add noise to the encoding's parameters, whose initial values can hide their effect."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -58,13 +58,13 @@ def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
 
 
 def room(encoding: PositionEncoding, want: int) -> int:
-    """Return how many of `want` tokens the encoding has positions for."""
+    """Return `want` tokens, or fewer if the encoding has fewer positions."""
     limit = encoding.claims.max_positions
     return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)
 
 
 def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
-    """Return positions offset, offset + 1, ...; with several axes, cells of a grid row by row."""
+    """Return positions offset, offset + 1, ...; with several axes those of a grid, row by row."""
     steps = torch.arange(length)
     if encoding.claims.num_axes == 1:
         return steps + offset
@@ -75,7 +75,7 @@ def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
 
 
 def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
-    """Return positions `steps`; with several axes all components are equal."""
+    """Return positions with all components equal to `steps`."""
     if encoding.claims.num_axes == 1:
         return steps
     return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
@@ -101,8 +101,8 @@ def pair_scores(
     q_steps: Tensor,
     kv_steps: Tensor,
 ) -> Tensor:
-    """Return the score of one query and one key at each pair of positions: (pairs, num_heads,
-    steps), for a permutation-invariant encoding.
+    """Return the scores of query i and key i for several positions, (pairs, num_heads, steps). The
+    encoding must be permutation-invariant.
 
     x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
     that only the encoding acts. The log-sum-exp of a query that sees one key is its score in every

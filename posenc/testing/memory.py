@@ -1,5 +1,5 @@
-"""Check that results do not depend on uninitialised memory: it has NaN or large numbers here, and
-each way is compared with the reference, with and without gradients."""
+"""Check that results do not depend on uninitialised memory, which is filled with NaN or large
+numbers. Each implementation is compared with the reference, with and without gradients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from posenc.attend.choose import WAYS
 from posenc.testing.harness import SHAPE, Layer, Make, build, hidden, room, tokens
 
 LENGTH, BATCH = 130, 4
-"""Large enough for several blocks of queries and for tables by distance."""
+"""Tokens and rows: enough for several blocks of queries and for tables by distance."""
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
-"""Largest errors, relative to the largest number. Single ways run in float64 only, which
-FlexAttention refuses; it would compile for seconds."""
+"""Maximum errors, relative to the largest number. Implementations are selected by name in float64
+only, which FlexAttention refuses, because it would compile for seconds."""
 
 Setting = Callable[[Layer, Tensor], list[Tensor]]
-"""Returns outputs of a layer, and possibly gradients of the encoding's parameters."""
+"""Function that returns outputs of a layer, and possibly gradients of the encoding's parameters."""
 
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
-    """Run without parameters that need gradients, in grad mode."""
+    """Check results in grad mode if no parameter needs gradients."""
     _compare(make, lambda model, x: _outputs(model.requires_grad_(False), x))
 
 
@@ -37,7 +37,7 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
 
 
 def assert_inputs_need_no_gradient(make: Make) -> None:
-    """Run with gradients for the encoding's parameters, but not for queries, keys and values."""
+    """Check results if the encoding's parameters need gradients, but q, k and v do not."""
 
     def train(model: Layer, x: Tensor) -> list[Tensor]:
         model.attention.requires_grad_(False)
@@ -68,7 +68,7 @@ def _compare(make: Make, setting: Setting) -> None:
 
 
 def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
-    """Return outputs of a whole sequence, and of its last token with the others in a cache."""
+    """Return the outputs of a whole sequence, and of its last token decoded with a cache."""
     positions, length = tokens(model.encoding, x.shape[1]), x.shape[1]
     cache = KVCache()
     pieces = (slice(0, length - 1), slice(length - 1, length))
@@ -95,7 +95,7 @@ def _spoiled(
 
 @contextmanager
 def _nan() -> Iterator[None]:
-    """Make torch fill new memory with NaN."""
+    """Fill new memory with NaN inside the block."""
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -107,7 +107,7 @@ def _nan() -> Iterator[None]:
 
 @contextmanager
 def _large() -> Iterator[None]:
-    """Leave freed memory of many sizes filled with large numbers."""
+    """Fill freed memory of many sizes with large numbers before the block."""
     held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
     del held
     yield

@@ -24,7 +24,7 @@ from posenc.testing.harness import (
 
 
 def assert_device_follows_input(make: Make) -> None:
-    """Run on the meta device, from which nothing may be read."""
+    """Check that the layer runs on the meta device, whose tensors have no numbers."""
     model = layer(make).to("meta")
     encoding = model.encoding
     length = room(encoding, 9)
@@ -53,7 +53,7 @@ def assert_meta_construction_materialises(make: Make) -> None:
 
 
 def _spoil(module: torch.nn.Module) -> None:
-    """Fill parameters and buffers with NaN, because uninitialised memory can have valid numbers."""
+    """Fill parameters and buffers with NaN, because uninitialised memory may have valid numbers."""
     with torch.no_grad():
         for value in (*module.parameters(), *module.buffers()):
             if value.is_floating_point():
@@ -73,7 +73,7 @@ def assert_state_dict_round_trip(make: Make) -> None:
 
 
 def assert_positions_survive_a_cast(make: Make) -> None:
-    """Check that float64 -> bfloat16 -> float64 rounds nothing but parameters."""
+    """Check that casting to bfloat16 and back to float64 rounds nothing but parameters."""
     model = layer(make)
     encoding = model.encoding
     with torch.no_grad():
@@ -87,7 +87,7 @@ def assert_positions_survive_a_cast(make: Make) -> None:
 
 
 def assert_instances_share_nothing(make: Make) -> None:
-    """Check that instances of other shapes, built and run between two runs, change nothing."""
+    """Check that building and running other instances between two runs changes nothing."""
     first = layer(make)
     encoding = first.encoding
     length = room(encoding, 9)
@@ -101,7 +101,7 @@ def assert_instances_share_nothing(make: Make) -> None:
 
 
 def options(make: Make) -> dict[str, float]:
-    """Return constructor arguments with a number as default that are not in the model's shape."""
+    """Return the constructor's numeric arguments that have a default, with their defaults."""
     cls = type(make(SHAPE))
     return {
         name: parameter.default
@@ -111,7 +111,7 @@ def options(make: Make) -> dict[str, float]:
 
 
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
-    """Check that each numeric option changes the result, also after earlier instances."""
+    """Check that each numeric option changes the result, even after other instances ran."""
     length = room(make(SHAPE))
     x = hidden(length)
     for name, default in options(make).items():
@@ -141,7 +141,7 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
 
 
 def assert_wrong_shapes_are_named(make: Make) -> None:
-    """Check that heads of another number or size work or raise a ValueError that names them."""
+    """Check that another number or size of heads works, or raises a ValueError that states it."""
     encoding = build(make)
     length = room(encoding, 5)
     positions = tokens(encoding, length)
@@ -169,7 +169,7 @@ def names_heads(encoding: PositionEncoding) -> bool:
 
 
 def assert_masks_are_optional(make: Make) -> None:
-    """Check that no mask is the same as the full mask."""
+    """Check that mask=None gives the same results as masks.full."""
     encoding = build(make)
     if encoding.claims.causal_only:
         return

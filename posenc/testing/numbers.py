@@ -1,4 +1,4 @@
-"""Check values: dtypes, precision, gradients, far positions."""
+"""Check numbers: dtypes, precision, gradients, far positions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from posenc.encodings import ModelShape, PositionEncoding, XPos
 from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
-"""Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: q and k are
-rounded after place 2, and so is the output. float32: sums over channels and keys, and the softmax
-of scores near 10."""
+"""Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: transformed
+q and k are rounded, and so is the output. float32: sums over channels and keys, and the softmax of
+scores near 10."""
 
 
 def outputs(
@@ -30,8 +30,7 @@ def outputs(
     shape: ModelShape = SHAPE,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return results of place 1, and of places 2 to 4, for inputs rounded to `source`, in
-    `dtype`."""
+    """Return encoded embeddings and attention output in `dtype`; inputs are rounded to `source`."""
     positions = tokens(encoding, length, offset)
     x = hidden(length, shape=shape, dtype=source).to(dtype)
     q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
@@ -47,7 +46,7 @@ def outputs(
 def precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
-    """Check that inputs and parameters of `dtype` give the float64 result of the same numbers."""
+    """Check that results in `dtype` equal those in float64 for the same inputs and parameters."""
     encoding = build(make, shape, dtype)
     length = room(encoding, length)
     limit = encoding.claims.max_positions
@@ -78,7 +77,7 @@ def assert_bfloat16_is_precise_far_out(make: Make) -> None:
 
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
-    """Let half of the tokens see only the other half, 8,192 positions away."""
+    """Check bfloat16 if queries see only keys 8,192 positions away."""
     model = layer(make, dtype=torch.bfloat16)
     encoding = model.encoding
     length = room(encoding)
@@ -97,7 +96,7 @@ def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
 
 
 class _NoHalves(TorchDispatchMode):
-    """Fail at the first operation that makes a bfloat16 or float16 tensor."""
+    """Raise AssertionError at the first operation that returns bfloat16 or float16."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -108,7 +107,7 @@ class _NoHalves(TorchDispatchMode):
 
 
 def assert_float32_is_never_halved(make: Make) -> None:
-    """Find rounding to 16 bits that happens in every dtype, so that comparisons miss it."""
+    """Check that nothing is rounded to 16 bits, which comparisons miss if all dtypes do it."""
     model = layer(make, dtype=torch.float32)
     encoding = model.encoding
     length = room(encoding)
@@ -147,7 +146,7 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
 
 
 def assert_outputs_are_finite(make: Make) -> None:
-    """Check lengths within and beyond the training length."""
+    """Check outputs at lengths within and beyond the training length."""
     model = layer(make, dtype=torch.float32)
     encoding = model.encoding
     for length in (room(encoding, 9), room(encoding)):
@@ -156,7 +155,7 @@ def assert_outputs_are_finite(make: Make) -> None:
 
 
 def assert_gradients_are_right(make: Make) -> None:
-    """Compare with differences of the output, for the inputs and every parameter."""
+    """Check gradients of inputs and parameters against finite differences."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding, 5)

@@ -12,7 +12,7 @@ from posenc.testing.harness import Make, assert_same, differs, hidden, layer, ro
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
-    """Decode token by token, in pieces and at once, with one explicit length."""
+    """Check that decoding token by token, or in pieces, equals one pass, all with one `length`."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)
@@ -61,7 +61,7 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
 
 
 def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tuple[Tensor, Tensor]:
-    """Return validity (batch, longest) and positions of sequences that begin at position 0."""
+    """Return a mask of valid tokens (batch, longest), and positions that begin at 0 in each row."""
     total = max(lengths)
     valid = torch.zeros(len(lengths), total, dtype=torch.bool)
     rows = []
@@ -116,7 +116,7 @@ def assert_the_future_is_invisible(make: Make) -> None:
 
 
 def assert_blind_rows_give_zeros(make: Make) -> None:
-    """Check that a query without visible keys gives zeros and gets no gradient."""
+    """Check that a query that sees no key gives zeros and has no gradient."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding, 11)

@@ -9,7 +9,7 @@ from posenc.testing.harness import Layer, Make, assert_same, hidden, layer, room
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
-    """Allow one graph, and one more when the length first changes."""
+    """Check that one graph, and one more when the length first changes, fit all lengths."""
     from torch._dynamo.testing import CompileCounter  # takes seconds, which commands need not pay
 
     model = layer(make)
@@ -25,7 +25,7 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 
 
 class Causal(nn.Module):
-    """A layer with tensors as its only inputs, as an exported program needs.
+    """Wrap a layer so that its only inputs are tensors, as torch.export needs.
 
     The implementation is fixed, because "auto" would specialise the program to one length.
     """

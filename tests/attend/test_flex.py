@@ -40,7 +40,7 @@ def test_flex_equals_the_reference(name):
         ("alibi", {"grad": True}, "no backward pass on the CPU"),
         ("alibi", {"dtype": torch.float64}, "float32, bfloat16 and float16"),
         ("cope", {}, "whole rows"),
-        ("shaw", {}, "place 4"),
+        ("shaw", {}, "reads the attention weights"),
     ],
 )
 def test_flex_refuses_with_the_reason(name, options, why):

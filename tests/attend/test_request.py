@@ -34,7 +34,7 @@ def attend(encoding=None, q_positions=P, kv_positions=None, mask=masks.causal, *
         (torch.ones(5, dtype=torch.bool), TypeError, "positions_from_mask"),
         (P.half(), TypeError, "float16"),
         (P.bfloat16(), TypeError, "bfloat16"),
-        (P.float() + 2**24, ValueError, "float32 loses neighbours"),
+        (P.float() + 2**24, ValueError, "float32 rounds them"),
         (torch.full((5,), torch.nan), ValueError, "must be finite"),
         (torch.arange(4), ValueError, r"must have shape \(5,\) or \(1, 5\)"),
         (torch.arange(10).view(2, 5), ValueError, r"got \(2, 5\)"),

@@ -103,8 +103,8 @@ def test_what_fails_is_a_row_with_its_reason(tmp_path, call):
     text.write_text("<|endoftext|>".join(DOCUMENTS))
     page = tmp_path / "extend.html"
     asked = ["--to", TARGET, "--text", text, "--windows", 1, "--search-evaluations", 0]
-    code, _, err = call("extend", folder, *asked, "--report", page)
-    said = " ".join(err.split())
+    code, out, _ = call("extend", folder, *asked, "--report", page)
+    said = " ".join(out.split())
     assert code == 0, said
     for name in MAPS:
         assert f"{name}: not measured: within its window it must change nothing" in said

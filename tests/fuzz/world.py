@@ -29,6 +29,7 @@ _CONFIG = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
     "intermediate_size": 32, "vocab_size": 64, "max_position_embeddings": 32,
 }  # fmt: skip
+_YARN = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
 
 
 def build(root: Path) -> None:
@@ -61,6 +62,7 @@ def build(root: Path) -> None:
         "model-nan": json.dumps(_CONFIG | {"rope_theta": float("nan")}).encode(),
         "model-null": json.dumps(dict.fromkeys(_CONFIG)).encode(),
         "model-index": json.dumps(_CONFIG).encode(),
+        "model-yarn": json.dumps(_CONFIG | _YARN).encode(),
     }  # fmt: skip
     for name, content in models.items():
         (root / name).mkdir()

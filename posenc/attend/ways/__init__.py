@@ -1,1 +1,1 @@
-"""The ways to run one attention: reference defines the result, the others are cheaper."""
+"""Implementations of one attention: `reference` defines the result, the others are cheaper."""

@@ -1,5 +1,5 @@
-"""Attend by blocks of queries, recomputed in the backward pass: any encoding, in memory that grows
-linearly with the length."""
+"""Attend by blocks of queries, which the backward pass recomputes: for any encoding, in memory that
+grows linearly with the length."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
-"""Bytes of one block's scores with at least `ROWS` queries, and with fewer. Larger blocks do not
-fit the cache; smaller ones have more overhead."""
+"""Bytes of one block's scores: up to BLOCK_BYTES, which fit the CPU's cache, or up to MOST_BYTES if
+a block would otherwise have fewer than ROWS queries."""
 ROWS = 64
 
 
 def cost(problem: Problem) -> Cost:
-    """Return the expected cost."""
+    """Return the expected time and memory."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, min(problem.q_len, block_rows(problem))))
 
 
 def block_rows(problem: Problem) -> int:
-    """Return the queries per block: a power of two from 16 to 512 for which scores fit the cache,
-    or, if larger, matrix products are efficient."""
+    """Return the number of queries per block, a power of two from 16 to 512: the scores of a block
+    fit the CPU's cache, unless matrix products would then be too small."""
     batch, heads = problem.q.shape[:2]
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
     fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
@@ -35,8 +35,8 @@ def block_rows(problem: Problem) -> int:
 
 
 def masks(problem: Problem) -> bool:
-    """Return True if blocks pass the term as a mask to torch's kernel: the term only adds, and no
-    gradients are needed."""
+    """Return True if torch's kernel can run the blocks with the term as its mask: the term only
+    adds a bias, and no gradients are needed."""
     term, known = problem.term, problem.known
     adds = term is not None and term.additive and term.combine is None
     free = not (known.needs_grad or known.compiling or problem.dropout_p)
@@ -44,14 +44,14 @@ def masks(problem: Problem) -> bool:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by blocks of queries, each over the keys that may be visible to it."""
+    """Attend by blocks of queries, each over only the keys that may be visible to it."""
     rows = block_rows(problem)
     spans = [(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
     problem = problem.ready(rows)
     attend = _masked if masks(problem) else reference.attend
     if problem.known.needs_grad and not problem.known.compiling:
         attend = _recomputed
-    results = [attend(problem.among(*problem.reach(*span)), *span) for span in spans]
+    results = [attend(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
     lses = [lse for _, lse in results if lse is not None]
     return torch.cat([out for out, _ in results], dim=2), torch.cat(lses, dim=2) if lses else None
 
@@ -69,12 +69,15 @@ def _recomputed(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor
 
 
 def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Attend by torch's kernel with the term as its mask. Autocast does not round masks."""
+    """Attend by torch's kernel with the bias as its mask, and without autocast, which would round
+    the bias."""
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
-        if bias.requires_grad:  # through tensors that are no parameters of the encoding
+        if bias.requires_grad:  # of tensors other than the encoding's parameters
             return reference.attend(problem, start, stop)
-        bias = bias.expand(*problem.q.shape[:2], -1, -1).contiguous()  # may have one batch row
+        shape = *problem.q.shape[:2], stop - start, problem.kv_len
+        if bias.shape != shape or bias.stride(-1) != 1:  # may have one row for the batch
+            bias = bias.expand(shape).contiguous()
         visible = problem.hide(bias, start, stop, -torch.inf)
         tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(problem.product_dtype) for t in tensors))

@@ -1,4 +1,4 @@
-"""The expected cost of a way, for `explain`."""
+"""Estimate the time and memory of an attention, for `explain`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from posenc.attend.problem import Problem
 
 class Cost(NamedTuple):
     time: str
-    """Growth of time."""
+    """Growth of the time with the lengths, such as "O(q_len * kv_len)"."""
     extra_bytes: int
-    """Peak of memory in addition to inputs, output and gradients, including the backward pass if
+    """Peak memory in addition to inputs, output and gradients, including the backward pass if
     gradients are needed."""
 
 
 def scores_bytes(problem: Problem, rows: int) -> int:
-    """Return the bytes of the materialized scores of `rows` queries."""
+    """Return the bytes needed to materialize the scores of `rows` queries."""
     batch, heads = problem.q.shape[:2]
     return batch * heads * rows * problem.kv_len * max(4, problem.q.element_size())
 
 
 def dense_bytes(problem: Problem, rows: int) -> int:
-    """Return the bytes for `rows` queries of scores, weights, temporary results of the term and, in
-    a backward pass, a gradient."""
+    """Return the bytes needed to attend from `rows` queries at once: scores, weights, temporary
+    results of the term and, if gradients are needed, saved weights."""
     known = problem.known
     arrays = 2 if problem.term is None else 2 + problem.term.held(known.needs_grad)
     if known.needs_grad:  # weights are saved before rows without a key are set to zero

@@ -1,8 +1,8 @@
-"""torch's flash attention on the CPU with its log-sum-exp, forward and backward.
+"""Run torch's flash attention on the CPU, forward and backward, and get its log-sum-exp.
 
 These two operators are the only private names of torch that attention uses. torch's public function
-returns no log-sum-exp, which is needed to join attention over parts of the keys and to
-differentiate a part. Plain operations replace them in versions of torch that lack them.
+does not return the log-sum-exp, which is needed to join attention over parts of the keys and to
+differentiate a part. Versions of torch without these operators run plain operations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
 
-    q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width as
-    after `same_width`; bias broadcasts to (batch, num_heads, rows, keys) and has four axes.
+    q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,
+    see `same_width`; bias broadcasts to (batch, num_heads, rows, keys) and has four axes.
     """
     if _FORWARD is None:
         return _plain(q, k, v, bias, scale)
@@ -36,9 +36,9 @@ def attend(
 def gradients(
     mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v. `mine` are the gradient of the output, q, the output and
-    the log-sum-exp; `theirs` are k and v with the heads of q, possibly only a part of the keys,
-    with its bias."""
+    """Return the gradients of q, k and v from those of the output. `mine`: gradient of the output,
+    q, output and log-sum-exp; `theirs`: k and v, with as many heads as q, possibly only part of the
+    keys, whose bias is `bias`."""
     if _BACKWARD is None:
         return _plain_gradients(mine, theirs, bias, scale)
     (grad, q, out, lse), (k, v) = mine, theirs
@@ -46,8 +46,8 @@ def gradients(
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Join attention over disjoint parts of the keys, each (out, log-sum-exp). In a part without
-    visible keys for a row, the log-sum-exp is -inf and the output 0."""
+    """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
+    query that sees no key of a set has log-sum-exp -inf and output 0 in it."""
     out, lse = parts[0]
     for more, more_lse in parts[1:]:
         share = (more_lse - lse).nan_to_num(0).sigmoid()  # NaN: neither part has a key
@@ -57,15 +57,15 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def same_width(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors padded to one width, with contiguous channels: the operators read as many
-    channels of each as q has."""
+    """Pad the tensors to the widest head dimension, with contiguous channels, because the operators
+    read as many channels of k and v as q has."""
     width = max(t.shape[-1] for t in tensors)
     missing = [width - t.shape[-1] for t in tensors]
     return [adjacent(F.pad(t, (0, m)) if m else t) for t, m in zip(tensors, missing, strict=True)]
 
 
 def adjacent(t: Tensor) -> Tensor:
-    """Return t, copied unless its channels are contiguous."""
+    """Copy t if its channels are not contiguous in memory."""
     return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)
 
 

@@ -15,11 +15,11 @@ from posenc.encodings import ScoreMod
 from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK = 128
-"""FlexAttention's block of queries and of keys."""
+"""Queries, and keys, per block of FlexAttention's block mask."""
 
 
 def cost(problem: Problem) -> Cost:
-    """Return the expected cost."""
+    """Return the expected time and memory."""
     heads, term = problem.q.shape[1], problem.term
     table = 0
     if term is not None:
@@ -36,7 +36,7 @@ def _is_run(problem: Problem) -> bool:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by the compiled kernel."""
+    """Attend by compiled FlexAttention."""
     grad = problem.known.needs_grad
     with torch.set_grad_enabled(grad):
         mod = score_mod(problem)
@@ -50,8 +50,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def score_mod(problem: Problem) -> ScoreMod | None:
-    """Return the term's score_mod; for a bias by distance at consecutive positions, one that reads
-    a row per head."""
+    """Return the term's score_mod for FlexAttention. For a bias by distance at consecutive
+    positions it reads a table with one row per head."""
     term = problem.term
     if term is None:
         return None

@@ -23,12 +23,12 @@ from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 ROWS, STEEP_ROWS = 512, 128
-"""Queries per row; fewer if the terms fall by more than 64 within a block, because large numbers
-are coarse and small weights slow."""
+"""Queries per block, which read one row of bias. STEEP_ROWS if the bias falls by more than 64
+within ROWS queries, because large numbers are coarse and tiny weights slow."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
-    """Attend by blocks of queries; choose.py has checked the kind of term and the mask."""
+    """Attend by blocks of queries. choose.py has checked that term and mask allow it."""
     assert problem.term is not None and problem.term.per_key is not None
     row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
     dtype = problem.product_dtype
@@ -39,25 +39,26 @@ def run(problem: Problem) -> tuple[Tensor, None]:
 
 
 class _Part(NamedTuple):
-    """Queries `rows` and keys `keys`, with the bias of their scores, -inf for hidden pairs."""
+    """Select `rows` and `keys` of a block, with the bias of their scores, -inf if hidden."""
 
     rows: slice
     keys: slice
     bias: Tensor
     blind: Tensor | None
-    """(batch or 1, num_heads or 1, rows): True for queries that see none of these keys; None: all
-    see some."""
+    """True for queries that see none of these keys, (batch or 1, num_heads or 1, rows); None if all
+    queries see at least one."""
 
 
 def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]:
-    """Yield the parts of each block of queries: keys that all of them see, and the other keys."""
+    """Yield each block of queries as parts: the keys that all its queries see, and the keys before
+    and after them."""
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
     fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
     size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
-        first, last = problem.reach(start, stop)
-        begin, end = problem.clear(start, stop)
+        first, last = problem.maybe_visible(start, stop)
+        begin, end = problem.all_visible(start, stop)
         begin, end = (first, first) if begin == end else (max(begin, first), min(end, last))
         bias = (row[..., (start + stop) // 2, None] - key).to(dtype)[:, :, None]
         parts = []
@@ -74,7 +75,7 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]
 
 
 def _seen(t: Tensor, part: _Part) -> Tensor:
-    """Return the part's keys or values; those that no query sees may be NaN and become zeros."""
+    """Return the part's keys or values; zeros replace those that no query sees."""
     t = t[:, :, part.keys]
     if part.blind is None:
         return t
@@ -111,7 +112,7 @@ class _KeyRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, row, key, out, lse = ctx.saved_tensors
         problem = ctx.problem
-        if torch.is_grad_enabled():  # for a gradient of this gradient
+        if torch.is_grad_enabled():  # for second derivatives
             visible = problem.visible(0, problem.q_len)
             bias = row[..., :, None] - key[..., None, :]
             hidden = torch.zeros_like(bias[:1, :1], dtype=torch.bool)
@@ -127,8 +128,8 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the gradients of q, k, v, row and key; that of row is zero.
 
-    q gets a column of ones and k one of zeros, whose gradient sums the gradients of a key's scores,
-    which is the gradient of its term.
+    A column of ones is appended to q and one of zeros to k. The gradient of the latter is the sum
+    of the gradients of a key's scores, which is the gradient of its term.
     """
     heads, kv_heads, width, v_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0

@@ -11,12 +11,12 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 
 
 def cost(problem: Problem) -> Cost:
-    """Return the expected cost."""
+    """Return the expected time and memory."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend with all scores at once."""
+    """Attend from all queries at once."""
     return attend(problem.ready(problem.q_len), 0, problem.q_len)
 
 

@@ -1,4 +1,4 @@
-"""Attend by torch's kernel, without a bias or with one that it can read; see choose.py."""
+"""Attend by torch's scaled_dot_product_attention, without a bias or with one that it can read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
 MASKED_ROWS = 256
-"""Queries per materialized mask."""
+"""Queries per call of the kernel if masks are materialized block by block, in inference."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
-    """Attend in one of the forms of choose.py: "plain", "row", "strips" or "key rows"."""
+    """Attend in one of choose.FORMS: "plain", "row", "strips" or "key rows"."""
     if form == "strips":
         return strips.run(problem)
     if form == "key rows":
@@ -31,12 +31,12 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
         return _kernel(problem, 0, problem.q_len, causal=causal), None
     starts = range(0, problem.q_len, MASKED_ROWS)
     spans = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]
-    outs = [_kernel(problem.among(*problem.reach(*span)), *span) for span in spans]
+    outs = [_kernel(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
     return torch.cat(outs, dim=2), None
 
 
 def cost(problem: Problem, form: str) -> Cost:
-    """Return the expected cost of the form."""
+    """Return the expected time and memory of a form."""
     size, (batch, heads) = problem.q.element_size(), problem.q.shape[:2]
     known, mask = problem.known, problem.mask
     time = "O(q_len * kv_len)"
@@ -73,15 +73,15 @@ def cost(problem: Problem, form: str) -> Cost:
 
 
 def _mask_in_one(problem: Problem) -> bool:
-    """Return True if the mask is materialized for all queries: the backward pass keeps it anyway,
-    and a compiled graph must not depend on the length."""
+    """Return True if one mask is materialized for all queries, because the backward pass keeps it
+    anyway, or because a compiled graph must not depend on the length."""
     return problem.known.needs_grad or problem.known.compiling
 
 
 def _kernel(
     problem: Problem, start: int, stop: int, *, causal: bool = False, bias: Tensor | None = None
 ) -> Tensor:
-    """Call torch's kernel for queries [start, stop)."""
+    """Attend from queries [start, stop) by torch's scaled_dot_product_attention."""
     visible = None if causal else problem.visible(start, stop)
     if visible is not None:
         # Expand every axis, otherwise torch falls back to its dense path.

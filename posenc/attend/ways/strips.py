@@ -10,10 +10,11 @@ For n queries and m keys at consecutive positions, a head's bias is one row of n
 Each query reads a part of the row that begins one entry later than that of the next query. With the
 queries in reverse order, entry (i, j) of the bias is row[offset + i + j]: a view of the row with
 strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask. So attention with
-a bias by distance costs as much as without, forward and, if the bias is constant, backward.
+a bias by distance costs as much as attention without one. In the backward pass this holds if the
+bias is constant.
 
-This file makes the row; `strips_forward` runs blocks ("strips") of queries, each over the keys that
-the mask shows to it; `strips_backward` computes gradients, also of the row.
+This file computes the row. `strips_forward` runs blocks of queries ("strips"), each over the keys
+that the mask shows to it. `strips_backward` computes gradients, also of the row.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from posenc.encodings.base.base import check_heads
 from posenc.encodings.numbers.precision import at_least_float32
 
 ROWS = 256
-"""Queries per strip; pairs that a causal mask hides inside a strip are computed too."""
+"""Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
 TOGETHER = 1024
-"""Queries that attend at once to keys visible to all of them: torch's kernel is up to a fifth
-faster with 768 queries or more."""
+"""Queries that attend in one call to the keys visible to all of them: torch's kernel is up to a
+fifth faster with 768 queries or more."""
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by strips; choose.py has checked that the bias depends only on the distance and the
-    mask only on order and distance, between known consecutive positions."""
+    """Attend by strips. choose.py has checked that bias and mask depend only on the distance, and
+    that positions are consecutive."""
     row = falling_row(problem)
     groups = [_group(problem, row, start) for start in range(0, problem.q_len, TOGETHER)]
     if not (problem.need_lse or problem.known.needs_grad):
@@ -48,14 +49,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _group(problem: Problem, row: Tensor, begin: int) -> Group:
-    """Return the strips from query `begin` on, and the keys that all their queries see."""
+    """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see."""
     end = min(begin + TOGETHER, problem.q_len)
     size = ROWS if problem.mask is not None else TOGETHER
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
-        strips.append(Strip(start, stop, *problem.reach(start, stop)))
-    first, last = problem.clear(begin, end)
+        strips.append(Strip(start, stop, *problem.maybe_visible(start, stop)))
+    first, last = problem.all_visible(begin, end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:
@@ -82,7 +83,7 @@ def falling_row(problem: Problem) -> Tensor:
 
 
 def _visible(problem: Problem) -> tuple[int, int]:
-    """Return the range [first, last) of entries of the row that the mask shows."""
+    """Return the range [first, last) of entries of `falling_row` that the mask does not hide."""
     mask, runs = problem.mask, problem.known.mask_runs
     size = problem.q_len + problem.kv_len - 1
     first, last = 0, size
@@ -97,7 +98,7 @@ def _visible(problem: Problem) -> tuple[int, int]:
 
 
 def _sees_a_key(problem: Problem) -> Tensor:
-    """Return True for queries, (q_len), that see a key."""
+    """Return booleans (q_len), True for queries that see at least one key."""
     first, last = _visible(problem)
     own = torch.arange(problem.q_len - 1, -1, -1, device=problem.q.device)  # where a row begins
     return (own < last) & (own + problem.kv_len > first) & (first < last)

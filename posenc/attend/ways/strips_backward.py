@@ -1,4 +1,4 @@
-"""Gradients of attention with a bias by distance, by strips of queries."""
+"""Compute gradients of attention with a bias by distance, by strips of queries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 ROWS, BYTES = 128, 8 * 2**20
-"""Queries whose scores are materialized at once, and the limit of their bytes over heads."""
+"""Queries whose scores are materialized at once, and the maximum bytes of these scores."""
 KEYS = 4096
-"""Keys per call of torch's backward kernel, whose results are copies."""
+"""Keys per call of torch's backward kernel, which returns copies."""
 
 
 class Strips(torch.autograd.Function):
-    """Attend by strips; the backward pass does not materialize scores for all pairs.
+    """Attend by strips, without materializing the scores of all pairs in the backward pass.
 
     Inputs: q (batch, num_heads, q_len, width), k and v (batch, num_kv_heads, kv_len, ...), row
     (num_heads, q_len + kv_len - 1), scale, groups. Outputs: out and the log-sum-exp.
@@ -40,7 +40,7 @@ class Strips(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, row, out, lse = ctx.saved_tensors
         grad, grad_lse = grads
-        if torch.is_grad_enabled():  # for a gradient of this gradient
+        if torch.is_grad_enabled():  # for second derivatives
             entry = torch.arange(q.shape[2] - 1, -1, -1)[:, None] + torch.arange(k.shape[2])
             bias = row[:, entry.to(row.device)]
             found = dense_gradients((q, k, v, row), bias, bias == -torch.inf, ctx.scale, grads)
@@ -59,7 +59,7 @@ class Strips(torch.autograd.Function):
 
 
 def _of_groups(grad: Tensor, t: Tensor) -> Tensor:
-    """Return the gradient of t, whose heads were used by groups of heads, in t's dtype."""
+    """Sum the gradient over query heads that share a head of t, in t's dtype."""
     if grad.shape[1] != t.shape[1]:
         grad = grad.unflatten(1, (t.shape[1], -1)).sum(2)
     return grad.to(t.dtype)
@@ -69,7 +69,7 @@ def _gradients(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     scale: float, strips: list[Strip],
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
-    """Return the gradients of q, k and v by torch's own kernel, if the row is constant."""
+    """Return the gradients of q, k and v, and None for the row, by torch's own backward kernel."""
     width, v_dim, wide = q.shape[-1], v.shape[-1], at_least_float32(q.dtype)
     q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
@@ -92,7 +92,7 @@ def _all_gradients(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, grad: Tensor, grad_lse: Tensor | None,
     scale: float, strips: list[Strip],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v and the row by plain products. The gradient of the row sums
+    """Return the gradients of q, k, v and the row by matrix products. The gradient of the row sums
     those of the scores along diagonals in a fixed order, so results are reproducible bit for bit.
     """
     d_q, d_k, d_v, d_row = (torch.zeros_like(t, dtype=row.dtype) for t in (q, k, v, row))
@@ -116,7 +116,7 @@ def _add_gradients(
     tensors: list[Tensor], row: Tensor, grad_lse: Tensor | None, scale: float, strip: Strip,
     into: list[Tensor],
 ) -> None:  # fmt: skip
-    """Add the gradients from one strip of queries to those of q, k, v and the row."""
+    """Add the gradients from one strip of queries to `into`, those of q, k, v and the row."""
     (start, stop, first, last), wide, q_len = strip, row.dtype, tensors[0].shape[2]
     rows, keys = slice(start, stop), slice(first, last)
     queries, grads = (tensors[i][:, :, rows].flip(2).to(wide) for i in (0, 3))
@@ -146,14 +146,13 @@ def _add_gradients(
 
 
 def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
-    """Return the gradients of q, k and v by torch's own kernel; only for a row, the bias by
-    distance, that needs no gradient."""
+    """Set the weights of queries that see no key to zero, in place."""
     blind = bias.amax(-1, keepdim=True) == -torch.inf
     return weights.masked_fill_(blind, 0) if bool(blind.any()) else weights
 
 
 def _finer(strips: list[Strip]) -> list[Strip]:
-    """Return the same pairs in strips of at most ROWS queries."""
+    """Split the strips so that each has at most ROWS queries."""
     return [
         strip._replace(start=start, stop=min(start + ROWS, strip.stop))
         for strip in strips

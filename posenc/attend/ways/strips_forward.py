@@ -1,4 +1,4 @@
-"""Forward pass of attention with a bias by distance, by strips of queries."""
+"""Attend with a bias by distance, by strips of queries: the forward pass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 from posenc.attend.ways import flash
 
 SHORT_BYTES = 2 * 2**20
-"""Up to this size the bias of a single strip is materialized, which torch's kernel reads faster."""
+"""Maximum size of a bias that is materialized if there is only one strip, because torch's kernel
+reads it faster than a view."""
 
 
 class Strip(NamedTuple):
-    """Queries [start, stop) and keys [first, last) that may be visible to them."""
+    """Select queries [start, stop) and a range of keys [first, last) with all that they may see."""
 
     start: int
     stop: int
@@ -31,7 +32,7 @@ def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
 
 
 class Group(NamedTuple):
-    """Strips of consecutive queries; `shared` are keys that all of them see, or None."""
+    """Collect strips of consecutive queries. `shared`: keys that all see; None if too few."""
 
     strips: list[Strip]
     shared: Strip | None
@@ -40,8 +41,8 @@ class Group(NamedTuple):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, groups: list[Group]
 ) -> tuple[Tensor, Tensor]:
-    """Return the output (batch, num_heads, q_len, v_dim) and the log-sum-exp (batch, num_heads,
-    q_len), in the dtype of the row."""
+    """Return the output (batch, num_heads, q_len, v_dim) in the dtype of q, and the log-sum-exp
+    (batch, num_heads, q_len) in that of the row."""
     v_dim, q_len = v.shape[-1], q.shape[2]
     q, k, v = flash.same_width(q, k, v)
     row = row.contiguous()
@@ -64,7 +65,7 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, group: Group, out: Tensor,
     lse: Tensor,
 ) -> None:  # fmt: skip
-    """Write the results of a group's queries into out and lse."""
+    """Write output and log-sum-exp of a group's queries into `out` and `lse`."""
     strips, shared = group
     begin, end, q_len = strips[0].start, strips[-1].stop, q.shape[2]
     queries = q[:, :, begin:end].flip(2)

@@ -1,4 +1,4 @@
-"""Gradients of gradients, for the ways that compute their own."""
+"""Compute second derivatives, for implementations with their own backward pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def dense_gradients(
     scale: float,
     grads: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Return the gradients of the inputs, q, k, v and those of the bias, by plain operations with
-    all scores at once, which can be differentiated again. `grads` are those of the output and the
+    """Return the gradients of `inputs` (q, k, v and tensors of the bias), by dense operations,
+    which can be differentiated again. `grads` are the gradients of the output and the
     log-sum-exp."""
     q, k, v = inputs[:3]
     scores = grouped_matmul(q.to(bias.dtype) * scale, k.to(bias.dtype).mT)

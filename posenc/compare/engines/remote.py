@@ -21,6 +21,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, path_of
 from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
+from posenc.report.files.folders import private_folder
 from posenc.report.machine.processor import processor
 from posenc.report.page.failure import one_line
 
@@ -146,11 +147,7 @@ class Job:
 
 def texts_of_this_machine() -> Path:
     """Return where texts are kept between trials; no other user can write there."""
-    folder = Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise OSError(f"{folder} belongs to somebody else")
-    return folder
+    return private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.folders import make_folder, make_inside, remove_folder
+from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.failure import one_line
 
@@ -58,9 +59,11 @@ class Storage:
 
     def write(self, name: str, content: bytes) -> None:
         path = self.path(name)
-        if isinstance(self.fs, LocalFileSystem):  # elsewhere a name makes its folders
-            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self.fs.pipe_file(path, content)
+        if isinstance(self.fs, LocalFileSystem):
+            make_folder(Path(path).parent)
+            write_atomically(path, content)
+        else:
+            self.fs.pipe_file(path, content)
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -70,14 +73,14 @@ class Storage:
     def give(self, home: Path, names: Iterable[str]) -> None:
         """Copy files of a folder there, in this order."""
         for name in names:
-            self.write(f"{home.name}/{name}", (home / name).read_bytes())
+            self.write(f"{home.name}/{name}", bytes_of(home / name, None))
 
     def take(self, home: Path, names: Iterable[str]) -> None:
         """Copy files into a folder, in this order, but for those that have gone meanwhile."""
         for name in names:
             content = self.read(f"{home.name}/{name}")
             if content is not None:
-                (home / name).parent.mkdir(parents=True, exist_ok=True)
+                make_folder((home / name).parent)
                 write_atomically(home / name, content)
 
     def names(self, folder: str) -> list[str]:
@@ -125,7 +128,7 @@ class Storage:
             raise OSError(f"{self.url} does not hold {folder.name} whole") from None
         if _hashes(folder) == contents:
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
             partial = Path(scratch) / folder.name
             self.take(partial, contents)
@@ -146,11 +149,11 @@ class Mirror:
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
         try:
-            state = (self.home / STATE).read_text(encoding="utf-8")
+            state = text_of(self.home / STATE)
             if state == self.copied:
                 return
             name = Cursor.from_json(state).tensors
-            tensors = (self.home / name).read_bytes()
+            tensors = bytes_of(self.home / name, None)
         except FileNotFoundError:  # there is none, or a newer one has just replaced it
             return
         try:
@@ -176,8 +179,8 @@ class Mirror:
 
 def take_checkpoint(storage: Storage, home: Path) -> None:
     """Make `home` anew with the checkpoint that the storage has of it, if there is one."""
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
+    remove_folder(home)
+    make_inside(home)
     storage.take(home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
 
 
@@ -195,7 +198,7 @@ def _result_last(names: Iterable[str]) -> list[str]:
 def _hashes(text: Path) -> dict[str, str]:
     """Hash the files of a text that are in its folder."""
     found = sorted(text.glob("*.u16"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in found}
 
 
 def answer(url: str, name: str, word: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,10 @@ from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import PARTIAL, CorruptResult, load_result
+from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import remove_partials
+from posenc.report.files.folders import remove_folder
+from posenc.report.files.new_folder import UNPROVED
 from posenc.report.machine.machine import num_cores
 
 
@@ -81,6 +82,6 @@ def run_trials(
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the half-written files that killed runs left in a study's folder. Hold its lock."""
-    for path in folder.glob(f"corpus-*{PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(f".corpus-*{UNPROVED}"):
+        remove_folder(path)
     remove_partials(folder)

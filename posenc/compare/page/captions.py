@@ -11,7 +11,7 @@ from posenc.report.page.sentence import listed, sentence
 
 
 def in_by_length(study: Study) -> str:
-    """Which encodings keep their loss to the longest length, and which rises most."""
+    """Name the encodings whose loss stays to the longest length, and the one that rises most."""
     train, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
     ends = {
         row.encoding: (mean_at(row.by_length, train), mean_at(row.by_length, longest))
@@ -32,7 +32,7 @@ def in_by_length(study: Study) -> str:
 
 
 def in_by_context(study: Study) -> str:
-    """Whose line falls beyond the training length, in every seed."""
+    """Name the encodings that gain from context beyond the training length in every seed."""
     gains = {r.encoding: context_gains(study, r.encoding) for r in study.summary}
     measured = {name: found[1] for name, found in gains.items() if found is not None}
     falls = [name for name, found in measured.items() if all(g > 0 for g in found)]
@@ -51,7 +51,7 @@ def in_by_context(study: Study) -> str:
 
 
 def in_by_position(study: Study) -> str:
-    """Which encoding's loss rises most from the end of the trained length to the end."""
+    """Name the encoding whose loss rises most beyond the training length."""
     train, rises = study.trials[0].train_length, {}
     for result in study.finished:
         before = [s.bits_per_byte for s in result.by_position if train / 2 <= s.start < train]
@@ -73,14 +73,14 @@ def in_by_position(study: Study) -> str:
 
 
 def in_training(study: Study) -> str:
-    """How far the losses still fall."""
+    """Say how much the losses still fall."""
     fell = falls(study.finished)
     if not fell:
-        return "The training was too short to see whether it had settled."
+        return "The training was too short to estimate how much the loss still falls."
     least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
     return (
-        f"In the second half of the training the loss of {most} fell most, by {fell[most]:.2f} "
-        f"bits, and that of {least} least, by {fell[least]:.2f}."
+        f"In the last doubling of the steps (estimated) the loss of {most} fell most, by "
+        f"{fell[most]:.2f} bits, and that of {least} least, by {fell[least]:.2f}."
     )
 
 

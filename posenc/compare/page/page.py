@@ -9,8 +9,7 @@ from importlib.metadata import metadata
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.standing import Standing
-from posenc.compare.page import captions, figures, rates, rows, task_page
-from posenc.compare.page.specs import specs_table
+from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
@@ -76,6 +75,8 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Headline(study.recommendation)
     if study.limits:
         yield Limits(study.limits)
+    for where, count in study.reused.items():
+        yield f"{_count(count, 'trial')} reused from {where}."
     for name, why in study.unchecked.items():
         yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
     done, planned = len(study.results), len(study.trials)
@@ -124,7 +125,7 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
-    """Every seed, and the difference from the first with both intervals."""
+    """Return a table of every seed, and of differences from the first with both intervals."""
     first, cells = standing.order[0], []
     for name in standing.order:
         seeds = standing.pairs.values[name]
@@ -198,7 +199,7 @@ def _curves(study: Study) -> Iterator[Plot]:
 
 
 def describe_by_length(study: Study) -> str:
-    """The curves over test length in words, for readers who cannot see them."""
+    """Describe the curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
         points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
@@ -216,16 +217,16 @@ def _details(study: Study) -> Iterator[Block]:
     if study.tasks:
         yield Fold("Every task", [*task_page.tables(study)])
     if study.rates:
-        header, *tried = rates.rate_rows(study)
-        yield Fold("Learning rates", [rates.MEANING, Table(header, tried)])
+        header, *tried = settings.rate_rows(study)
+        yield Fold("Learning rates", [settings.MEANING, Table(header, tried)])
     if study.finished:
-        yield Fold("The settings of every encoding", [specs_table(study)])
+        yield Fold("The settings of every encoding", [settings.specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
     yield Links(_links(study))
 
 
 def _links(study: Study) -> dict[str, str]:
-    """The documentation, where this installation knows its place, and the papers."""
+    """Return links to the documentation, if known to this installation, and to papers."""
     urls = [url.split(", ") for url in metadata("posenc").get_all("Project-URL") or ()]
     found = {name: url for name, url in urls if name.lower() == "documentation"}
     for result in study.finished:
@@ -282,7 +283,7 @@ def _unit(trial: TrialConfig) -> str:
 
 
 def _code(study: Study) -> dict[str, str]:
-    """Which code an encoding that is not posenc's had."""
+    """Return the code hashes of encodings outside posenc."""
     found = {t.encoding: t.code for t in study.trials if t.code}
     said = ", ".join(f"{encoding} {code}" for encoding, code in found.items())
     return {"hash of the code": said} if said else {}

@@ -46,7 +46,7 @@ EXPLAINED = (
 
 
 def matrix(study: Study) -> Iterator[Block]:
-    """A row for each encoding, best first, and a column for each task."""
+    """Yield a table with a row per encoding, best first, and a column per task."""
     standings = _columns(study)
     tasks = _tasks(study)
     counts = {(row.encoding, row.task): (row.learned, row.num_seeds) for row in study.tasks}
@@ -73,13 +73,13 @@ def matrix(study: Study) -> Iterator[Block]:
 
 
 def tables(study: Study) -> Iterator[Table]:
-    """A table for each task, with every seed."""
+    """Yield a table for each task, with every seed."""
     for task, found in by_task(study.tasks):
         yield page_table(task, found)
 
 
 def figures_of(study: Study) -> Iterator[Plot]:
-    """Each task by length, and every trial as a dot."""
+    """Yield a figure of each task by length, and one of all trials as dots."""
     styles = ranked_styles(_best_first(study))
     for task, found in by_task(study.tasks):
         yield Plot(
@@ -100,7 +100,7 @@ def figures_of(study: Study) -> Iterator[Plot]:
 
 
 def every_trial(study: Study) -> Figure:
-    """The score of every trial of a task: a row for each encoding, a marker for each task."""
+    """Draw the score of every trial: a row per encoding, a marker per task."""
     names = _best_first(study)[::-1]
     tasks = _tasks(study)
     passed = {result.config for result in study.finished if learned(result)}
@@ -126,7 +126,7 @@ def every_trial(study: Study) -> Figure:
 
 
 def _columns(study: Study) -> dict[str, Standing]:
-    """What each column of the matrix shows: all tasks, the text at two lengths, each task."""
+    """Return the standing of each column: all tasks, text at two lengths, each task."""
     found: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
     text = study.of_task(TEXT)
     if text.trials:
@@ -141,7 +141,7 @@ def _tasks(study: Study) -> list[str]:
 
 
 def _best_first(study: Study) -> list[str]:
-    """By the first column of the matrix, then the next."""
+    """Sort encodings by the first column of the matrix, then by the next ones."""
     orders = [standing.order for standing in _columns(study).values()]
     return list(dict.fromkeys([*(name for order in orders for name in order), *study.encodings]))
 
@@ -204,7 +204,7 @@ def _described(task: str, found: Sequence[TaskSummary]) -> str:
 
 
 def _seen(task: str, found: Sequence[TaskSummary]) -> str:
-    """Who keeps what it learned to the longest length that it can run."""
+    """Name the encodings that keep the task to the longest length."""
     longest = max(n for row in found for n in _points(row))
     ends = {row.encoding: _points(row).get(longest) for row in found}
     kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]

@@ -35,6 +35,8 @@ ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
+NAMED_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
+"""Families whose class takes the type mrope for default, which has sections here."""
 STRETCHED = ("llama3", "yarn", "longrope")
 Parameters = dict[str, Any]
 
@@ -59,6 +61,8 @@ def resolve(model: Model) -> dict[str, Parameters]:
         given = None
     parameters = dict(given or _class_default(model))
     _fill(parameters, model, _theta(model), model.share)
+    if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
+        parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
         required_key = "original_max_position_embeddings"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from posenc.dialects.runtimes import VERSIONS
+from posenc.doctor.rule import SEVERITIES
 from posenc.doctor.rules import RULES
 
-SEVERITY = {"E": "error", "W": "warning", "I": "note"}
+PAGES = "../posenc/doctor/pages"
+"""Where the rules' pages are, from docs/."""
 
 
 def markdown() -> str:
@@ -19,17 +21,11 @@ def markdown() -> str:
         "runtime is concerned.",
         "",
     ]
-    for code, rule in RULES.items():
-        lines += [
-            f"### {code}: {rule.title} ({SEVERITY[rule.severity]})",
-            "",
-            rule.why,
-            "",
-            f"Cure: {rule.cure}",
-            "",
-            f"Evidence: {rule.evidence}.",
-            "",
-        ]
+    lines += ["| rule | what it finds | severity |", "|---|---|---|"]
+    lines += [
+        f"| [{code}]({PAGES}/{code}.md) | {rule.title} | {SEVERITIES[rule.severity]} |"
+        for code, rule in RULES.items()
+    ]
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from posenc.dialects.computed import Computed
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Finding, Rule
+from posenc.doctor.rule import SEVERITIES, Finding, Rule
 
 WIDTH = 100
 LEGEND = (
@@ -121,15 +121,9 @@ def _verdict(case: Case, found: Sequence[Finding]) -> str:
 
 
 def explain(rule: Rule) -> str:
-    """Return what --explain prints of a rule."""
-    words = {"E": "error", "W": "warning", "I": "note"}
-    parts = (
-        f"{rule.code}: {rule.title} ({words[rule.severity]})",
-        rule.why,
-        f"Cure: {rule.cure}",
-        f"Evidence: {rule.evidence}.",
-    )
-    return "\n\n".join("\n".join(_wrapped(part, WIDTH)) for part in parts)
+    """Return what --explain prints of a rule: its page, with its severity below the title."""
+    title, _, rest = rule.page.partition("\n")
+    return f"{title}\n\nSeverity: {SEVERITIES[rule.severity]}.\n{rest}".rstrip()
 
 
 def _wrapped(text: str, width: int) -> list[str]:

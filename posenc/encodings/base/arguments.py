@@ -1,4 +1,4 @@
-"""Check and record the arguments of an encoding's constructor."""
+"""Check and record the arguments of an encoding's constructor, to print and to compare them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor"
 
 
 class UnknownOption(ValueError):
-    """Options that an encoding does not accept: `name` is the first; it takes `accepted`."""
+    """Report options that an encoding lacks. `name`: the first; `accepted`: those it has."""
 
     def __init__(self, owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
@@ -36,8 +36,8 @@ class UnknownOption(ValueError):
 
 
 def checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor so that each bool, int and float, also with `| None`, must match its
-    annotation; NaN and infinity are refused. Raises TypeError or ValueError."""
+    """Wrap a constructor so that arguments annotated bool, int or float (or None) must match. Raise
+    TypeError if they do not, and ValueError for NaN and infinity."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -63,7 +63,7 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
-    """Return True if both encodings, with all inside them, have equal classes and arguments."""
+    """Return True if two encodings have equal classes and arguments, their submodules included."""
     own, other = a.__dict__, b.__dict__
     prepared = own.get("_arguments") is other.get("_arguments")  # one is a shallow copy
     if prepared and own["_modules"] is other["_modules"]:
@@ -72,7 +72,7 @@ def alike(a: nn.Module, b: nn.Module) -> bool:
 
 
 def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
-    """Return class and arguments of each module; attributes replace defaults of None."""
+    """Return class and arguments of each module. A computed default replaces None."""
     return tuple(
         (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
         for m in encoding.modules()
@@ -81,13 +81,13 @@ def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return an argument in a form to compare: 10000 and 10000.0 are equal."""
+    """Convert an argument so that equal ones compare equal: 10000 and 10000.0 become the same."""
     return float(value) if isinstance(value, Real) else _text(value)
 
 
 def described(built: Any) -> str:
-    """Return the arguments that `print` shows: those that differ from their default, and always the
-    base and the scaling of angles."""
+    """Return the text between parentheses in repr(encoding): arguments that differ from their
+    default, and always rope_theta, base and scaling."""
     shown = []
     for name, parameter in inspect.signature(type(built)).parameters.items():
         given = getattr(built, "_built_with", {}).get(name) or _text(parameter.default)
@@ -100,11 +100,11 @@ def described(built: Any) -> str:
 
 _ALWAYS = ("rope_theta", "base", "scaling")
 _LONGEST = 200
-"""Characters shown of one argument; a list of frequencies can have thousands."""
+"""Maximum characters that repr shows of one argument; a list of frequencies can have thousands."""
 
 
 def _text(value: Any) -> str:
-    """Return an argument as text; "" for tensors and modules, which `print` shows separately."""
+    """Return an argument as text; "" for tensors and modules, which repr shows separately."""
     if not (value is None or isinstance(value, str | int | float | tuple) or is_dataclass(value)):
         return ""
     if isinstance(value, tuple) and not all(map(_text, value)):

@@ -28,12 +28,12 @@ EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes
 Hidden = Float[Tensor, "batch len embed_dim"]
 State = Shaped[Tensor, "batch heads len *state"]
 Past = Shaped[Tensor, "batch heads past_len *state"]
-"""The cached state of earlier tokens."""
+"""Cached state of earlier tokens, see PositionEncoding.state."""
 QueriesKeys = tuple[
     Float[Tensor, "batch num_heads {len(q)} width"],
     Float[Tensor, "batch num_kv_heads {len(k)} width"],
 ]
-"""Queries and keys after place 2, for `q` and `k` given as Tokens."""
+"""Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
 
 _PLACES = {
     "embed": (1,),
@@ -42,12 +42,12 @@ _PLACES = {
     "transform_values": (4,),
     "transform_output": (4,),
 }
-"""The places at which each method acts."""
+"""Places (1 embeddings, 2 queries and keys, 3 scores, 4 values) at which each method acts."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One ordinary attention among several that are merged by log-sum-exp.
+    """Describe one softmax attention of several that are merged by their log-sum-exp.
 
     q_positions and kv_positions are the positions that the encoding sees in this pass. `mask`
     selects the pairs that the pass computes (None: all); attention binds it to the true positions.
@@ -67,8 +67,7 @@ class Pass:
 class PositionEncoding(nn.Module):
     """Base class of all position encodings; the class itself encodes nothing (NoPE).
 
-    A subclass overrides the places where it acts and states its claims; the contract tests check
-    them.
+    A subclass overrides `embed`, `transform` or `term`, and states its claims, which tests check.
 
     Shapes: x (batch, seq_len, embed_dim); q (batch, num_heads, q_len, head_dim); k, v (batch,
     num_kv_heads, kv_len, head_dim); positions (len) or (batch, len), integer or float, with a last
@@ -94,7 +93,7 @@ class PositionEncoding(nn.Module):
     )
 
     _kept: Kept | None = None
-    """Tables of a prepared encoding; None before `prepare`."""
+    """Cache of tables in an encoding that `prepare` returned; otherwise None."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -111,7 +110,7 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
-        """Build the encoding for a model: arguments named like a field of `shape` come from it."""
+        """Build the encoding for a model; each argument not in `options` is a field of `shape`."""
         accepted = inspect.signature(cls).parameters
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
@@ -124,31 +123,31 @@ class PositionEncoding(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def extra_repr(self) -> str:
-        """Return the arguments that `print` shows, such as base, layout and scaling."""
+        """Return the arguments that repr shows, such as base, layout and scaling."""
         return described(self)
 
     def reset_parameters(self) -> None:
-        """Draw fresh initial values; a no-op where there are none."""
+        """Draw new initial values of the parameters; do nothing if there are none."""
 
     def shallow_copy(self) -> Self:
-        """Return a shallow copy, for `prepare`; torch.compile cannot trace copy.copy."""
+        """Copy the encoding, sharing all attributes; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
     def with_kept_tables(self) -> Self:
-        """Return a copy with the same parameters that caches results of `kept`, for `prepare`."""
+        """Return a copy that shares parameters and caches what `kept` computes; for `prepare`."""
         prepared = self.shallow_copy()
         prepared._kept = Kept()
         return prepared
 
     def kept(self, key: Any, compute: Callable[[], T], *given: Shaped[Tensor, "..."] | None) -> T:
-        """Return `compute()`; a prepared encoding caches it until a tensor in `given` changes."""
+        """Return `compute()`. A prepared encoding caches it until a tensor of `given` changes."""
         return compute() if self._kept is None else self._kept(key, compute, *given)
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """Return the encoding that attention in layer `index` uses. Encodings of embeddings are
-        left out: the model has applied them already."""
+        """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
+        embeddings, where the model applies it."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
     def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
@@ -163,28 +162,28 @@ class PositionEncoding(nn.Module):
         return self
 
     def scale(self, head_dim: int) -> float:
-        """Return the factor of q @ k.mT; head_dim is the width before place 2."""
+        """Return the factor of q @ k.mT in the scores; head_dim is the width before `transform`."""
         return head_dim**-0.5
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        """Return the ordinary attentions to compute; their results are merged by log-sum-exp."""
+        """Return the softmax attentions to compute: one, or several to be merged by log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
     def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
-        """Return the state per token that places 2 and 3 read, (batch, heads, len, ...).
+        """Compute the state per token that `transform` and `term` read, (batch, heads, len, ...).
 
-        It is cached next to k and v. `past` is the cached state of the tokens before x, for states
-        that accumulate.
+        x are hidden states. The state is cached next to k and v; `past` is that of the tokens
+        before x.
         """
         return None
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
-        """Encode the embeddings (place 1)."""
+        """Apply the encoding to the embeddings; this class returns x."""
         return x
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
-        """Encode queries and keys (place 2); may widen both. With a cache, k has the new tokens
-        only, unless the encoding claims needs_raw_k."""
+        """Apply the encoding to queries and keys, which may become wider; this class returns both.
+        With a cache, k has only the new tokens unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
@@ -199,16 +198,16 @@ class PositionEncoding(nn.Module):
         return out.x
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
-        """Return the term that changes scores or values (places 3 and 4). Called once per pass.
+        """Return the term that changes scores or values of one pass; None if there is none.
 
-        q and k come from before place 2. k.x has as many heads as q.x; it is None unless the
-        encoding claims needs_raw_k.
+        q and k are untransformed. k.x has as many heads as q.x; it is None unless the encoding
+        claims needs_raw_k.
         """
         return None
 
 
 def without_position(num_axes: int) -> PositionEncoding:
-    """Return NoPE for positions of `num_axes` components."""
+    """Return NoPE (no position encoding) for positions of `num_axes` components."""
     nope = PositionEncoding()
     nope.claims = dataclasses.replace(nope.claims, num_axes=num_axes)
     return nope
@@ -229,7 +228,7 @@ def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
 
 
 def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
-    """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's heads."""
+    """Raise ValueError unless q (batch, heads, len, head_dim) has `num_heads` heads."""
     if q.shape[1] != num_heads:
         raise ValueError(
             f"{type(encoding).__name__}: built for {num_heads} heads, got {q.shape[1]} "
@@ -238,7 +237,7 @@ def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
 
 
 def check_head_dim(encoding: PositionEncoding, head_dim: int, q: Tensor) -> None:
-    """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's head_dim."""
+    """Raise ValueError unless q (batch, num_heads, len, width) has width `head_dim`."""
     if q.shape[-1] != head_dim:
         raise ValueError(
             f"{type(encoding).__name__}: built for head_dim={head_dim}, got {q.shape[-1]} "

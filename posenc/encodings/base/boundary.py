@@ -1,4 +1,4 @@
-"""Check tensors and encodings that users pass in, once."""
+"""Check the tensors and encodings that users pass to attention and to layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
-    """Return the encoding that attention uses, NoPE for None. Raises TypeError for anything but a
-    PositionEncoding, ValueError for one that acts at the embeddings."""
+    """Return an encoding that attention can use, NoPE for None. Raise TypeError for anything but a
+    PositionEncoding, ValueError for one that acts at the embeddings or is sharded alone."""
     encoding = require_encoding(owner, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} acts at the embeddings, which attention does not "
             "see, so it would be ignored. Call x = encoding.embed(x, positions) before the first "
             "layer, and pass encoding.for_layer(i) to attention."
+        )
+    if hasattr(type(encoding), "unshard"):  # attention reads parameters without calling forward
+        raise ValueError(
+            f"{owner}: {type(encoding).__name__} is sharded on its own, and nothing gathers its "
+            "parameters then. Shard the layer that contains it: fully_shard(layer)."
         )
     return encoding
 
@@ -83,10 +88,10 @@ def check_embedded(
     *,
     name: str = "x",
 ) -> Tensor | range:
-    """Return the positions of the tokens of x (..., len, embed_dim): (len), or all axes of x but
-    its last, each of x's size or 1, or a range.
+    """Return the checked positions of the tokens of x (..., len, embed_dim), as a tensor of shape
+    (len) or x.shape[:-1], where axes may be 1, or as a range.
 
-    Raises: as check_positions, and for an x that is no floating tensor of width embed_dim.
+    Raises: as check_positions, and if x is no floating-point tensor of width embed_dim.
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
@@ -101,7 +106,7 @@ def check_embedded(
 def check_pair(
     owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
-    """Return q and k of the same tokens, for a rotation that is called directly."""
+    """Check q, k and their common positions for a rotation; return both as Tokens."""
     check_vectors(owner, q=q, k=k)
     checked = check_positions(owner, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
@@ -114,8 +119,8 @@ def check_pair(
 
 
 def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
-    """Raise TypeError or ValueError unless tokens (batch, len) are integers in the vocabulary. The
-    range is checked on the CPU only."""
+    """Raise TypeError or ValueError unless tokens (batch, len) are integers in the vocabulary. Ids
+    outside of the vocabulary are found on the CPU only."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
         raise TypeError(f"{owner}: {name} must be a tensor of int64 or int32, got {got}.")
@@ -130,7 +135,7 @@ def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens")
 
 
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless the shapes of q, k and v fit together."""
+    """Raise ValueError unless batch, heads, lengths and head_dim of q, k and v fit together."""
     if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
         raise ValueError(
             f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
@@ -183,9 +188,9 @@ def check_sinks(sinks: Any, q: Tensor) -> None:
 
 
 def either(encoding: Any, prepared: Any) -> Any:
-    """Return the prepared encoding if there is one.
+    """Return `prepared` if it is given, otherwise `encoding`.
 
-    Raises: TypeError for anything but an encoding, ValueError if `prepared` is of another one.
+    Raises: TypeError for anything but an encoding, ValueError if `prepared` was made from another.
     """
     if prepared is None:
         return encoding

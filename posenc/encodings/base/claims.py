@@ -1,4 +1,4 @@
-"""Claims of an encoding about itself; the contract tests check them."""
+"""Claims that an encoding makes about itself; the contract tests check them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Claims:
-    """Properties of an encoding; tests check that each holds exactly where it is claimed.
+    """State properties of an encoding; tests check that each holds if and only if it is claimed.
 
     Args:
         places: where it acts: 1 embeddings, 2 queries and keys, 3 scores, 4 values.
         source: the paper, with year and section or equation.
         shift_invariant: adding one number to all positions changes nothing.
-        permutation_invariant: moving keys in memory together with their positions changes nothing.
+        permutation_invariant: permuting keys together with their positions changes nothing.
         causal_only: undefined, or blind to order, if queries see future keys.
         cache_safe: keys cached at one length are valid at another, so decoding step by step equals
             one pass.
-        needs_raw_k: the term reads k, or keys are rotated more than once: the cache stores k from
-            before place 2.
-        additive: the term adds the same numbers to any scores.
+        needs_raw_k: the cache must store untransformed keys, because the term reads them or several
+            passes transform them.
+        additive: the term adds a bias that does not depend on the scores.
         reads_scale: the term multiplies with scale(), so no other encoding may change the scale.
         state_kept: tokens whose state is cached: "all" if the term reads the states of keys, "last"
-            if only place 2 and the next state read it.
+            if only `transform` and the next state read it.
         scope: "model": one instance serves all layers; "layer": each layer has parameters of its
             own.
         shared_parameters: names of parameters that all layers share although scope is "layer".
@@ -56,7 +56,7 @@ class Claims:
 
     @classmethod
     def all(cls, encodings: Sequence[PositionEncoding]) -> Claims:
-        """Return the claims of several encodings that act together, or one per layer.
+        """Combine the claims of several encodings that act together, or in different layers.
 
         max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
         that acts claims it. scope and shared_parameters are left to the caller.

@@ -27,24 +27,23 @@ from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
 
 _SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
-"""Methods that only one of the composed encodings may define, and their names in messages."""
+"""Methods that only one of the composed encodings may define, with their names in messages."""
 
 
 class Compose(PositionEncoding):
     """Combine several encodings in one attention, each at its own places, in the order given.
 
-    Embeddings, rotations and terms are chained. An attention has one scale, one state per token,
-    one list of passes and one place 4; two encodings that define the same of these cannot be
-    composed. Compose encodings that differ per layer within each layer: PerLayer([Compose(a, b),
-    ...]). A position map computes passes at mapped positions; the other encodings still see the
-    true ones.
+    Embeddings, rotations and terms are chained. Only one of the encodings may define the scale, the
+    state per token, the passes, or a change of the values. Encodings that differ per layer are
+    composed within each layer: PerLayer([Compose(a, b), ...]). A position map computes passes at
+    mapped positions; the other encodings still see the true ones.
 
     Args:
         encodings: two or more; a Compose among them is flattened.
 
-    A claim holds if it holds for every encoding; causal_only if one that acts claims it. Parameters
+    A claim holds if it holds for every encoding; causal_only if any that acts claims it. Parameters
     of scope "model" stay shared by all layers when another encoding is of scope "layer".
-    Raises: ValueError if two define the same of these or need different numbers of position axes.
+    Raises: ValueError if two define one of these, or need different numbers of position axes.
     Source: the composed encodings.
 
     >>> from posenc import ALiBi, Compose, RoPE
@@ -72,7 +71,7 @@ class Compose(PositionEncoding):
         self._owners = {method: _owner(method, what, members) for method, what in _SINGLE.items()}
         at_values = [e for e in members if 4 in e.claims.places]
         if len(at_values) > 1:
-            raise ValueError(_contradiction(at_values, "place 4"))
+            raise ValueError(_contradiction(at_values, "change of the values"))
         scaling = self._owner("scale")
         readers = [e for e in members if e.claims.reads_scale and e is not scaling]
         if scaling is not None and readers:
@@ -115,7 +114,7 @@ class Compose(PositionEncoding):
             e.reset_parameters()
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """Return the encoding for attention, without members that act at the embeddings only."""
+        """Return the encoding without members that act only at the embeddings."""
         if 1 not in self.claims.places:
             return self
         acting = [e for e in self.members if e.claims.places != (1,)]
@@ -174,8 +173,8 @@ class Compose(PositionEncoding):
         return Chain(q, k, terms) if len(terms) > 1 else next(iter(terms), None)
 
     def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
-        """Return the tokens as this member sees them: the state only if it defines the state, and
-        mapped positions only if it defines the passes."""
+        """Return the tokens for one member: without the state of another member, and at their true
+        positions unless the member defines the passes."""
         if tokens.state is not None and member is not self._owner("state"):
             tokens = tokens.with_state(None)
         true = tokens.true_positions
@@ -185,7 +184,7 @@ class Compose(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """Return the encodings, each prepared if this one is."""
+        """Return the encodings; prepared ones if this one was prepared."""
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
     def _owner(self, method: str) -> PositionEncoding | None:
@@ -198,7 +197,7 @@ def _overrides(encoding: PositionEncoding, method: str) -> bool:
 
 
 def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
-    """Return the index of the member that defines `method`, or None."""
+    """Return the index of the only member that defines `method`; None if no member does."""
     if method == "scale":
         claimants = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:

@@ -1,4 +1,4 @@
-"""Score biases that depend only on the distance."""
+"""Base class of score biases that depend only on the distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_dou
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
 KEYS = 128
-"""Every 128th query against 128 consecutive keys gives each distance once."""
+"""Keys in a grid with every 128th query, which gives each distance once."""
 
 
 class DistanceBias(PositionEncoding):
@@ -39,32 +39,33 @@ class DistanceBias(PositionEncoding):
     claims = Claims(places=(3,), source="see the subclass")
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        """Return a copy whose bias table is computed once, by the first layer that needs it."""
+        """Return a copy that computes its bias table once, in the first layer that needs it."""
         return self.with_kept_tables()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        """Return the bias in logits, (num_heads, *distance.shape); past distances are positive.
+        """Return the bias in logits, (num_heads, *distance.shape). A subclass defines it.
 
-        `distance` is in tokens, integer or real, of any shape. The result is float32, or float64 if
-        distance or parameters are; see `real` and `per_head` in posenc.encodings.numbers.precision.
+        `distance` is in tokens, positive for the past, integer or real, of any shape. The result is
+        float32, or float64 if distance or parameters are; see `real` and `per_head` in
+        posenc.encodings.numbers.precision.
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
-        one."""
+        """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
+        kv_len) if positions are batched."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the bias like `forward`, for positions that have been checked."""
+        """Return the bias of each pair like `forward`, without checking the positions."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def falling(
         self, farthest: int, count: int, like: Float[Tensor, "..."]
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Return the bias of the distances farthest, farthest - 1, ... on the device of `like`, in
-        at least float32."""
+        """Return the bias of `count` distances from `farthest` downwards, on the device of `like`
+        and in at least float32."""
         # Some methods compute a grid of few queries and keys faster than a list of distances. The
         # dtype of the positions sets the precision of the bias.
         precise = torch.float64 if like.dtype == torch.float64 else torch.int64

@@ -1,4 +1,4 @@
-"""Use another encoding, other parameters or another window in each layer."""
+"""Give each layer an encoding, parameters or a window of its own."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from posenc.positions import KeyPlaces, Positions, QueryPlaces
 
 
 class PerLayer(PositionEncoding):
-    """One encoding per layer: layer i uses layers[i].
+    """Use a different encoding in each layer: layers[i] in layer i.
 
     Args:
         layers: the encoding of each layer; an encoding that appears twice is shared.
         windows: for each layer, the number of keys visible to a query, counting itself; or a mask
             such as masks.chunked(n); or None for no limit. The model's own mask still applies.
-        repeat: start again from layers[0] after the last, for any number of layers.
+        repeat: start again with layers[0] after the last, for any number of layers.
 
-    It acts only through `for_layer(i)`, except at place 1: the first layer's encoding acts there,
-    once per model. A claim holds if it holds in every layer; causal_only if it holds in any layer
-    that acts.
+    It acts only through `for_layer(i)`, except at the embeddings, where the first layer's encoding
+    acts once per model. A claim holds if it holds in every layer; causal_only if any that acts
+    claims it.
     Raises: ValueError if layers is empty, windows has another length, or only a later layer
     embeds.
     Source: the encodings of the layers.
@@ -66,7 +66,7 @@ class PerLayer(PositionEncoding):
             layers = [_narrow(e, w) for e, w in zip(layers, windows, strict=True)]
         if 1 not in layers[0].claims.places and any(1 in e.claims.places for e in layers):
             raise ValueError(
-                "PerLayer: place 1 acts once, in layer 0; give layer 0 the encoding that embeds."
+                "PerLayer: embeddings are encoded once, by layer 0; give it that encoding."
             )
         self.layers = nn.ModuleList(layers)
         self.repeat = repeat
@@ -80,8 +80,9 @@ class PerLayer(PositionEncoding):
     def replicate(cls, encoding: PositionEncoding, num_layers: int) -> PerLayer:
         """Copy `encoding` with new parameters for each of num_layers layers.
 
-        Parameters named in `shared_parameters` stay shared by all layers. Of a PerLayer that
-        repeats, layer i gets a copy of layers[i % n], or the same object if its scope is "model".
+        Parameters named in `shared_parameters` stay shared by all layers. If `encoding` is a
+        PerLayer that repeats, layer i gets a copy of layers[i % n], or the same object if its scope
+        is "model".
         """
         pattern = encoding.members if isinstance(encoding, PerLayer) else (encoding,)
         layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
@@ -123,7 +124,7 @@ class PerLayer(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """Return the encodings of the layers, each prepared if this one is."""
+        """Return the encodings of the layers; prepared ones if this one was prepared."""
         return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
 
 
@@ -135,7 +136,7 @@ def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEn
 
 
 def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
-    """Return a deep copy with new parameters, except those that all layers share."""
+    """Copy the encoding with new parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
     shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]
@@ -145,7 +146,7 @@ def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
-    """Return the encoding of a whole stack: a copy for each layer where its scope is "layer"."""
+    """Return the encoding of all layers: a PerLayer of copies if its scope is "layer"."""
     encoding = require_encoding("the model", encoding)
     if encoding.claims.scope == "layer":
         return PerLayer.replicate(encoding, num_layers)

@@ -1,4 +1,4 @@
-"""Check positions that users pass in, once."""
+"""Check the positions that users pass in."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from posenc.encodings.numbers.tracking import free_ends
 from posenc.positions import check_flat, tensor
 
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
-"""The first whole number from which a dtype cannot represent every whole number."""
+"""First whole number of each dtype above which some whole numbers are missing."""
 
 
 def check_positions(
     owner: str, name: str, positions: Any, x: Tensor, num_axes: int = 1
 ) -> Tensor | range:
-    """Return the positions of the tokens of x (batch, heads, len, width): int64, float32 or
-    float64, (len) or (batch, len), plus a last axis of components where num_axes > 1; or a range.
+    """Return the checked positions of the tokens of x (batch, heads, len, width), as an int64,
+    float32 or float64 tensor (len) or (batch, len), with a last axis of components if num_axes > 1,
+    or as a range.
 
-    Raises: TypeError for anything but positions; ValueError for a wrong shape and, checked on the
-    CPU only, for numbers that are not finite or too large for their dtype to represent every
-    integer.
+    Raises: TypeError for anything but positions. ValueError for a wrong shape and, found on the CPU
+    only, for numbers that are not finite, or so large that their dtype lacks whole numbers.
     """
     return positions_of((x.shape[0], x.shape[2]), x, owner, name, positions, num_axes)
 
 
 def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Tensor, Tensor]:
-    """Return the positions of a bias that is called directly, each (len) or (batch, len).
+    """Return the checked positions of the queries and keys of a bias, each (len) or (batch, len).
 
     Raises: as check_positions.
     """
@@ -55,7 +55,7 @@ _LAYOUT = ' Axis 1 has that length: layout="bthd" is (batch, len, heads, head_di
 
 
 def require_whole(name: str, *positions: Tensor) -> None:
-    """Raise TypeError if positions are real numbers; for methods that need integers."""
+    """Raise TypeError if positions are real numbers, for encodings with a table of distances."""
     for p in positions:
         if p.is_floating_point():
             raise TypeError(
@@ -67,7 +67,7 @@ def require_whole(name: str, *positions: Tensor) -> None:
 def positions_of(
     sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
 ) -> Tensor | range:
-    """Return the checked positions of the tokens of x, whose batch and length are `sizes`."""
+    """Return the checked positions of x, whose batch and length are `sizes`."""
     if isinstance(positions, range):
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
         if num_axes == 1 and positions.step == 1 and positions.stop - positions.start == sizes[-1]:
@@ -96,7 +96,7 @@ def positions_of(
 
 
 def _numbers(owner: str, name: str, positions: Tensor) -> Tensor:
-    """Return the positions as int64, or unchanged if they are floats."""
+    """Convert integer positions to int64 and check real ones."""
     if positions.is_floating_point():
         _check_floats(owner, name, positions)
         return positions
@@ -118,7 +118,7 @@ def _check_kind(owner: str, name: str, positions: Any) -> None:
     if narrow or positions.is_complex():
         raise TypeError(
             f"{owner}: {name} must be integers, float32 or float64, got {positions.dtype}, which "
-            "cannot tell neighbouring positions apart."
+            "rounds neighbouring positions to one."
         )
 
 
@@ -130,6 +130,6 @@ def _check_floats(owner: str, name: str, positions: Tensor) -> None:
     bound = _NEIGHBOURS[positions.dtype]
     if largest >= bound:
         raise ValueError(
-            f"{owner}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} loses neighbours "
+            f"{owner}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} rounds them "
             f"from {bound} on. Use integers{' or float64' if bound == 2**24 else ''}."
         )

@@ -1,4 +1,4 @@
-"""Sizes of the model that an encoding is built for."""
+"""Sizes of the model for which an encoding is built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model from which an encoding is built.
+    """Describe the sizes of the model for which an encoding is built.
 
     Args:
         embed_dim: width of the residual stream.

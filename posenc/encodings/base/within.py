@@ -10,15 +10,15 @@ from posenc.positions import KeyPlaces, QueryPlaces
 
 
 class Within(PositionEncoding):
-    """Restrict attention to the pairs that `mask` shows; compose it with another encoding.
+    """Restrict attention to the pairs that `mask` shows, next to another encoding in Compose.
 
-    Compose(RoPE(...), Within(masks.sliding_window(4096))) rotates and shows 4096 keys, in addition
-    to the mask that the model is given.
+    Compose(RoPE(...), Within(masks.sliding_window(4096))) rotates, and hides keys 4096 or more
+    tokens away. The model's own mask still applies.
 
     Args:
         mask: an unbound mask; it is bound to the positions of each call.
 
-    shift_invariant is claimed only for masks that depend only on the distance, not for chunks.
+    shift_invariant is claimed only if the mask depends on nothing but the distance.
     Raises: ValueError for a mask that is bound already.
 
     >>> from posenc import Within, masks

@@ -1,1 +1,1 @@
-"""Place 1: position enters at the embeddings."""
+"""Encodings of the embeddings (place 1)."""

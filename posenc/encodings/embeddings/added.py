@@ -1,4 +1,4 @@
-"""The base class of encodings that add a vector to each embedding."""
+"""Base class of encodings that add a vector to each embedding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AddedEmbedding(PositionEncoding):
     def table(
         self, positions: Real[Tensor, "..."], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the embedding of each position."""
+        """Return the vector to add at each position. A subclass defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define table(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:

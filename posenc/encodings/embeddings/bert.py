@@ -19,12 +19,12 @@ class BertEmbedding(nn.Module):
     Args:
         vocab_size: number of tokens.
         embed_dim: width of the embeddings.
-        encoding: an encoding of place 1; None means a learned table of 512 rows, as in BERT.
+        encoding: an encoding of the embeddings; None means a learned table of 512 rows, as in BERT.
         num_segments: rows of the segment table; 0 means no segments.
         padding_idx: a token whose word embedding starts at zero and gets no gradient.
         dropout: probability of dropping a channel in training.
         eps: LayerNorm's epsilon.
-        init_std: standard deviation of the initial values (normal, truncated at two of them).
+        init_std: standard deviation of the initial values (normal, truncated at two deviations).
 
     Shapes: tokens, segments (batch, seq_len); positions (seq_len) or (batch, seq_len) -> (batch,
     seq_len, embed_dim). RoBERTa's positions: positions_from_mask(valid, start=padding_idx + 1).
@@ -81,7 +81,7 @@ class BertEmbedding(nn.Module):
         positions: Real[Tensor, "..."],
         segments: Int[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
-        """Embed tokens; segments default to the first one."""
+        """Embed tokens; all are in the first segment if `segments` is None."""
         check_tokens("BertEmbedding", tokens, self.words.num_embeddings)
         x = self.words(tokens)
         if self.segments is not None:

@@ -1,4 +1,4 @@
-"""Four ways to lengthen a learned table of position embeddings; leading rows can be kept."""
+"""Lengthen a learned table of position embeddings in one of four ways; leading rows can be kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def interpolate(
     Args:
         table: the learned rows.
         num_positions: positions wanted, without offset rows.
-        align_corners: which of the two; required, because models differ.
+        align_corners: which of the two formulas; required, because models differ.
         offset_rows: leading rows without a position, which are kept (RoBERTa and OPT: 2).
 
     Raises: ValueError if the table has no rows to read.
@@ -108,7 +108,7 @@ def interpolate_2d(
             f"and cannot be resized from a grid of {old_grid} to {new_grid}."
         )
     image = rows.to(_wide(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
-    # size instead of a scale factor: rounding the factor would lose a row or a column.
+    # Give the size, because a rounded scale factor would lose a row or a column.
     grown = F.interpolate(
         image, size=new_grid, mode="bicubic", align_corners=align_corners, antialias=antialias
     )

@@ -23,7 +23,7 @@ class Learned(AddedEmbedding):
 
     x[p] += weight[p]
 
-    posenc.encodings.embeddings.grow makes the table longer.
+    posenc.encodings.embeddings.grow lengthens the table.
 
     Args:
         max_positions: rows of the table; positions must be below it.
@@ -73,7 +73,7 @@ class Learned(AddedEmbedding):
 
     @classmethod
     def from_table(cls, table: Float[Tensor, "max_positions embed_dim"]) -> Learned:
-        """Return an encoding whose weights are this table, (max_positions, embed_dim)."""
+        """Build the encoding with this table, (max_positions, embed_dim), as its weights."""
         encoding = cls(*table.shape).to(table)
         with torch.no_grad():
             encoding.weight.copy_(table)
@@ -93,7 +93,7 @@ class Learned(AddedEmbedding):
     def table(
         self, positions: Integer[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the embedding of each position."""
+        """Return the vector to add at each position."""
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_rows("Learned", "position", positions, self.weight.shape[0])
@@ -101,7 +101,7 @@ class Learned(AddedEmbedding):
 
 
 def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
-    """Raise ValueError for an index outside of a table; checked on the CPU only."""
+    """Raise ValueError for an index outside of a table of `rows` rows, found on the CPU only."""
     low, high = free_ends(index) or (0, 0)
     if low < 0 or high >= rows:
         outside = high if high >= rows else low

@@ -22,13 +22,13 @@ class Learned2D(AddedEmbedding):
 
     x[r, c] += weight[r * width + c]
 
-    A token whose row or column is negative (the class token) gets zeros; its learned embedding can
-    be part of the token itself.
+    A token whose row or column is negative (the class token) gets zeros; the token itself can be
+    learned.
 
     Args:
         height, width: the grid, in patches.
         embed_dim: width of the embeddings.
-        init_std: standard deviation of the initial values (normal, truncated at two of them).
+        init_std: standard deviation of the initial values (normal, truncated at two deviations).
 
     Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len, 2) or (batch, seq_len, 2) as
     (row, column), see posenc.positions.grid -> like x.
@@ -63,7 +63,7 @@ class Learned2D(AddedEmbedding):
 
     @classmethod
     def from_shape(cls, shape: ModelShape, **options) -> Learned2D:
-        """Build a square grid of at least train_length cells, unless height and width are given."""
+        """Build a square grid of train_length cells or more, unless height and width are given."""
         side = math.isqrt(shape.train_length - 1) + 1
         return super().from_shape(shape, **{"height": side, "width": side, **options})
 
@@ -77,7 +77,7 @@ class Learned2D(AddedEmbedding):
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
     ) -> Learned2D:
-        """Return the table resampled to another grid; see posenc.encodings.embeddings.grow."""
+        """Return the encoding for another grid, with a resampled table; see interpolate_2d."""
         table = interpolate_2d(
             self.weight.detach(),
             (self.height, self.width),
@@ -93,7 +93,7 @@ class Learned2D(AddedEmbedding):
     def table(
         self, positions: Integer[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the embedding of each (row, column)."""
+        """Return the vector to add at each (row, column)."""
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
         row, column = positions.clamp(min=0).unbind(-1)

@@ -52,7 +52,7 @@ class SinCos2D(AddedEmbedding):
     def table(
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the embedding of each (row, column)."""
+        """Return the vector to add at each (row, column)."""
         cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
         return rows.masked_fill(placeless(positions)[..., None], 0)

@@ -72,7 +72,7 @@ class Sinusoidal(AddedEmbedding):
     def table(
         self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the embedding of each position."""
+        """Return the vector to add at each position."""
         cos, sin = self.angles.cos_sin(positions, dtype)
         if self.order == "interleaved":
             rows = torch.stack([sin, cos], dim=-1).flatten(-2)

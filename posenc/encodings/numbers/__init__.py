@@ -1,1 +1,1 @@
-"""Numbers of encodings: frequencies, biases, angles; rules for dtypes, heads and devices."""
+"""Numbers that encodings compute with: frequencies, biases, angles, dtypes, copies per device."""

@@ -1,4 +1,4 @@
-"""Cosine and sine of position times frequency, accurate at every int64 position."""
+"""Compute cosine and sine of position times frequency, accurate at every int64 position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Angles:
     to 2^40. Real positions are split into a whole and a fractional part and add no error of their
     own.
 
-    The frequencies are Python numbers with a copy per device, so casting a module cannot round
+    The frequencies are Python numbers, copied to each device, so casting a module does not round
     them.
     """
 
@@ -55,8 +55,8 @@ class Angles:
         return cos.to(dtype), sin.to(dtype)
 
     def reduced(self, positions: Tensor) -> Tensor:
-        """Return the angle in radians modulo a turn, float64, (..., len(inv_freq)), within (-2 pi,
-        2 pi).
+        """Return the angles in radians, reduced to within (-2 pi, 2 pi): float64, (...,
+        len(inv_freq)).
 
         `...` is the shape of `positions`, without its axis of components if `axes` is given.
         """

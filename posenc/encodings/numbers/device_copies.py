@@ -1,4 +1,4 @@
-"""Constants of a module as Python numbers, with a tensor per device and dtype."""
+"""Constants of a module, as Python numbers with a tensor for each device and dtype."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from posenc.encodings.numbers.tracking import transformed
 
 
 class Constants:
-    """Fixed numbers of an encoding that casting a module cannot round, copied to each device once.
+    """Hold constant numbers of an encoding, and copy them to each device once.
 
-    A buffer would be cast by `.to(bfloat16)`; a tensor made per call is a blocking copy to the
-    device.
+    A buffer would be rounded by `.to(bfloat16)`. A tensor made in each call would have to wait for
+    its copy to the device.
     """
 
     def __init__(self, values: Sequence[float]) -> None:

@@ -11,16 +11,16 @@ from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
 PRECISION = Context(prec=50)
-"""Decimal digits carried; 64-bit phases at position 2^40 need 32."""
+"""Decimal context of 50 digits; 64-bit phases at position 2^40 need 32."""
 
 TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502116419498891846")
 TURN = 1 << 64
-"""One full turn in fixed point: phases wrap exactly where 64-bit integers do."""
+"""A full turn in fixed point, so that phases wrap exactly where 64-bit integers do."""
 
 
 @lru_cache(maxsize=256)
 def geometric(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
-    """Return (1, r, r^2, ...), `count` terms with r = base^-step, to 45 digits or better.
+    """Return 1, r, r^2, ..., `count` terms with r = base^-step, to at least 45 digits.
 
     With step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
     """
@@ -50,7 +50,7 @@ SINUSOIDAL_ORDERS = ("interleaved", "concatenated", "fairseq")
 def sinusoidal_frequencies(
     embed_dim: int, base: float, order: str, min_timescale: float
 ) -> tuple[Decimal, ...]:
-    """Return the frequencies of posenc.encodings.embeddings.sinusoidal."""
+    """Return the frequencies of posenc.Sinusoidal, in radians per position; fastest first."""
     if order not in SINUSOIDAL_ORDERS:
         raise ValueError(f"Sinusoidal: order must be one of {SINUSOIDAL_ORDERS}, got {order!r}.")
     if embed_dim % 2 and order != "fairseq":
@@ -72,21 +72,21 @@ def sinusoidal_frequencies(
 
 
 def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
-    """Return turns per position in units of 2^-64, as signed 64-bit integers that wrap."""
+    """Return the turns per position modulo one, in units of 2^-64, as signed 64-bit integers."""
     with localcontext(PRECISION):
         units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
 
 
 DIGIT_BITS = 11
-"""A position below 2^31 is three digits of 11 bits; a digit times a 20-bit number fits an int32."""
+"""Bits of each of the three digits of a position; a digit times a 20-bit number fits int32."""
 PART_BITS = 20
 
 
 def digit_turns(
     inv_freq: Sequence[Decimal | float],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Return turns per unit of each of a position's three digits, for arithmetic in int32 only.
+    """Return the turns that each of a position's three 11-bit digits adds, for int32 arithmetic.
 
     Returns (high, low), each [digit][frequency]: one unit of digit k rotates by high[k] / 2^20 +
     low[k] / 2^40 of a full turn.

@@ -1,4 +1,4 @@
-"""Rows from which a longer table of embeddings is made, in plain numbers for all frameworks."""
+"""Compute from which rows a longer table of embeddings is made, in Python for all frameworks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from __future__ import annotations
 def source_rows(
     num_rows: int, num_positions: int, align_corners: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """Return (lower, upper, share) for linear interpolation: position p reads (1 - share[p]) row
-    lower[p] + share[p] row upper[p].
+    """Return (lower, upper, fraction) of a linear interpolation: new row p is (1 - fraction[p]) *
+    table[lower[p]] + fraction[p] * table[upper[p]].
 
-    align_corners=True: p reads row p * (old - 1) / (new - 1); False: (p + 0.5) * old / new - 0.5,
+    align_corners=True: row p reads p * (old - 1) / (new - 1); False: (p + 0.5) * old / new - 0.5,
     within the table. Computed in whole numbers until the last division.
     """
     if align_corners:
@@ -27,7 +27,7 @@ def source_rows(
 
 
 def check_hierarchical(num_rows: int, num_positions: int, alpha: float) -> None:
-    """Raise ValueError if two digits in base `num_rows` cannot distinguish the positions."""
+    """Raise ValueError unless two digits in base `num_rows` give each position a row of its own."""
     if not 0 < alpha < 1 or alpha == 0.5:
         raise ValueError(f"hierarchical: alpha must be in (0, 1) and not 0.5, got {alpha}.")
     if num_positions > num_rows**2:

@@ -1,4 +1,4 @@
-"""Attention heads that share keys and values."""
+"""Multiply with key/value heads that several query heads share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b over heads; each head of b is used for a group of consecutive heads of a."""
+    """Return a @ b for (batch, heads, ...). Consecutive heads of a share a head of b."""
     batch, heads, rows, inner = a.shape
     if heads == b.shape[1]:
         return a @ b
@@ -15,5 +15,5 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def for_every_head(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
-    """Repeat key/value heads, on axis `dim`, for consecutive groups of num_heads query heads."""
+    """Repeat each head of axis `dim` for the consecutive query heads that share it."""
     return t if t.shape[dim] == num_heads else t.repeat_interleave(num_heads // t.shape[dim], dim)

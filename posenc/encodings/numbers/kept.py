@@ -12,13 +12,13 @@ from posenc.positions import version
 
 T = TypeVar("T")
 MOST = 4
-"""Number of tables kept, the latest: one prepared encoding may be used for many calls."""
+"""Maximum number of cached tables, the latest; a prepared encoding may be used for many calls."""
 
 
 class Kept:
-    """Cache results by key; a result is recomputed after a tensor that it was made from changes.
+    """Cache results by key, and recompute a result if a tensor from which it was made has changed.
 
-    Nothing is cached where gradients are tracked, because a backward pass frees its graph.
+    Nothing is cached if gradients are tracked, because a backward pass frees its graph.
 
     >>> from posenc.encodings.numbers.kept import Kept
     >>> kept, weight = Kept(), torch.ones(2)
@@ -34,8 +34,7 @@ class Kept:
         self._last: dict[Hashable, tuple[tuple[Tensor, ...], tuple[int | None, ...], Any]] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T], *given: Tensor | None) -> T:
-        """Return `compute()`, or its cached result for this key and tensors, not to be written
-        to."""
+        """Return `compute()`, or its cached result for this key and tensors. Do not write to it."""
         made_from = tuple(t for t in given if t is not None)
         followed = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
         if followed or torch.compiler.is_compiling():

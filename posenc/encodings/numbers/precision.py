@@ -1,4 +1,4 @@
-"""Dtypes in which tables and biases are computed."""
+"""Choose the dtypes in which tables and biases are computed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def real(distance: Tensor) -> Tensor:
-    """Return the distance as float32, or unchanged if it is float64."""
+    """Convert a distance to float32, or keep float64."""
     keep = distance.dtype == torch.float64
     return distance if keep else distance.to(torch.float32)
 
 
 def per_head(values: Tensor, like: Tensor) -> Tensor:
-    """Return one value per head in at least the dtype of `like`, shaped to broadcast to it."""
+    """Return one value per head, (num_heads, 1, ...), in at least the dtype of `like`."""
     return values.to(torch.promote_types(values.dtype, like.dtype)).view(-1, *[1] * like.ndim)
 
 
@@ -27,5 +27,5 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tables and biases for inputs of `dtype` are computed."""
+    """Return float32, or float64 if `dtype` is: tables and biases are computed in it."""
     return torch.promote_types(dtype, torch.float32)

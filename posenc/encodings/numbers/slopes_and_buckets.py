@@ -1,4 +1,4 @@
-"""Constants of score biases by distance, in plain Python for every framework."""
+"""Compute constants of score biases by distance, in Python for every framework."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def alibi_heads(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return ALiBi's slope of each head, and its side for `left_right`: 1 the past, -1 the
-    future."""
+    """Return ALiBi's slope of each head, and for `left_right` the side that it sees: 1 the past, -1
+    the future."""
     halves = 2 if left_right else 1
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
     return slopes(num_heads // halves, bias_max) * halves, tuple(sides)
@@ -30,8 +30,8 @@ def alibi_heads(
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """Return the first distance of buckets 1, 2, ...: linear in the first half, then logarithmic.
 
-    Computed in whole numbers, so that distances on a boundary are exact: bucket b >= e starts at
-    the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b - e, e = num_buckets/2.
+    Bucket b >= e = num_buckets / 2 starts at the least x with ln(x/e) / ln(max_distance/e) *
+    (num_buckets - e) >= b - e. Whole numbers make distances on a boundary exact.
     """
     exact = num_buckets // 2
     steps = num_buckets - exact
@@ -60,7 +60,7 @@ def t5_edges(
 
 @lru_cache(maxsize=16)
 def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """Return the last distance of DeBERTa's buckets m, m + 1, ..., 2m - 2, m = num_buckets / 2.
+    """Return the last distance of each of DeBERTa's buckets m to 2m - 2, with m = num_buckets / 2.
 
     Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), at most the
     last. Computed in whole numbers, so that distances on a boundary are exact.
@@ -77,6 +77,6 @@ def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
 
 KERPLE_LOW = 0.01
 KERPLE_POWER_HIGH = 2.0
-"""Bounds to which the authors' code clamps KERPLE's parameters; the upper only for the power."""
+"""Bounds to which the authors' code clamps KERPLE's r1 and r2; POWER_HIGH is for form="power"."""
 KERPLE_STARTS = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
-"""Initial values of r1 and r2 are uniform between 0 and these."""
+"""Upper ends of the uniform distributions, from 0, of the initial r1 and r2."""

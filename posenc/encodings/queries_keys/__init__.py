@@ -1,1 +1,1 @@
-"""Place 2: position enters at queries and keys."""
+"""Encodings of queries and keys (place 2)."""

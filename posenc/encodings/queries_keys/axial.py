@@ -1,4 +1,4 @@
-"""RoPE over rows and columns: axial, with presets of vision models, and learned mixed."""
+"""RoPE over rows and columns: axial RoPE with presets of vision models, and RoPE-Mixed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AxialRoPE(Rotation):
         column_first: rotate the first half of the pairs by the column.
         alternating: use one series rope_theta^(-2t/head_dim), even terms for the row and odd terms
             for the column; False: the same frequencies for both.
-        in_turns: frequencies are full turns per unit, not radians; for coordinates within -1 .. 1.
+        in_turns: frequencies in full turns per unit, not radians; for coordinates within -1 .. 1.
 
     Shapes: positions (len, 2) or (batch, len, 2) of (row, column), integer or real; q (batch,
     num_heads, q_len, head_dim) and k (batch, num_kv_heads, kv_len, head_dim) -> the same.
@@ -86,30 +86,30 @@ class AxialRoPE(Rotation):
 
     @classmethod
     def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
-        """Build RoPE-ViT's variant: interleaved pairs, columns first."""
+        """Build the variant of RoPE-ViT: interleaved pairs, the first half for columns."""
         return cls(head_dim, rope_theta, interleaved=True, column_first=True)
 
     @classmethod
     def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
-        """Build DINOv3's variant: half-split, rows first, for `centred_grid` coordinates."""
+        """Build DINOv3's variant: half-split pairs, rows first, for `centred_grid` coordinates."""
         return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
 
     @classmethod
     def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> AxialRoPE:
-        """Build Pixtral's variant: half-split, frequencies alternate between rows and columns."""
+        """Build Pixtral's variant: half-split pairs, alternately for rows and columns."""
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
 def centred_grid(
     height: int, width: int, device: torch.device | None = None
 ) -> Float[Tensor, "{height*width} 2"]:
-    """Return patch centres, (height * width, 2), float64, from -1 to 1 along each axis."""
+    """Return the centres of patches, (height * width, 2), float64, from -1 to 1 along each axis."""
     size = torch.tensor([height, width], dtype=torch.float64, device=device)
     return (grid(height, width, device) + 0.5) / size * 2 - 1
 
 
 class MixedRoPE(QueryKeyEncoding):
-    """Rotate each pair by the position along a learned direction of the plane: RoPE-Mixed.
+    """Rotate each pair by the position along a learned direction in the plane: RoPE-Mixed.
 
     angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
 
@@ -191,16 +191,16 @@ class MixedRoPE(QueryKeyEncoding):
 
 
 def _on_the_grid(positions: Tensor) -> Tensor:
-    """Move tokens without a place to (0, 0), where nothing is rotated."""
+    """Move tokens without a place, such as the class token, to (0, 0), which rotates nothing."""
     return positions.masked_fill(placeless(positions)[..., None], 0)
 
 
 _FARTHEST = 2**32
-"""From this position on float64 rounds position times weight by more than 1e-6 radians."""
+"""Position from which float64 rounds position times weight by more than 1e-6 radians."""
 
 
 def _check_reach(positions: Tensor) -> None:
-    """Raise ValueError for positions whose angles would be rounded; checked on the CPU only."""
+    """Raise ValueError for positions too large for exact angles; checked on the CPU only."""
     low, high = free_ends(positions) or (0, 0)
     if low <= -_FARTHEST or high >= _FARTHEST:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Decoupled rotary embeddings: each head has a rotary part and a part without position."""
+"""Decoupled rotary embeddings: part of each head is rotated, part has no position."""
 
 from __future__ import annotations
 

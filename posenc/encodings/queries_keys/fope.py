@@ -19,13 +19,14 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class FoPE(QueryKeyEncoding):
-    """Rotate each pair of channels by a Fourier series of frequencies that turn once in training.
+    """Rotate each pair of channels by a Fourier series of frequencies with periods seen in
+    training.
 
     (x_a, x_b) -> (x_a c_t - x_b s_t, x_b c_t + x_a s_t), pairs t and t + head_dim/2
     c_t(p) = sum_m cos_weight[h, m, t] cos(p theta_m), s_t with sin_weight and sin
     theta_m = rope_theta^(-2m/head_dim), only those with a period of at most train_length
 
-    The weights are one frequency for each pair plus small random numbers and are not trained. There
+    The weights are not trained: 1 for one frequency of each pair, plus small random numbers. There
     are at most head_dim/4 such pairs; the others get c = s = 1 at every position, as in the
     authors' code.
 
@@ -97,9 +98,9 @@ class FoPE(QueryKeyEncoding):
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
         check_keys(self, k.x)
-        return self._turned(q.x, q.positions), self._turned(k.x, k.positions)
+        return self._rotated(q.x, q.positions), self._rotated(k.x, k.positions)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
         waves = self.angles.cos_sin(positions, dtype)
         cos, sin = (
@@ -110,8 +111,8 @@ class FoPE(QueryKeyEncoding):
         return rotate(rows, cos, sin, interleaved=False).view_as(x)
 
     def _series(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-        """Return series (batch * num_heads, len, head_dim/2) of waves (len, frequencies) or (batch,
-        len, ...)."""
+        """Return the weighted sums of cosines or sines, (batch * num_heads, len, head_dim/2).
+        `wave`: (len, frequencies) or (batch, len, frequencies)."""
         series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
         series = nn.functional.pad(series, (0, self.head_dim // 2 - series.shape[-1]), value=1.0)
         series = series.expand(x.shape[0], *series.shape[-3:])

@@ -43,8 +43,8 @@ def convert_layout(
 
     weight'[h * head_dim + c] = weight[h * head_dim + permutation[c]]
 
-    Convert every weight of the channels of q and k: projections, their biases, and q- and k-norms.
-    Do not convert v and o. The number of heads follows from the size, so grouped queries need no
+    Convert all weights that produce or scale q and k: projections, their biases, q- and k-norms. Do
+    not convert v and o. The number of heads follows from the size, so grouped queries need no
     special case.
 
     Args:

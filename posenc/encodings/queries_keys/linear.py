@@ -1,4 +1,4 @@
-"""RoPE for linear attention, as a function, because linear attention has no scores to change."""
+"""Linear attention with RoPE: a function of its own, because it has no scores to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posenc.positions import Positions
 
 
 def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return elu(x) + 1, which is positive."""
+    """Return elu(x) + 1, which is positive: the usual feature map of linear attention."""
     return F.elu(x) + 1
 
 
@@ -39,10 +39,10 @@ def linear_attention(
     The denominator is not rotated, so it stays positive.
 
     Args:
-        rope: the rotation R, of the head's size.
+        rope: the rotation R, built for the head_dim of q and k.
         positions: (len) or (batch, len), for `rope`; causal attention follows the order in memory.
         causal: sum over j <= i; False: over all j.
-        feature: a positive map of the channels, f.
+        feature: f, a function that makes the channels positive.
         chunk_size: tokens computed at once in the causal form.
 
     Shapes: q, k (batch, num_heads, len, head_dim), v (batch, num_heads, len, v_dim) -> like v.

@@ -18,9 +18,10 @@ class MRoPE(RoPE):
 
     angle[t] = position[axis(t)] * rope_theta^(-2t/rotary_dim)
 
-    Text has three equal components and is plain RoPE; `mrope_positions` builds positions for mixed
-    input. Qwen2-VL gives time the fastest pairs, then height, then width (contiguous sections);
-    in Qwen3-VL the axes alternate, so each has fast and slow pairs.
+    A text token has three equal components, so text gets plain RoPE. `mrope_positions` builds
+    positions for text mixed with images or video. Qwen2-VL gives time the fastest pairs, then
+    height, then width (contiguous sections); in Qwen3-VL the axes alternate, so each has fast and
+    slow pairs.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
@@ -80,8 +81,8 @@ def _contiguous(sections: Sequence[int]) -> list[int]:
 
 
 def _in_turns(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair: 1, 4, 7, ... height, 2, 5, 8, ... width, up to their numbers;
-    all others time."""
+    """Return the axis of each pair: height at 1, 4, 7, ..., width at 2, 5, 8, ..., as many as their
+    sections; time elsewhere."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for t in range(axis, min(3 * sections[axis], len(axes)), 3):
@@ -96,7 +97,7 @@ def mrope_positions(
 ) -> Int[Tensor, "len 3"]:
     """Return positions (len, 3) of a sequence of texts (lengths) and grids (time, height, width).
 
-    Each segment starts at one past the largest component so far.
+    Each segment starts at the largest component so far plus one.
 
     >>> posenc.mrope_positions([2, (1, 2, 2), 1]).T
     tensor([[0, 1, 2, 2, 2, 2, 4],

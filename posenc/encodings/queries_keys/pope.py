@@ -24,8 +24,8 @@ class PoPE(QueryKeyEncoding):
     score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
     theta_c = rope_theta^(-c/head_dim)
 
-    A channel's phase does not depend on its content, so content and position do not mix. q and k
-    become twice as wide.
+    A channel's phase does not depend on its content, so content and position do not mix.
+    `transform` makes q and k twice as wide.
 
     Args:
         head_dim: size of one head.
@@ -79,7 +79,7 @@ class PoPE(QueryKeyEncoding):
         return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
 
     def _cos_sin(self, tokens: Tokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin (..., 1, len, head_dim), to broadcast over heads."""
+        """Return cos and sin of the angles, (..., 1, len, head_dim), to broadcast over heads."""
 
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.angles.cos_sin(tokens.positions, dtype)

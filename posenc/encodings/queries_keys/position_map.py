@@ -1,4 +1,4 @@
-"""RoPE in several passes over positions that a method maps into the trained range."""
+"""RoPE in several passes, over positions that a method maps into the training length."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PositionMap(RoPE):
         self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        """Return the passes: mapped positions, and the mask of pairs that each computes."""
+        """Return the passes, each with mapped positions and the mask of its pairs."""
         raise NotImplementedError(f"{type(self).__name__} must define parts()")
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:

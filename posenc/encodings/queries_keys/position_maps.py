@@ -1,4 +1,4 @@
-"""Methods for longer contexts without training: RoPE at positions mapped into the trained range.
+"""Extend the context without training: RoPE at positions mapped into the training length.
 
 Each method computes two or three ordinary attentions over disjoint sets of keys and merges them.
 The cache stores keys unrotated. All methods need causal attention.
@@ -145,7 +145,7 @@ class SelfExtend(PositionMap):
 def _near_and_far(
     q_positions: Tensor, kv_positions: Tensor, window: int, q_far: Tensor, kv_far: Tensor
 ) -> tuple[Pass, Pass]:
-    """Return two passes: true positions for distances below the window, mapped ones beyond."""
+    """Return two passes: distances below `window` at true positions, the others at mapped ones."""
     beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
     return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 
@@ -200,7 +200,7 @@ class DualChunk(PositionMap):
 
     @classmethod
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
-        """Build from the authors' fractions of the training length: 3/4 and 1/16."""
+        """Build with chunks of 3/4 and windows of 1/16 of the training length, as the authors."""
         sizes = {
             "chunk_size": max(1, shape.train_length * 3 // 4),
             "local_window": shape.train_length // 16,

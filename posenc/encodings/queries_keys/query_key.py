@@ -1,4 +1,4 @@
-"""The base class of encodings that change queries and keys."""
+"""Base class of encodings that change queries and keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.positions import Positions
 
 
 class QueryKeyEncoding(PositionEncoding):
-    """Change q and k by their positions; a subclass defines `transform`."""
+    """Change q and k depending on their positions; a subclass defines `transform`."""
 
     claims = Claims(places=(2,), source="see the subclass")
 
@@ -26,8 +26,8 @@ class QueryKeyEncoding(PositionEncoding):
         *,
         layout: str = "bhtd",
     ) -> tuple[Float[Tensor, "batch _ _ width"], Float[Tensor, "batch _ _ width"]]:
-        """Encode q and k of the same tokens, (batch, heads, len, head_dim), or with layout="bthd"
-        (batch, len, heads, head_dim)."""
+        """Transform q and k of the same tokens, for use outside of posenc.attention. With
+        layout="bthd" they are (batch, len, heads, head_dim)."""
         owner = type(self).__name__
         q, k = heads_first(owner, layout, q, k)
         new_q, new_k = self.transform(*check_pair(owner, q, k, positions, self.claims.num_axes))
@@ -35,7 +35,7 @@ class QueryKeyEncoding(PositionEncoding):
 
 
 def check_keys(encoding: Any, k: Tensor) -> None:
-    """Raise ValueError unless k (batch, num_kv_heads, len, head_dim) has the encoding's sizes."""
+    """Raise ValueError unless k (batch, heads, len, width) has num_kv_heads heads of head_dim."""
     if k.shape[1] != encoding.num_kv_heads or k.shape[-1] != encoding.head_dim:
         raise ValueError(
             f"{type(encoding).__name__}: built for {encoding.num_kv_heads} key/value heads of "

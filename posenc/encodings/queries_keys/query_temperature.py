@@ -17,11 +17,11 @@ from posenc.encodings.terms.tokens import Tokens
 
 Where = Real[Tensor, "*where"]
 Factors = Float[Tensor, "*where"]
-"""One factor for each position."""
+"""One number per position."""
 
 
 def log_n(positions: Where, train_length: int, dtype: torch.dtype = torch.float32) -> Factors:
-    """Return max(1, ln(p + 1) / ln(train_length)), in the shape of `positions`."""
+    """Return max(1, ln(p + 1) / ln(train_length)) for each position p."""
     seen = positions.double().clamp(min=0) + 1  # negative positions get factor 1
     return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
 
@@ -32,7 +32,7 @@ class QueryTemperature(QueryKeyEncoding):
     claims = replace(QueryKeyEncoding.claims, shift_invariant=False, causal_only=True)
 
     def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
-        """Return the factor of the query at each position, in the shape of `positions`."""
+        """Return the factor of the query at each position. A subclass defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define factor(positions)")
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
@@ -77,7 +77,7 @@ class LogN(QueryTemperature):
 
 
 class Llama4Temperature(QueryTemperature):
-    """Multiply queries by a logarithm of the number of training lengths before them.
+    """Multiply queries by a factor that grows with the logarithm of the position.
 
     q[p] *= 1 + attn_scale * ln(1 + floor((p + offset) / floor_scale))
 

@@ -85,9 +85,9 @@ class RePo(PositionEncoding):
         Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
         Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
     ]:
-        return self._turned(q), self._turned(k)
+        return self._rotated(q), self._rotated(k)
 
-    def _turned(self, tokens: Tokens) -> Tensor:
+    def _rotated(self, tokens: Tokens) -> Tensor:
         x = tokens.x
         assert x is not None and tokens.state is not None
         check_head_dim(self, self.head_dim, x)

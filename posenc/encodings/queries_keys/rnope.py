@@ -26,7 +26,7 @@ class RNoPE(PerLayer):
         head_dim: size of one head.
         rope_theta: base of RoPE's frequencies.
         interleaved: RoPE's layout, see RoPE.
-        every: one layer in this many is without RoPE, at least 2.
+        every: each every-th layer has no RoPE; at least 2.
         window_size: keys visible to a query in a RoPE layer, counting itself; None for no limit.
         chunk_size: queries in RoPE layers see keys of their own chunk only; not with window_size.
         floor_scale: multiply the queries of NoPE layers by Llama 4's temperature, 1 + 0.1 ln(1 +
@@ -78,8 +78,8 @@ class RNoPE(PerLayer):
         windows: Literal["sliding", "chunked"] | None = None,
         **options: Any,
     ) -> RNoPE:
-        """Build with sizes from the training length. `windows="sliding"`: half of it; "chunked":
-        chunks, and the temperature's scale, of all of it."""
+        """Build the encoding for a model. windows="sliding": a window of half the training length.
+        "chunked": the training length is chunk_size and floor_scale."""
         if windows == "sliding":
             options.setdefault("window_size", max(1, shape.train_length // 2))
         elif windows == "chunked":

@@ -43,7 +43,7 @@ class RoPE(Rotation):
         partial_rotary_factor: rotary_dim as a fraction of head_dim, rounded down to an even number.
         scaling: scaling of the frequencies for longer contexts
             (encodings.queries_keys.rope_scaling). If it depends on the length, pass the length to
-            `prepare`; the encoding is not cache_safe.
+            `prepare`, and do not reuse cached keys at another length.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
@@ -123,9 +123,8 @@ class RoPE(Rotation):
         partial_rotary_factor: float | None = None,
         **options: Any,
     ) -> Self:
-        """Build the encoding for a model. A `scaling` given by name takes its parameters from the
-        options; original_max_positions defaults to the shape's train_length.
-        """
+        """Build the encoding for a model. If `scaling` is a name, its parameters are read from
+        options; original_max_positions defaults to the shape's train_length."""
         if isinstance(scaling, str):
             scaling = _named_scaling(cls, scaling, shape.train_length, options)
         if scaling is not None:
@@ -182,7 +181,7 @@ class RoPE(Rotation):
             recipe(self.rotary_dim, self.rope_theta, self.scaling)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
-        """Return the frequencies of the pairs and the factor of cos and sin at this length."""
+        """Return inv_freq and the factor of cos and sin for this length; None: training length."""
         return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
 
     def scale(self, head_dim: int) -> float:
@@ -215,12 +214,12 @@ class RoPE(Rotation):
 
 
 def partial_rotary_dim(head_dim: int, share: float) -> int:
-    """Return an even number of channels, at least 2: this fraction of head_dim, rounded down."""
+    """Return the fraction `share` of head_dim in channels, rounded down to an even number >= 2."""
     return max(2, int(head_dim * share) // 2 * 2)
 
 
 def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
-    """Build the scaling `name` from its options, and remove these from `options`."""
+    """Build the scaling called `name`, and remove its parameters from `options`."""
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]

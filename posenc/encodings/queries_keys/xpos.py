@@ -18,7 +18,7 @@ from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 
 _HEADROOM = 256
-"""Largest absolute value of a channel that does not overflow at the last allowed position."""
+"""Largest absolute value of a channel of q or k that must not overflow at the last position."""
 
 
 class XPos(Rotation):
@@ -77,8 +77,8 @@ class XPos(Rotation):
         self.claims = replace(self.claims, max_positions=limit)
 
     def reach(self, dtype: torch.dtype) -> int:
-        """Return the largest distance of positions from the origin for q and k of this dtype, in
-        tokens. float64 has the limit of float32, so that results in both can be compared."""
+        """Return the largest distance in tokens from the origin at which q and k of this dtype do
+        not overflow. float64 has the limit of float32, so that results in both can be compared."""
         largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
@@ -95,7 +95,7 @@ class XPos(Rotation):
         return out[0], out[1]
 
     def _faded_tables(self, tokens: Tokens, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each multiplied by the decay of its position."""
+        """Return cos and sin times the decay at each position; for keys (sign=-1) its inverse."""
 
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.cos_sin(tokens.where, dtype, tokens.device)

@@ -1,4 +1,4 @@
-"""Names of encodings, and the grammar by which every command reads them.
+"""Look up encodings by name, and parse the texts that name them in every command.
 
 >>> posenc.encodings.registry.entry("alibi").path
 'posenc.encodings.scores.alibi:ALiBi'

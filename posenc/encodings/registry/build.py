@@ -1,4 +1,4 @@
-"""Build encodings from texts."""
+"""Build the encoding that a text names, such as "rope:rope_theta=500000+alibi"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def encoding_class(text: str) -> type[PositionEncoding]:
 
 
 def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
-    """Return the class of one part. Raises SpecError with the column of the mistake."""
+    """Return the class of one part of a text. Raise SpecError with the column of a mistake."""
     try:
         if part.attribute and part.where not in _ENTRIES:
             return load(part.where, part.attribute)

@@ -1,4 +1,4 @@
-"""Load the classes that a text names by file or module."""
+"""Load encoding classes from the file or module that a text names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULE = "posenc_file_"
 def load(where: str, attribute: str) -> type[PositionEncoding]:
     """Return the encoding class `attribute` of the file or module `where`, see `find`.
 
-    Raises: ValueError, also if it is no subclass of PositionEncoding.
+    Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
     module = _imported(where)
     own = [
@@ -51,7 +51,8 @@ def find(where: str, attribute: str) -> Any:
 
     A file needs no import path. Its folder is searched last, so it can import its neighbours, but
     they cannot shadow a library. A module may be in the current folder.
-    Raises: ValueError if it does not import, for a file with the line; AttributeError.
+    Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
+    attribute is missing.
     """
     found: Any = _imported(where)
     for name in attribute.split("."):
@@ -60,7 +61,7 @@ def find(where: str, attribute: str) -> Any:
 
 
 def path_of(kind: type) -> str:
-    """module:Class of a class; of one from a user's file, with the file's name for its module."""
+    """Return "module:Class" of a class; the module of a user's file is its name without ".py"."""
     module = kind.__module__
     if module.startswith(MODULE):
         module = module.removeprefix(MODULE).partition("_")[2]
@@ -68,7 +69,7 @@ def path_of(kind: type) -> str:
 
 
 def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
-    """Return True if it is a class of encodings."""
+    """Return True if the object is a subclass of PositionEncoding."""
     return isinstance(found, type) and issubclass(found, PositionEncoding)
 
 
@@ -77,7 +78,7 @@ def _imported(where: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    """Return the module of a file, run once for each content."""
+    """Import a file, again only if its content has changed."""
     if not path.is_file():
         near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = difflib.get_close_matches(path.name, near, n=1)
@@ -120,7 +121,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _own_line(path: Path, error: BaseException) -> str:
-    """Return the error with file and line: the deepest line in the file's folder."""
+    """Return the error with file and line: the innermost line in the folder of the user's file."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
     lines = [

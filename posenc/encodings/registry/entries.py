@@ -1,4 +1,4 @@
-"""One line per encoding, which adds it to the tests, commands, plots and tables."""
+"""Register posenc's encodings, one line each, for tests, commands, plots and tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 class Entry(NamedTuple):
     path: str
-    """module:Class"""
+    """The class, as "module:Class"."""
     checked: str
-    """Reference of its tests: "golden" (the authors' numbers) or "reference" (the paper in
-    float64); "unchecked" for encodings of other packages."""
+    """What its tests compare it with: "golden" (numbers printed by the authors' code) or
+    "reference" (the paper's formula in float64); "unchecked" for encodings of other packages."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
     origin: str = ""
     """The package that defines it; "" for posenc."""

@@ -28,7 +28,7 @@ _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 _EVERY = re.compile(r"\s+every\b")
 _COUNT = re.compile(r"\s*(\d{1,6})(?!\w)")
 DEEPEST = 8
-"""Limit of nested lists."""
+"""Maximum depth of nested lists."""
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +99,7 @@ class _Reader:
         return found[0]
 
     def _attribute(self, where: str, file: bool) -> tuple[str, int]:
-        """Read the class after a colon, unless an equals sign makes it an option."""
+        """Read a colon and a class name, with its column; "" if an option follows the colon."""
         found = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*").match(self.text, self.at)
         if found is None:
             return "", self.at + 1

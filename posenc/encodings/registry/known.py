@@ -1,4 +1,4 @@
-"""Every encoding that has a name: posenc's own, registered ones and those of other packages."""
+"""Look up encodings by name: posenc's own, registered ones and those of other packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from posenc.encodings.base.base import PositionEncoding
 
 GROUP = "posenc.encodings"
-"""Group of entry points by which other packages name their encodings, as module:Class."""
+"""Entry-point group in which other packages name their encodings, as module:Class."""
 
 _registered: dict[str, Entry] = {}
 _classes: dict[str, type[PositionEncoding]] = {}
@@ -33,7 +33,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """Return the registry line of `name`. Raises ValueError, with the nearest name, if unknown."""
+    """Return the registry's entry of `name`. Raise ValueError with the nearest name if unknown."""
     if name in _ENTRIES:  # no need to read the entry points of installed packages
         return _ENTRIES[name]
     if name in _registered:
@@ -51,7 +51,7 @@ def entry(name: str) -> Entry:
 
 
 def class_of(name: str) -> type[PositionEncoding]:
-    """Return the class behind a registered name. Raises ValueError, also if another package's class
+    """Return the class of a name. Raise ValueError if it is unknown, or if another package's class
     does not import."""
     found = entry(name)
     if name in _classes:
@@ -103,8 +103,8 @@ def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> No
 
 
 def portable(name: str) -> tuple[str, str] | None:
-    """Return module or file, and class, from which a new process can load a registered name. None
-    for names that every process knows.
+    """Return module or file, and class name, from which a new process can load a name that
+    `register` gave. Return None for other names, which every process knows.
 
     Raises: ValueError for a class that is not at the top of a file.
     """
@@ -123,13 +123,13 @@ def portable(name: str) -> tuple[str, str] | None:
 
 
 def problems() -> tuple[str, ...]:
-    """Return one line about each encoding of another package that cannot be used by its name."""
+    """Return a line about each encoding of other packages that cannot be used by its name."""
     return tuple(_installed()[1].values())
 
 
 @functools.cache
 def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return names of other packages, without importing them, and problems of invalid ones."""
+    """Return entries of other packages by name, without importing them, and problems by name."""
     found: dict[str, Entry] = {}
     wrong: dict[str, str] = {}
     try:
@@ -154,12 +154,12 @@ def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
 def _package(point: importlib.metadata.EntryPoint) -> str:
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
-    except Exception:  # its metadata are damaged
+    except Exception:  # the package's metadata are damaged
         return "a package"
 
 
 def _source(cls: type) -> tuple[str, str | None]:
-    """Return the name of a class and the file that defines it."""
+    """Return the qualified name of a class and the file that defines it."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__qualname__, file and os.path.realpath(file)
 

@@ -1,4 +1,4 @@
-"""Rewrite a spec for another process that starts in the same folder."""
+"""Rewrite a spec so that another process, started in the same folder, can build it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from posenc.encodings.registry.spec import Option, Part, Spec, SpecError
 
 
 def anywhere(spec: Spec) -> Spec:
-    """Return the spec without names that only this process knows. Raises: SpecError."""
+    """Replace registered names by the file or module of their class. Raise SpecError if another
+    process could not load it."""
     layers = tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
     return replace(spec, layers=layers)
 
 
 def tidy(spec: Spec) -> Spec:
-    """Return the spec with its files as paths from the current folder."""
+    """Replace file names in the spec by paths relative to the current folder."""
     return replace(spec, layers=tuple(tuple(map(_tidy, layer)) for layer in spec.layers))
 
 

@@ -1,4 +1,4 @@
-"""The parsed form of a text that names an encoding: options, parts and layers."""
+"""Parsed form of a text that names an encoding: options, parts and layers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from dataclasses import dataclass, field
 
 Value = int | float | bool | str | tuple["Value", ...] | None
-"""Values that an option can have."""
+"""Type of an option's value."""
 
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
-"""Matches a path that needs no quotes."""
+"""Regular expression of paths that need no quotes."""
 
 
 class SpecError(ValueError):
-    """A text that names no encoding. The message has the column of the mistake, from 1."""
+    """Report a mistake in a text that names an encoding. The message has the column, from 1."""
 
     def __init__(self, text: str, column: int, problem: str) -> None:
         where = "" if column <= 1 else f", column {column}"
@@ -25,7 +25,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """An option key=value, with its column in the text."""
+    """Hold an option key=value, with its column in the text."""
 
     key: str
     value: Value
@@ -37,9 +37,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Part:
-    """One encoding in a text.
+    """Hold one encoding named in a text.
 
-    where: a registered name; or, with an `attribute`, a module or the path of a file.
+    where: a registered name; if there is an `attribute`, a module or the path of a file.
     attribute: the class there; "" for a registered name.
     """
 
@@ -55,7 +55,7 @@ class Part:
 
     @property
     def target(self) -> str:
-        """Return the part without its options."""
+        """Return the text of the part without its options."""
         where = self.where
         if self.is_file and not PATH.fullmatch(where):
             where = _quoted(where)
@@ -68,11 +68,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed text; `str` returns its canonical form.
+    """Hold a parsed text; `str` returns its canonical form.
 
     layers: the encodings of successive layers, repeated; each is a tuple of parts to compose.
     every: None, or n of "every n": the second of two layers is used at each n-th layer.
-    label: the user's name for it; "" for its canonical text.
+    label: the name that the user gave it; "" means its canonical text.
     """
 
     layers: tuple[tuple[Part, ...], ...]
@@ -86,7 +86,7 @@ class Spec:
 
     @property
     def pattern(self) -> tuple[tuple[Part, ...], ...]:
-        """Return the layers until they repeat."""
+        """Return the layers of one period: for "A/B every 3" A, A and B."""
         if self.every is None:
             return self.layers
         most, last = self.layers
@@ -105,7 +105,7 @@ class Spec:
 
 
 def written(value: Value) -> str:
-    """Return a value as text of the grammar; a whole number has no decimal point."""
+    """Return a value as text of the grammar, whole numbers without a decimal point."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -121,7 +121,7 @@ def written(value: Value) -> str:
 
 
 def read(word: str) -> Value:
-    """Return the value of a word without quotes.
+    """Convert an unquoted word to a value.
 
     >>> read("1e3"), read("true"), read("none"), read("half")
     (1000, True, None, 'half')

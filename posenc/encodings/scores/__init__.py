@@ -1,1 +1,1 @@
-"""Place 3: position enters at the attention scores."""
+"""Encodings of the attention scores (place 3)."""

@@ -110,8 +110,7 @@ class ALiBi(DistanceBias):
         return term
 
     def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bias per query and per key, in float64 and not centred: kernels subtract the
-        middle of each block."""
+        """Return (row, key) with bias = row[i] - key[j] for past keys, in float64."""
         slope = self._slope(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 

@@ -18,18 +18,18 @@ from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
 KEYS = 128
-"""Number of keys per step of the running sum."""
+"""Maximum keys per step of the cumulative sum."""
 
 
 class CoPE(PositionEncoding):
-    """Score the query with a learned vector for the number of open gates up to each key.
+    """Score the query with a learned vector, selected by the number of open gates since the key.
 
     score[i, j] += scale * q_i . e[p_ij],  p_ij = min(sum over visible l >= j of g_il,
     num_positions - 1),  g_il = sigmoid(scale * q_i . k_l)
 
     e at a fractional count is interpolated between its neighbours. The sum follows the order of
-    keys in memory and includes the query's own; positions are not read. Whole rows of scores are
-    needed, so FlexAttention cannot run it. In a Compose the gates are computed from the scores
+    keys in memory, and includes the query's own key; positions are not read. It reads whole rows of
+    scores, so FlexAttention cannot run it. In a Compose the gates are computed from the scores
     after earlier terms.
 
     Args:
@@ -117,7 +117,7 @@ class CoPE(PositionEncoding):
 
 
 class CountedGates(Term):
-    """Add CoPE's term to whole rows of scores."""
+    """Add CoPE's term to the scores, which must be whole rows."""
 
     reads_mask = True
 
@@ -129,8 +129,8 @@ class CountedGates(Term):
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        """Add from the last key to the first, and stop once all counts are at their limit, if
-        reading them needs no synchronisation."""
+        """Add from the last key to the first; on the CPU, stop once all counts reach their
+        limit."""
         cope, q = self.cope, self.q[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
@@ -149,7 +149,9 @@ class CountedGates(Term):
 
 def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
     most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
-    for part in reversed(gates.split(KEYS, -1)):  # the gradient of a slice would be of full size
+    step = min(gates.shape[-2] + 5 * most // 2, KEYS)  # then half-open gates take one step
+    sizes = [last % step, *[step] * (last // step)]
+    for part in reversed(gates.split(sizes, -1)):  # the gradient of a slice would be of full size
         if after is not None and bool((after >= most).all()):
             yield 0, last, table[..., -1:]
             return
@@ -161,7 +163,7 @@ def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
 
 
 def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the number of open gates from each key to the last."""
+    """Return for each key the sum of open gates from it to the last key."""
     open_gates = gates.sigmoid()
     if mask is not None:
         open_gates = open_gates.masked_fill(~mask, 0)
@@ -169,7 +171,7 @@ def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _at(table: Tensor, count: Tensor) -> Tensor:
-    """Return the table interpolated at fractional counts; NaN where the count is NaN."""
+    """Interpolate the table linearly at fractional counts; NaN for a count of NaN."""
     known = count.detach().nan_to_num(0)
     below, above = known.floor(), known.ceil()
     low, high = (table.gather(-1, index.long()) for index in (below, above))

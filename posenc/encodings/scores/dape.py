@@ -32,7 +32,7 @@ BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "kerple": (Kerple, {}),
     "fire": (FIRE, {"leaky": True}),
 }
-"""The biases that the paper adapts, and options as in the authors' code."""
+"""The biases that the paper adapts: name, class, and options as in the authors' code."""
 
 
 class DAPE(PositionEncoding):
@@ -51,7 +51,7 @@ class DAPE(PositionEncoding):
 
     Shapes: scores (batch, num_heads, q_len, kv_len) -> the same.
     Units: logits. Precision: the network in float32 or better, also under autocast.
-    Raises: ValueError if `inner` does not act at place 3 only, or is not additive.
+    Raises: ValueError if `inner` does anything but add a bias to the scores.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
 
     >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)
@@ -112,12 +112,12 @@ class DAPE(PositionEncoding):
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
         inner = self.inner.term(q, k)
-        assert inner is not None  # it claims place 3
+        assert inner is not None  # it claims to change scores
         return Adapted(q, k, inner, self)
 
 
 class Adapted(Term):
-    """Add a bias and the output of DAPE's network for scores and bias."""
+    """Add the inner bias, and the output of DAPE's network for scores and bias."""
 
     def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
         super().__init__(q, k)
@@ -141,8 +141,7 @@ class Adapted(Term):
         return scores + bias + change + out.bias.to(hidden.dtype)[:, None, None]
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
-        """Return the bias, (batch or 1, num_heads, rows, keys); 1 if rows of the batch are
-        equal."""
+        """Return the inner bias, (batch or 1, num_heads, rows, keys)."""
         if isinstance(self.inner, Dense):
             return self.inner.values(rows, keys).to(scores.dtype)
         return self.inner.add(torch.zeros_like(scores), rows, keys, None)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
@@ -15,6 +16,7 @@ from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.placed import check_distances
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numbers.tracking import transformed
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.skew import run_distances, shared_run
 from posenc.encodings.terms.tokens import Tokens
@@ -58,7 +60,7 @@ class FIRE(PositionEncoding):
     )
 
     eps = 1e-6
-    """Added to the denominator, against division by zero if c becomes 0."""
+    """Number added to the denominator, against division by zero if c becomes 0."""
 
     def __init__(
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
@@ -68,8 +70,9 @@ class FIRE(PositionEncoding):
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
-        self.c = nn.Parameter(torch.empty(()))
-        self.multiplier = nn.Parameter(torch.empty(()))
+        self.c = nn.Parameter(torch.empty(1))
+        self.multiplier = nn.Parameter(torch.empty(1))
+        self.register_load_state_dict_pre_hook(_with_an_axis)
         self.reset_parameters()
 
     @classmethod
@@ -83,8 +86,8 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.multiplier, 1.0)
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
-        one."""
+        """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
+        kv_len) if positions are batched."""
         q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
         q, k = Tokens(None, q_positions), Tokens(None, kv_positions)
         return self.of_share(self.share(q, k, q_positions.dtype))
@@ -92,8 +95,8 @@ class FIRE(PositionEncoding):
     def of_share(
         self, share: Float[Tensor, "*batch q_len kv_len"]
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """Return the network's output for `share`: (num_heads, q_len, kv_len), maybe with a
-        batch."""
+        """Return the bias from the network's input `share` (see the method of that name):
+        (num_heads, q_len, kv_len) or (batch, num_heads, q_len, kv_len)."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
@@ -101,8 +104,8 @@ class FIRE(PositionEncoding):
     def share(
         self, q: Tokens, k: Tokens, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
-        """Return the network's input for each pair, (q_len, kv_len) or (batch, q_len, kv_len), in
-        at least float32; float64 if `like` or the parameters are."""
+        """Return the network's input psi(i - j) / psi(max(...)) for each pair, (q_len, kv_len) or
+        (batch, q_len, kv_len), in at least float32; float64 if `like` or the parameters are."""
         double = torch.float64 in (like, q.positions.dtype, self.c.dtype)
         dtype = torch.float64 if double else torch.float32
         c = self.c.to(dtype)
@@ -122,12 +125,24 @@ class FIRE(PositionEncoding):
         return Network(q, k, self)
 
 
+def _with_an_axis(fire: FIRE, state: dict[str, Any], prefix: str, *others: object) -> None:
+    """Read a state in which c and multiplier had no axis, which sharding refuses."""
+    for name in (f"{prefix}c", f"{prefix}multiplier"):
+        if name in state:
+            state[name] = state[name].reshape(1)
+
+
 class Network(Dense):
-    """FIRE's bias, computed a few rows at a time if no gradients are needed."""
+    """Add FIRE's bias, computed for a few pairs at a time."""
 
     additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
-    """Memory of the hidden layer, small enough for the CPU's cache."""
+    """Maximum bytes of the hidden layer at a time, so that it stays in the CPU's cache."""
+    SLICE = 1024
+    """Pairs per matrix product."""
+    RECOMPUTED_BYTES = 2**21
+    """Maximum bytes of the hidden layer that the backward pass recomputes at a time: training takes
+    half the time, because a whole hidden layer does not fit the cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -135,32 +150,45 @@ class Network(Dense):
         self.fire, self.dtype = fire, q.x.dtype
 
     def held(self, needs_grad: bool) -> float:
-        if not needs_grad and self.fire.activation is F.relu:
-            return 1.0
-        units, heads = self.fire.out.weight.shape[::-1]
-        return 3 * units / heads
+        return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         fire = self.fire
-        followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
-        if fire.activation is not F.relu or followed or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or transformed():
             return super().values(rows, keys)
         share = fire.share(self.q[rows], self.k[keys], self.dtype)
-        return self._in_chunks(share if share.ndim == 3 else share[None])
+        followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
+        if not followed and fire.activation is F.relu:
+            return self._in_chunks(share if share.ndim == 3 else share[None])
+        row_bytes = share[..., :1, :].numel() * fire.hidden.out_features * share.element_size()
+        parts = [
+            checkpoint(
+                fire.of_share, part, use_reentrant=False, preserve_rng_state=False,
+                determinism_check="none",
+            )
+            for part in share.split(max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1)), -2)
+        ]  # fmt: skip
+        values = torch.cat(parts, -2)  # type: ignore[arg-type]
+        return values if values.ndim == 4 else values[None]
 
     def _in_chunks(self, share: Tensor) -> Tensor:
-        """Return the network's output, computed for some pairs at a time."""
+        """Return the bias, computed for a limited number of pairs at a time."""
         weight, bias = _as(self.fire.hidden, share.dtype)
         out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b; the last b is added to the next layer's bias.
         constant = (out_weight @ bias + out_bias)[:, None]
         limit = -bias[:, None]
-        step = max(1, self.HIDDEN_BYTES // (len(bias) * share.element_size()))
+        # Slices are shared out among the threads; a single product is not.
+        pairs = share.flatten()
+        slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
+        at_once = max(1, self.HIDDEN_BYTES // (len(bias) * self.SLICE * share.element_size()))
+        copies = out_weight.repeat(min(at_once, len(slices)), 1, 1)
         parts = [
-            torch.addmm(constant, out_weight, (weight * part).clamp_(min=limit))
-            for part in share.flatten().split(step)
+            torch.baddbmm(constant, copies[: len(part)], (weight * part).clamp_(min=limit))
+            for part in slices.split(at_once)
         ]
-        return torch.cat(parts, 1).unflatten(1, share.shape).transpose(0, 1)
+        found = torch.cat(parts).transpose(0, 1).flatten(1)[:, : len(pairs)]
+        return found.unflatten(1, share.shape).transpose(0, 1)
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""FoX, the forgetting transformer: forget gates of later tokens weaken attention to a key."""
+"""FoX, the forgetting transformer: forget gates between key and query weaken attention."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FoX(PositionEncoding):
     bidirectional: the running sum, from which scores take differences.
     Units: logits. Precision: gates in float32 or better, the running sum in float64, so differences
     are as exact at token 100000 as at the first.
-    Raises: ValueError if the states are missing.
+    Raises: ValueError if q_state or kv_state is missing.
     Source: Lin et al. 2025, arXiv:2503.02130, section 3; github.com/zhixuan-lin.
 
     >>> fox = posenc.FoX(embed_dim=64, num_heads=4)
@@ -104,7 +104,7 @@ class FoX(PositionEncoding):
 
 
 class ForgottenBetween(Dense):
-    """Add the differences of the gates' running sums."""
+    """Add the sum of log gates between key and query, a difference of running sums."""
 
     def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
         super().__init__(q, k, values)
@@ -117,7 +117,7 @@ class ForgottenBetween(Dense):
 
 
 def _backwards(q: Tokens, k: Tokens) -> Tensor:
-    """Return the sum of log gates after each key, (batch, num_heads, rows, keys)."""
+    """Return the sum of log gates from each key to the query, (batch, num_heads, rows, keys)."""
     assert q.state is not None and k.state is not None
     return q.state[..., :, None] - k.state[..., None, :]
 

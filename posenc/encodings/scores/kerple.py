@@ -62,7 +62,7 @@ class Kerple(DistanceBias):
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
-    """Clamp x to [0.01, high] and keep the gradient of x. The gradient of a plain clamp is zero
-    outside, where a parameter that starts there would never learn (1 % of initial r2). x must have
-    the bias's dtype: 0.01 is not exact in 16 bits."""
+    """Clamp x to [0.01, high], but pass its gradient on unchanged. A plain clamp has no gradient
+    outside, so a parameter that starts there would never learn (1 % of initial r2). x must have the
+    bias's dtype: 0.01 is not exact in 16 bits."""
     return x + (x.clamp(KERPLE_LOW, high) - x).detach()

@@ -1,4 +1,4 @@
-"""Inkling's relative logits: each token mixes learned profiles of the distance."""
+"""Inkling's relative logits: each query mixes learned profiles, functions of the distance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RelativeLogits(PositionEncoding):
     (num_profiles, extent), shared by the heads.
     Units: distances in tokens, rounded down; the bias is in logits.
     Precision: states and bias in float32 or better, also under autocast.
-    Raises: ValueError if sizes are not positive or the states are missing.
+    Raises: ValueError if sizes are not positive, or if q_state is missing.
     Source: Inkling, Thinking Machines 2026, without a paper: transformers 5.23, models/inkling.
 
     >>> encoding = posenc.create("inkling", posenc.ModelShape(64, 4, train_length=32))
@@ -113,8 +113,8 @@ class RelativeLogits(PositionEncoding):
 
 
 class Profiles(ByDistance):
-    """Add the mixed profiles of each query; with log_scaling, then multiply the scores by a factor
-    of its position."""
+    """Add the mixed profiles of each query. With log_scaling, then multiply its scores by a factor
+    that depends on its position."""
 
     def __init__(
         self, q: Tokens, k: Tokens, *, log_scaling: tuple[float, float] | None, **vectors: Any
@@ -131,7 +131,7 @@ class Profiles(ByDistance):
         return scores * (factor[:, None] if factor.ndim == 3 else factor)
 
     def _factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the factor of each query, (len, 1) or (batch, len, 1)."""
+        """Return the factor of each query's scores, (len, 1) or (batch, len, 1)."""
         assert self.log_scaling is not None
         start, alpha = self.log_scaling
         share = (positions + 1).to(dtype) / start

@@ -17,7 +17,7 @@ from posenc.encodings.numbers.precision import per_head, real
 from posenc.positions import FlatKeys, FlatQueries
 
 CHUNK = 256
-"""Number of distances whose dim/2 cosines are in memory at a time."""
+"""Distances whose dim/2 cosines are in memory at a time."""
 
 
 class Sandwich(DistanceBias):
@@ -65,7 +65,7 @@ class Sandwich(DistanceBias):
         return self._shared(total.view(distance.shape), dtype)
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Compute cos(a - b) = cos a cos b + sin a sin b as one matrix product for all pairs."""
+        """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)

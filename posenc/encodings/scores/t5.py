@@ -89,4 +89,6 @@ class T5Bias(DistanceBias):
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
-        return self.weight.to(dtype).T[:, self.bucket(distance)]
+        bucket = self.bucket(distance)
+        rows = self.weight.to(dtype).T.contiguous().index_select(1, bucket.flatten())
+        return rows.view(-1, *bucket.shape)

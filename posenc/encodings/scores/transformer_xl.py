@@ -1,5 +1,4 @@
-"""Transformer-XL's relative attention: learned biases replace the position of the query, a sinusoid
-of the distance that of the key."""
+"""Transformer-XL's relative attention: queries score keys and sinusoids of the distance."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ class TransformerXL(PositionEncoding):
     score[h, i, j] = scale * ((q_i + u_h) . k_j + (q_i + v_h) . W_h R(position_i - position_j)),
     R(D) = [sin(D w_t) | cos(D w_t)],  w_t = 10000^(-2t/embed_dim)
 
-    u is added to the query at place 2, which adds u . k for every key. At contiguous positions W R
-    is one table over distances, and the scores are its skewed view. At other positions, integer or
+    `transform` adds u to the query, which adds u . k for every key. At contiguous positions W R is
+    one table over distances, and the scores are its skewed view. At other positions, integer or
     real, sin and cos of a difference are split into products of those of query and key, so the term
     is one matrix product of inner size embed_dim: exact, at num_heads/2 times the cost. Pass
     earlier segments as Attention's `memory`, with their own positions.
@@ -119,17 +118,17 @@ class TransformerXL(PositionEncoding):
     def projected(
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads distances head_dim"]:
-        """Return W R of each distance."""
+        """Return the projected sinusoid W R of each distance, (num_heads, distances, head_dim)."""
         projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
         return projected.unflatten(0, self.u.shape).mT
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
-        """Return the projection by head."""
+        """Return the projection W by head, (num_heads, head_dim, embed_dim)."""
         return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
 
 
 class DistanceVectors(ByDistance):
-    """Add products of queries with the projected sinusoid of the distance."""
+    """Add products of queries with the projected sinusoids of the distance."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class DistanceVectors(ByDistance):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        """Add the products with sinusoids of distances, without materializing them per distance."""
+        """Add products of queries with sinusoids of arbitrary distances, as a matrix product."""
         assert q_vectors is not None
         coefficients, clamp = q_vectors @ self.xl.weight(q_vectors.dtype), self.xl.clamp_len
         values = self._by_difference(coefficients, q.positions, k.positions)
@@ -171,13 +170,13 @@ class DistanceVectors(ByDistance):
     def _by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
-        """Return the products of coefficients (one row a query) with the sin and cos of every
-        distance, by the identities for the angle of a difference."""
-        both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
-        return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
+        """Return the products of coefficients, one row per query, with sin and cos of each
+        distance, expanded by the angle difference identities."""
+        both = torch.cat(self.xl.angles.cos_sin(kv_positions, coefficients.dtype), dim=-1)
+        return self._by_key_angle(coefficients, q_positions) @ both.unsqueeze(-3).mT
 
-    def _turned(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
-        """Return the coefficients of cos and sin of a key's position."""
+    def _by_key_angle(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
+        """Convert coefficients of sin and cos of distances to those of the key's position."""
         on_sin, on_cos = coefficients.chunk(2, dim=-1)
         cos, sin = (
             t.unsqueeze(-3) for t in self.xl.angles.cos_sin(q_positions, coefficients.dtype)

@@ -1,1 +1,1 @@
-"""Terms that encodings add to scores: dense, by distance, in bands."""
+"""Terms that encodings add to scores: a number per pair, or products with vectors by distance."""

@@ -1,7 +1,8 @@
-"""Products with a table by distance, for queries and keys at consecutive positions.
+"""Multiply queries and keys at consecutive positions with a table of vectors by distance.
 
-Products are computed only for distances at which the table changes and read through skewed views;
-beyond them a row has one value."""
+Products are computed only for distances at which the table changes, and read through skewed views;
+beyond them a row has one value.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +17,21 @@ from posenc.encodings.terms.skew import Part, add_parts, shared_run, skew
 from posenc.encodings.terms.tokens import Tokens
 
 Table = Callable[[Tensor], Tensor]
-"""Maps distances to (num_heads or 1, distances, width)."""
+"""Function from distances to vectors, (num_heads or 1, distances, width)."""
 
 Keep = Callable[[Hashable, Callable[[], Tensor]], Tensor]
-"""Maps a key and a function that computes a table to the table, cached or computed."""
+"""Cache: from a key and a function that computes a table to the table."""
 
 QUERIES, KEYS = 128, 64
-"""Queries or keys per tile; a tile needs vectors of that many distances more than its width."""
+"""Queries or keys per tile; a tile of width w needs vectors of w + QUERIES (or KEYS) distances."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """A table by distance that is constant at distances >= `high`, and at distances <= `low`.
+    """Hold a table of vectors by distance, constant at distances >= `high`, and at those <= `low`.
 
     values (num_heads or 1, distances, width) begins at distance `first` in steps of `step`, 1 or
-    -1. Beyond `low` and `high` it has as many distances as a block has queries.
+    -1. It extends beyond `low` and `high` by as many distances as a block has queries.
     """
 
     values: Tensor
@@ -40,28 +41,28 @@ class Band:
     high: int
 
     def __getitem__(self, distances: tuple[int, int]) -> Tensor:
-        """Return `count` entries from `distance` on, in table order; without the axis of heads if
-        they share the table, so that one product does for all."""
+        """Return the vectors of `count` distances from `distance` on, in table order: (num_heads,
+        count, width), or (count, width) if all heads share the table."""
         distance, count = distances
         start = (distance - self.first) * self.step
         values = self.values[0] if len(self.values) == 1 else self.values
         return values.narrow(-2, start, count)
 
     def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
-        """Return (first, last): every query is at distance `high` or more to keys before `first`,
-        and at `low` or less to keys from `last` on. `shift` is the distance of the first query to
-        the first key."""
+        """Return the range [first, last) of keys whose distance to some query is between `low` and
+        `high`: earlier keys have the vector of `high`, later ones that of `low`. `shift`: position
+        of the first query minus that of the first key."""
         first = min(max(shift - self.high + 1, 0), keys)
         return first, min(max(shift + rows - 1 - self.low, first), keys)
 
 
 @dataclass(frozen=True)
 class Bands:
-    """Tables that all blocks of one attention share.
+    """Hold the tables that all blocks of one attention share.
 
-    `for_q` is multiplied with queries and has falling distances; `for_k` is multiplied with keys
-    and has rising distances. `k_ends` are the products of the keys with the lowest and the highest
-    entry of for_k, (batch, num_heads, 1, kv_len), or None where no key is that far.
+    `for_q` multiplies queries, with falling distances; `for_k` multiplies keys, with rising
+    distances. `k_ends` are products of all keys with for_k at its lowest and at its highest
+    distance, (batch, num_heads, 1, kv_len); None if no key is that far.
     """
 
     kv_start: int
@@ -82,8 +83,8 @@ class Bands:
         k_vectors: Tensor | None = None,
         kept: Keep | None = None,
     ) -> Bands | None:
-        """Return the tables for blocks of at most `rows` queries, or None unless positions are
-        known to be consecutive.
+        """Build the tables for blocks of at most `rows` queries; None unless positions are known to
+        be consecutive.
 
         `ends` are the lowest and highest distance at which the tables change; None: no limit. If
         `causal`, blocks need no distance below -rows.
@@ -148,6 +149,14 @@ class Bands:
             scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k_vectors, k_ends))
         return scores
 
+    def product(self, q: Tokens, k: Tokens, q_vectors: Tensor) -> Tensor | None:
+        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        shift, rows, keys = _shift(q, k), len(q), len(k)
+        if self.for_q is None or self.for_k is not None or rows > QUERIES:
+            return None
+        near = (0, keys) == self.for_q.near(shift, rows, keys)
+        return next(_of_queries(self.for_q, shift, keys, q_vectors))[2] if near else None
+
     def weigh(self, weights: Tensor, q: Tokens, k: Tokens) -> Tensor:
         """Return sum_j weights[i, j] * for_q[position_i - position_j] of a block."""
         shift = _shift(q, k)
@@ -172,7 +181,7 @@ class Bands:
 
 
 def _shift(q: Tokens, k: Tokens) -> int:
-    """Return the distance of a block's first query to its first key."""
+    """Return the position of a block's first query minus that of its first key."""
     shift = shared_run(q, k)
     assert shift is not None  # a slice of consecutive positions is consecutive
     return shift

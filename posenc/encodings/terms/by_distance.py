@@ -1,4 +1,4 @@
-"""Scores from products of queries, keys or both with vectors by distance."""
+"""Add products of queries, of keys or of both with vectors by distance to the scores."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from posenc.positions import distances
 
 
 class ByDistance(Term):
-    """Add products of queries, keys or both with a vector per distance.
+    """Add products of queries, of keys or of both with a vector per distance to the scores.
 
     scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
 
     At contiguous positions only the vectors of distances that occur are multiplied, and the
-    products are read through skewed views. Otherwise, and if one block has more queries than there
-    are vectors, all vectors are multiplied and the products gathered.
+    products are read through skewed views. Otherwise, or if a block has more queries than there are
+    vectors, all vectors are multiplied and the products gathered.
 
     Args:
         ends: (low, high); distances outside use the vector of the nearer end, and real distances
@@ -29,7 +29,7 @@ class ByDistance(Term):
         q_vectors, for_q: (batch, num_heads, q_len, width), and a function from distances to
             (num_heads or 1, distances, width); or both None.
         k_vectors, for_k: the same for the keys.
-        kept: a cache; maps a key and a function that computes a table to the table.
+        kept: a cache: a function of a key and a function that computes a table; returns the table.
     """
 
     additive = True
@@ -96,6 +96,14 @@ class ByDistance(Term):
             return self.bands.add(scores, *tokens, q, k)
         return self._gathered(scores, *tokens, q, k)
 
+    def product(
+        self, rows: slice, keys: slice
+    ) -> Float[Tensor, "batch num_heads rows keys"] | None:
+        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        if self.bands is None or self.q_vectors is None:
+            return None
+        return self.bands.product(self.q[rows], self.k[keys], self.q_vectors[:, :, rows])
+
     def _gathered(
         self,
         scores: Tensor,
@@ -115,7 +123,7 @@ class ByDistance(Term):
         return scores
 
     def _row(self, distance: Tensor) -> Tensor:
-        """Return the row of `_products` for each distance."""
+        """Return the index in `_products` of each distance."""
         assert self.ends is not None
         whole = distance.floor().long() if distance.is_floating_point() else distance
         return whole.clamp(*self.ends) - self.ends[0]

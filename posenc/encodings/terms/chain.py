@@ -11,7 +11,8 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order. The chain has each optional form that all its terms have.
+    """Apply terms in order. The chain has an optional form, such as `pair`, if all its terms have
+    it.
 
     Raises: ValueError if two act on the values.
     """

@@ -1,4 +1,4 @@
-"""A term that adds one number to each pair of a query and a key."""
+"""Add one number to the score of each pair of a query and a key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Dense(Term):
         self.by_distance, self.per_key = by_distance, per_key
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
-        """Return the numbers to add, (batch or 1, num_heads, rows, keys)."""
+        """Return the numbers to add for a block, (batch or 1, num_heads, rows, keys)."""
         values = self._values(self.q[rows], self.k[keys])
         return values if values.ndim == 4 else values[None]
 

@@ -1,4 +1,4 @@
-"""Turn values by distance into values by pair, through views."""
+"""View values by distance as values by pair of query and key, without copying them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 def shared_run(q: Tokens, k: Tokens) -> int | None:
-    """Return the first query's position minus the first key's, if both are consecutive."""
+    """Return the first query's position minus the first key's; None unless both are consecutive."""
     if isinstance(q.where, range) and isinstance(k.where, range):
         return q.where.start - k.where.start
     return None
 
 
 def run_distances(shift: int, q_len: int, kv_len: int, device: torch.device) -> Tensor:
-    """Return the distances of consecutive positions in the order that `skew` expects: falling, one
-    more than needed."""
+    """Return q_len + kv_len falling distances of consecutive positions, in the order that `skew`
+    expects; the last one is not used."""
     return shift + q_len - 1 - torch.arange(q_len + kv_len, device=device)
 
 
@@ -35,19 +35,19 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 Part = tuple[int, int, Tensor]
-"""(first, last, values): values to add to columns [first, last)."""
+"""(first, last, values): numbers to add to columns [first, last) of the scores."""
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
-    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` has the parts
-    of the next `rows` rows; None: one tile has all rows."""
+    """Add parts, which together cover all columns, to the scores in place. Each of `tiles` has the
+    parts of the next `rows` rows; None means that one tile has all rows."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):
             for first, last, part in parts:
                 block[..., first:last].add_(part)
         return scores
-    # One addition, because the gradient of an addition to a slice copies the whole.
+    # One addition: the gradient of an addition to a slice would copy all scores.
     added = [_joined(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
     return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
 

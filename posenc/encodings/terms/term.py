@@ -1,4 +1,4 @@
-"""The base class of terms: changes of scores and values (places 3 and 4)."""
+"""Base class of terms, which change the scores or the values of an attention."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from torch import Tensor
 from posenc.encodings.terms.tokens import Tokens
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score; must broadcast."""
+"""FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score; arguments broadcast."""
 
 ByDistance = Callable[[int, int, Tensor], Tensor]
-"""(farthest, count, like) -> (num_heads, count), for the distances farthest, farthest - 1, ..., on
-the device of `like`, in at least float32 and the dtype of `like`."""
+"""Function (farthest, count, like) -> (num_heads, count): the bias of `count` distances from
+`farthest` downwards, on the device of `like`, in its dtype or float32 if that is wider."""
 
 
 Scores = Float[Tensor, "batch num_heads rows keys"]
 Shown = Bool[Tensor, "#batch #num_heads #rows #keys"]
-"""True where a key is visible to a query."""
+"""True where a query sees a key."""
 
 
 class Term:
     """Change the scores, or the sum of values, of one attention with known queries and keys.
 
     Attention calls `ready` once and then `add` for each block of the scores. The other members are
-    optional forms, None if the term has none; posenc/attend/choose.py reads them.
+    optional cheaper forms, None if the term has none; posenc/attend/choose.py reads them.
 
-    additive: `add` adds the same numbers to any scores under any mask, so they can be computed
-        without scores; a subclass that overrides `add` must set it again.
-    reads_mask: `add` reads which keys are visible.
-    by_distance: computes the term by falling distance, if only distance and head matter.
-    per_key: returns (row, key), each (num_heads, len) or (batch, num_heads, len): for keys not
-        later than the query, the term only adds row[i] - key[j].
-    pair: makes a FlexAttention score_mod that only looks up and combines single elements; the
-        tables are computed when `pair` is called.
-    combine: place 4; maps weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
-        v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
+    additive: `add` adds a bias that depends on neither scores nor mask. A subclass that overrides
+        `add` must set it again.
+    reads_mask: `add` reads its argument `mask`.
+    by_distance: function that returns the bias of distances, if only distance and head matter.
+    per_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads, len), if
+        the term only adds row[i] - key[j] for keys not later than the query.
+    pair: function that computes tables and returns a score_mod for FlexAttention, which only reads
+        and combines elements of them.
+    combine: replaces weights @ v: function of weights (batch, num_heads, rows, keys), v (batch,
+        num_kv_heads, keys, v_dim), the rows and the keys, to (batch, num_heads, rows, v_dim).
 
     >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
     >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens).ready(3, causal=True)
@@ -64,24 +64,24 @@ class Term:
         self.q, self.k = q, k
 
     def ready(self, rows: int, causal: bool) -> Term:
-        """Return the term with everything computed that blocks of at most `rows` queries share. If
-        `causal`, blocks need no distance below -rows."""
+        """Precompute what blocks of at most `rows` queries have in common. If `causal`, blocks need
+        no distance below -rows."""
         return self
 
     def copy(self) -> Self:
-        """Return a shallow copy, for `ready`; torch.compile cannot trace copy.copy."""
+        """Copy the term, sharing its attributes; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
     def held(self, needs_grad: bool) -> float:
-        """Return the memory that `add` needs in addition to the scores, in multiples of their size,
-        including what it saves for a backward pass; `explain` reports it."""
+        """Return the memory that `add` needs beyond the scores, in multiples of their size,
+        including what it saves for a backward pass. `explain` reports it."""
         return 2.5
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         """Apply the term to scaled scores (batch, num_heads, rows, keys), possibly in place.
 
-        `mask` is True for visible pairs; None if all are visible or the term does not read it.
+        `mask` is True for visible pairs; None if all are visible, or if reads_mask is False.
         """
         raise NotImplementedError(f"{type(self).__name__} must define add")

@@ -1,4 +1,4 @@
-"""One side of an attention: vectors, positions and state of its tokens."""
+"""Queries or keys of an attention: vectors, positions and state of their tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from posenc.positions import Positions, as_range, tensor
 
 
 class Tokens:
-    """Queries or keys of one attention; can be sliced along the tokens.
+    """Hold the queries or the keys of one attention. A slice selects tokens.
 
     Args:
-        x: vectors (batch, heads, len, width); at place 2 those to transform, in a term those from
-            before place 2. A term's keys have as many heads as its queries, and are None unless the
-            encoding claims needs_raw_k.
+        x: vectors (batch, heads, len, width), not yet transformed by the encoding. Keys given to
+            `term` have as many heads as the queries, and are None unless it claims needs_raw_k.
         positions: (len) or (batch, len), with a last axis of components where num_axes > 1; or a
             range.
         state: the encoding's `state` of these tokens, (batch, heads, len, ...), or None.
@@ -23,8 +22,8 @@ class Tokens:
         true_positions: original positions, if `positions` come from a position map; otherwise None.
         device: device of the positions, if neither x nor positions is a tensor.
 
-    where: the positions as a range if they are known to be consecutive without synchronising;
-        otherwise the tensor.
+    where: the positions as a range if they are known, without waiting for the device, to be
+    consecutive; otherwise the tensor.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
@@ -84,7 +83,7 @@ class Tokens:
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
 
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
-        """Return the same tokens with other vectors."""
+        """Return the same tokens with vectors x, or None."""
         given = self._copy()
         given.x = x
         return given
@@ -101,8 +100,8 @@ class Tokens:
         return copied
 
     def at(self, positions: Positions, *, mapped: bool = True) -> Tokens:
-        """Return the same tokens at other positions: with `mapped` those of a position map, keeping
-        the original ones as true_positions."""
+        """Return the same tokens at other positions. If `mapped`, these come from a position map,
+        and the original ones become true_positions."""
         own = self.where if self.true_positions is None else self.true_positions
         true = own if mapped else None
         return Tokens(self.x, positions, self.state, self.num_axes, true, self.device)

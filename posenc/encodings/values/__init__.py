@@ -1,1 +1,1 @@
-"""Place 4: position enters at the values."""
+"""Encodings of the values (place 4)."""

@@ -1,4 +1,4 @@
-"""Relative position representations: learned vectors for keys and values by clipped distance."""
+"""Shaw's relative positions: learned vectors by clipped distance, added to keys and values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Shaw(PositionEncoding):
 
 
 class ShawTerm(ByDistance):
-    """Add products of queries and key vectors by distance; combine weights with value vectors."""
+    """Add queries times key_table to the scores, and weights times value_table to the output."""
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None

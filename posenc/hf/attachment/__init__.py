@@ -1,1 +1,1 @@
-"""Attach one of posenc's encodings to a stock model of transformers; run, save, load, detach it."""
+"""Attach posenc's encodings to models of transformers; run, save, load and detach them."""

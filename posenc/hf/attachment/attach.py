@@ -1,4 +1,4 @@
-"""Put an encoding into a stock model of transformers, and take it out again."""
+"""Attach an encoding to a stock model of transformers, and detach it again."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Own = Literal["replace", "keep"]
 
 @dataclass(eq=False)
 class Attachment:
-    """State that `detach` restores. It is plain data, so a copy of the model has its own.
+    """Record what `attach` changed, for `detach`: plain data, which a copy of the model copies too.
 
-    stacks: the modules whose layers have an encoding, an encoder's before its decoder's.
+    stacks: the modules whose layers have an encoding; an encoder before its decoder.
     """
 
     own: Own
@@ -31,7 +31,7 @@ class Attachment:
     handles: list[Any] = field(default_factory=list)
     implementations: list[tuple[Any, Any]] = field(default_factory=list)
     changed: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    """Modules, the attributes they got, and those they had."""
+    """Each changed module, its new attributes, and those that they replaced."""
 
 
 def attach(
@@ -42,11 +42,11 @@ def attach(
     own: Own = "replace",
     example: dict[str, Any] | None = None,
 ) -> Any:
-    """Attach `encoding` to a model, at all its places, and return the same model.
+    """Attach `encoding` to a model, and return the same model.
 
-    Its parameters are the model's: optimizers, Trainer and peft see them under `posenc_encoding`.
-    The KV cache stores keys as projected, with their positions. `model.save_pretrained` also writes
-    the encoding, for `posenc.hf.load`.
+    Its parameters become the model's: optimizers, Trainer and peft see them as `posenc_encoding`.
+    The KV cache stores untransformed keys, with their positions. `model.save_pretrained` also
+    writes the encoding, for `posenc.hf.load`.
 
     Args:
         model: a transformers model whose attention uses the attention interface: text decoders
@@ -57,11 +57,11 @@ def attach(
         decoder: the encoding of an encoder-decoder's decoder.
         own: "replace" removes the model's own rotation, table or bias. "keep" leaves it and adds
             the encoding: after the rotation, next to the bias.
-        example: arguments of one small forward, for models that take more than tokens or a picture.
+        example: arguments of a small forward, for models that need more than tokens or an image.
 
-    Raises: TypeError unless it is a transformers model. ValueError if the attention cannot be
-    reached, if own positions remain that were to be replaced, or if the encoding does not fit. The
-    model is then unchanged.
+    Raises: TypeError unless it is a transformers model. ValueError if the model's attention cannot
+    be replaced, if its own positions cannot be removed, or if the encoding does not fit. The model
+    is then unchanged.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(
@@ -85,7 +85,7 @@ def _attach(
     *,
     alone: bool = True,
 ) -> Any:
-    """Attach as `attach` does. alone: True if no other layer may depend on the order of tokens."""
+    """Attach like `attach`. alone: raise if other layers depend on the order of tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
     if not hasattr(model, "set_attn_implementation"):
@@ -95,8 +95,8 @@ def _attach(
         )
     if hasattr(model, ATTACHMENT):
         raise ValueError(
-            "attach: the model has an encoding already; detach(model) takes it out. Several act "
-            "together as posenc.Compose(a, b)."
+            "attach: the model has an encoding already; call detach(model) first. To combine "
+            "several, attach posenc.Compose(a, b)."
         )
     example = example_of(model) if example is None else example
     attachment = Attachment(own)
@@ -123,7 +123,7 @@ def _attach(
 def detach(model: Any) -> tuple[PositionEncoding, ...]:
     """Restore the model and return its encodings: one, or the encoder's and the decoder's.
 
-    Raises: ValueError for a model without one.
+    Raises: ValueError if no encoding is attached.
     """
     if not hasattr(model, ATTACHMENT):
         raise ValueError("detach: the model has no encoding attached.")
@@ -136,9 +136,9 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
 def attached(
     model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
 ) -> Iterator[nn.Module]:
-    """Attach the encoding inside the block and restore the model after it. A model with two stacks
-    gets it in both. alone=False allows layers that depend on order, such as Mamba's; the caller
-    must then compare the model with the original."""
+    """Attach the encoding inside the block and detach it after. An encoder-decoder gets it in both
+    stacks. alone=False allows layers that depend on order, such as Mamba's; the caller must then
+    compare the model with the original."""
     two = model.config.is_encoder_decoder
     _attach(model, encoding, encoding if two else None, own, None, alone=alone)
     try:
@@ -173,10 +173,10 @@ def shape_of(
 
 
 def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:
-    """Give the model posenc's attention, and find its stacks.
+    """Set the model's attention implementation to posenc's, and return its stacks of layers.
 
-    Raises: ValueError where its attention cannot be reached, or where there are several models in
-    one.
+    Raises: ValueError if the attention cannot be replaced, or if there are more stacks than
+    expected.
     """
     register_attention()
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -201,7 +201,7 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
         found = ", ".join(type(stack.module).__name__ for stack in stacks)
         raise ValueError(
             f"attach: {type(model).__name__} has {len(stacks)} stacks that attend ({found}), and "
-            "one was expected: attach to the one that you mean."
+            "one was expected: attach to one of them."
         )
     return stacks
 
@@ -227,12 +227,20 @@ def _one_for_each(
                 f"attach: {type(each).__name__} works in causal attention only, and "
                 f"{type(stack.module).__name__} looks at the future too."
             )
+        if each.claims.num_axes == 1 and any(hasattr(m, "get_rope_index") for m in model.modules()):
+            raise ValueError(
+                f"attach: {type(model).__name__} gives its text positions of three components, and "
+                f"{type(each).__name__} takes one. Attach posenc.MRoPE, with an example= whose "
+                "position_ids have shape (3, batch, len), or attach to the text model by itself."
+            )
         found.append(one_per_model(each, len(stack.attentions)))
     return found
 
 
-def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told: bool) -> None:
-    """Attach the encoding to every attention of the stack."""
+def _put(
+    attachment: Attachment, stack: Stack, encoding: PositionEncoding, has_positions: bool
+) -> None:
+    """Attach the encoding to all attentions of the stack; see hooks.Layer."""
     module = stack.module
     first = next(module.parameters())
     module.add_module(ENCODING, encoding.to(first.device))
@@ -249,7 +257,7 @@ def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told:
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
         cache_index = index if cache_index is None else cache_index
-        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, told)
+        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, has_positions)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [

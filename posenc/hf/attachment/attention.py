@@ -1,5 +1,4 @@
-"""posenc's attention with the signature that transformers calls, for any encoding. Memory grows
-linearly with the length."""
+"""Run posenc's attention as an attention implementation of transformers, with any encoding."""
 
 from __future__ import annotations
 
@@ -21,39 +20,39 @@ NAME = "posenc"
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="posenc"` known to transformers: attention and its masks.
+    """Register `attn_implementation="posenc"` in transformers: attention and its masks.
 
-    A module without an attached encoding attends without positions. That is right for a model whose
-    q and k are already rotated.
+    Modules without an attached encoding attend without positions, which is right if the model has
+    rotated q and k itself.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
-    # Without a mask function of its own, transformers would drop padding without a word.
+    # Without a mask function of its own, transformers would silently drop padding.
     AttentionMaskInterface.register(NAME, lazy_mask)
 
 
 @dataclass(eq=False)
 class LazyMask:
-    """A transformers mask that is evaluated block by block and never materialized.
+    """Hold a mask of transformers without materializing it; it is evaluated block by block.
 
-    plain: "causal" or "full" if that describes the whole mask. forward: the forward that made it;
-    layers that are recomputed for their gradients find it here.
+    plain: "causal" or "full" if that describes the whole mask. forward: the forward that made it,
+    for layers that gradient checkpointing recomputes.
     """
 
     allowed: Callable[..., Tensor]
-    """(batch, head, query, key), all as indices -> bool."""
+    """Function of the indices (batch, head, query, key) that returns True for visible keys."""
     q_offset: Any
     kv_offset: int
     sizes: tuple[int, int, int]
-    """batch, queries, keys."""
+    """Batch size, number of queries, number of keys."""
     device: Any
     plain: str | None = None
     forward: Forward | None = None
     _bound: tuple[Any, Any, Mask] | None = None
 
     def bound(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
-        """Bind the mask to positions and return one object for all layers of a forward."""
+        """Bind the mask to positions, once for all layers of a forward."""
         if self._bound is not None:
             q, kv, mask = self._bound
             if q is q_positions and kv is kv_positions:
@@ -67,8 +66,7 @@ class LazyMask:
         return mask
 
     def contiguous(self) -> Tensor:
-        """Materialize the mask, (batch, 1, queries, keys), as `generate` wants it for a static
-        cache."""
+        """Materialize the mask, (batch, 1, queries, keys), for a static cache in `generate`."""
         batch, q_len, kv_len = self.sizes
         rows = torch.arange(batch, device=self.device)[:, None, None, None]
         queries = torch.arange(q_len, device=self.device)[:, None] + self.q_offset
@@ -91,8 +89,8 @@ def lazy_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> LazyMask | Tensor | None:
-    """Return the mask that transformers passes to `attend`. Outside of an attached model's forward,
-    None means plain causal attention or no mask."""
+    """Build the mask that transformers passes to `attend`, as its mask interface requires. Outside
+    of a forward with an attached encoding, None means plain causal attention or no mask."""
     from transformers import masking_utils as theirs
 
     forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
@@ -139,8 +137,8 @@ def attend(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
-    head_dim) out."""
+    """Attend as transformers' interface requires: from (batch, heads, len, head_dim) to (batch,
+    len, heads, head_dim), and no weights."""
     _refuse_unread(kwargs)
     # Under autocast, a rotation by float32 angles leaves q and k in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -184,14 +182,14 @@ def attend(
 
 
 def _attending(module: nn.Module, key: Tensor) -> Attending | None:
-    """Return what `hooks.enter` found for this module; None if no encoding is attached to it."""
+    """Return the running attention recorded for this module; None if it has no encoding."""
     if LAYER not in vars(module):
         return None
     now = ATTENDING.get()
     if now is None or now.module is not module:
         raise ValueError(
-            f"posenc: the forward of {type(module).__name__} was called past the module itself, "
-            "which bypasses the encoding attached to it. Call the module, not its forward."
+            f"posenc: the forward of {type(module).__name__} was called directly, which bypasses "
+            "the encoding attached to it. Call the module, not its forward."
         )
     known = length_of(now.kv_positions, now.encoding.claims.num_axes)
     if known != key.shape[2]:
@@ -212,7 +210,7 @@ def _refuse_unread(kwargs: dict[str, Any]) -> None:
             "posenc attention: a dense position_bias came in; attach an encoding instead."
         )
     if kwargs.get("output_attentions"):
-        raise ValueError("posenc attention keeps no weights to show: output_attentions is off.")
+        raise ValueError("posenc attention returns no weights: set output_attentions=False.")
 
 
 def _mask(
@@ -223,7 +221,7 @@ def _mask(
     lengths: tuple[int, int],
     now: Attending | None,
 ) -> Mask | None:
-    """Return the mask by order in memory, because positions may restart in a packed row."""
+    """Return the mask, by order in memory, because positions may restart in a packed row."""
     q_len, kv_len = lengths
     several = now is not None and now.encoding.claims.num_axes > 1
     if several:  # positions with several components have no order
@@ -248,8 +246,8 @@ def _mask(
 
 
 def exchangeable(model: Any) -> bool:
-    """True if posenc can replace the model's attention. transformers silently ignores the request
-    where the code bypasses its interface (Falcon)."""
+    """Return True if posenc can replace the model's attention. transformers silently ignores the
+    request if the model's code bypasses its interface (Falcon)."""
     register_attention()
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)

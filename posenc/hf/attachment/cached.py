@@ -1,4 +1,4 @@
-"""Positions and states of cached tokens, stored as extra channels of their keys.
+"""Store positions and states of cached tokens as extra channels of their keys.
 
 So transformers treats them like keys when it reorders beams, crops, applies windows or moves the
 cache to the CPU. The channels store bits, so that bfloat16 keys keep exact positions.
@@ -20,10 +20,10 @@ from posenc.positions import tensor
 
 @dataclass(frozen=True)
 class Columns:
-    """The layout of the channels appended to a key.
+    """Describe the channels appended to each key.
 
-    positions: components and dtype of a position. state: (heads, ...) and dtype of a token's state,
-    or None.
+    axes, positions: components and dtype of a position. state: shape (heads, ...) and dtype of a
+    token's state, or None.
     """
 
     axes: int
@@ -41,7 +41,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes per token."""
+        """Return the bytes per token of positions and state."""
         size = self.axes * self.positions.itemsize
         return (
             size
@@ -50,7 +50,7 @@ class Columns:
         )
 
     def width(self, k: Tensor) -> int:
-        """Return the number of channels that the columns need in each head of k."""
+        """Return the number of channels to append to each head of k."""
         return -(-self.nbytes // (k.shape[1] * k.dtype.itemsize))
 
     def join(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
@@ -68,7 +68,7 @@ class Columns:
         return torch.cat([k, columns.transpose(1, 2)], dim=-1)
 
     def split(self, joined: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the keys, their positions (batch, len) or (batch, len, axes), and their states."""
+        """Split joined keys into keys, positions (batch, len) or (batch, len, axes), and states."""
         batch, _, length, _ = joined.shape
         columns = joined[..., head_dim:].detach().transpose(1, 2).reshape(batch, length, -1)
         raw = columns.contiguous().view(torch.uint8)
@@ -85,12 +85,12 @@ class Columns:
 
 
 def self_attention(cache: Any) -> Any:
-    """Return the part of a cache with a stack's own tokens."""
+    """Return the cache of a stack's own tokens, also if the cache has another for a source."""
     return getattr(cache, "self_attention_cache", cache)
 
 
 def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | None:
-    """Return the cached states of earlier tokens, on `device`."""
+    """Return the cached states of earlier tokens on `device`; None if there are none."""
     layer = _layer(cache, now.layer.cache_index)
     columns = now.layer.columns
     if layer is None or columns is None or columns.state is None:
@@ -105,9 +105,9 @@ def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | Non
 
 
 def watch(cache: Any) -> None:
-    """Make the cache store positions and states with its keys from now on.
+    """Replace the cache's `update` by one that stores positions and states with the keys.
 
-    Raises: ValueError for one that would round them.
+    Raises: ValueError for a quantised cache, which would round positions.
     """
     if "update" in vars(cache):
         return
@@ -122,7 +122,7 @@ def watch(cache: Any) -> None:
 def _update(
     self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Update the cache with the tokens' positions and states appended to their keys."""
+    """Update the cache with keys to which positions and states are appended."""
     update = type(self).update
     now = ATTENDING.get()
     if now is None:

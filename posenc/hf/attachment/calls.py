@@ -1,4 +1,4 @@
-"""The state of a running attached model: one forward of its stack, and one attention in it."""
+"""Record the running forward of a model with an encoding, and its running attention."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from posenc.encodings import PositionEncoding
 
 ATTACHMENT = "posenc_attachment"
-"""The attribute of a model to which an encoding is attached."""
+"""Attribute of a model that has its Attachment."""
 ENCODING = "posenc_encoding"
-"""The submodule of a stack under which the encoding's parameters are the model's."""
+"""Submodule of a stack that is the encoding, so its parameters are the model's."""
 LAYER = "posenc_layer"
-"""The attribute of an attention module that an encoding is attached to."""
+"""Attribute of an attention module that has the data of its encoding, a hooks.Layer."""
 
 
 @dataclass(eq=False)
 class Forward:
-    """One forward of a stack of layers.
+    """Record a running forward of a stack of layers.
 
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
-    documents: (len) or (batch, len), the document of each token in a packed row; None for one
-    document.
+    documents: (len) or (batch, len), the document of each token in a packed row; None if there is
+    only one.
     """
 
     stack: nn.Module
@@ -37,9 +37,9 @@ class Forward:
 
 @dataclass(eq=False)
 class Attending:
-    """One attention, from the moment its module is called until it returns.
+    """Record a running call of an attention module.
 
-    Keys are the queries' own tokens until a cache puts earlier ones before them.
+    Keys are those of the queries' tokens until a cache prepends earlier ones.
     """
 
     module: nn.Module
@@ -55,7 +55,7 @@ class Attending:
 
 @dataclass(eq=False)
 class Reached:
-    """An attention module that reached the interface, with the sizes of its call."""
+    """Record a call of transformers' attention interface: module and sizes of tensors."""
 
     module: nn.Module
     num_heads: int
@@ -68,7 +68,7 @@ class Reached:
 
 @dataclass(eq=False)
 class Trial:
-    """A forward that records its attentions. blind: every token sees every other."""
+    """Collect the attention calls of a trial forward. blind: every token sees every other."""
 
     blind: bool = False
     reached: list[Reached] = field(default_factory=list)

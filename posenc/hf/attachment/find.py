@@ -1,5 +1,4 @@
-"""Find a model's attention modules by running it once: those that reach transformers' attention
-interface, and the stack of layers of each."""
+"""Find a model's attention modules, and the stacks that contain them, by running it once."""
 
 from __future__ import annotations
 
@@ -16,13 +15,12 @@ from posenc.encodings import ModelShape
 from posenc.hf.attachment.calls import TRIAL, Reached, Trial
 
 LENGTH, SOURCE_LENGTH = 5, 7
-"""Tokens of a trial, and tokens of the encoder that a decoder reads in it."""
+"""Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""
 
 
 @dataclass(eq=False)
 class Stack:
-    """The layers that share an encoding: the module that is called with positions, and its
-    attentions."""
+    """Group layers that share an encoding: the module that gets positions, its attentions."""
 
     module: nn.Module
     attentions: list[Reached]
@@ -30,7 +28,7 @@ class Stack:
 
 
 def example_of(model: Any) -> dict[str, Tensor]:
-    """Return a small input of the kind that the model takes: a few tokens or one picture.
+    """Build a small input of the kind that the model takes: a few tokens or one image.
 
     Raises: ValueError for a model that takes neither.
     """
@@ -43,7 +41,7 @@ def example_of(model: Any) -> dict[str, Tensor]:
     words = getattr(config, "vocab_size", None)
     if model.main_input_name != "input_ids" or not words or words < 4 * LENGTH:
         raise ValueError(
-            f"attach: no example can be made up for {type(model).__name__}, which takes "
+            f"attach: no example input is known for {type(model).__name__}, which takes "
             f"{model.main_input_name}. Give example=, the arguments of one small forward."
         )
     ids = torch.linspace(words // 4, 3 * words // 4, LENGTH, device=device).long()[None]
@@ -54,9 +52,9 @@ def example_of(model: Any) -> dict[str, Tensor]:
 
 
 def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
-    """Run the model with posenc's attention, and record its attention modules.
+    """Run the model with posenc's attention, and return its stacks of attention modules.
 
-    Raises: ValueError if a module bypasses the interface, or none calls it.
+    Raises: ValueError if an attention module bypasses transformers' interface, or none calls it.
     """
     called: set[nn.Module] = set()
     widths: dict[nn.Module, int] = {}
@@ -89,7 +87,7 @@ def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
 
 @contextmanager
 def trial(*, blind: bool = False) -> Iterator[Trial]:
-    """Record inside the block which modules reach the attention interface."""
+    """Record the calls of the attention interface inside the block."""
     seen = Trial(blind)
     token = TRIAL.set(seen)
     try:
@@ -111,7 +109,7 @@ def run(model: Any, example: dict[str, Any]) -> Any:
 
 
 def shape_from(stack: Stack, config: Any) -> ModelShape:
-    """Return the sizes that an encoding may need."""
+    """Return the sizes of a stack for which an encoding is built."""
     first = stack.attentions[0]
     text = config.get_text_config()
     lengths = [
@@ -136,8 +134,8 @@ def _takes(model: Any, name: str) -> bool:
 def _refuse_bypass(
     model: Any, names: dict[nn.Module, str], called: set[nn.Module], reached: set[nn.Module]
 ) -> None:
-    """Raise ValueError if a module that ran and is called attention never reached the interface and
-    neither contains nor is part of one that did."""
+    """Raise ValueError if a module named Attention ran, and neither it nor a module inside or
+    around it called transformers' interface."""
     arrived = [names[module] for module in reached]
     strangers = [
         name
@@ -159,7 +157,7 @@ def _within(name: str, other: str) -> bool:
 
 
 def _stack_of(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
-    """Return the innermost transformers model that contains the module and was called."""
+    """Return the innermost transformers model that was called and contains the module `name`."""
     from transformers import PreTrainedModel
 
     found: nn.Module = model

@@ -1,5 +1,5 @@
-"""Hooks around each forward of an attached model. They find positions, prepare the encoding for
-them, and tell every attention whose tokens it sees."""
+"""Run hooks around each forward of a model with an encoding: they find positions, prepare the
+encoding, and record for each attention which tokens it sees."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from posenc.positions import counted, documents_from_positions, positions_from_m
 
 @dataclass(eq=False)
 class Layer:
-    """Data that an attention module keeps while an encoding is attached.
+    """Hold the data of an attention module to which an encoding is attached.
 
-    index: layer index for the encoding. cache_index: that for the cache. own: the model's own bias
-    if it is kept.
-    told: True if forwards receive positions (a Vision Transformer's do not).
+    index, cache_index: index of the layer for the encoding, and for the cache. own: the model's own
+    bias if it is kept. has_positions: False in a Vision Transformer, whose forwards receive none.
     """
 
     stack: nn.Module
@@ -30,15 +29,15 @@ class Layer:
     cache_index: int
     head_dim: int
     own: PositionEncoding | None = None
-    told: bool = True
+    has_positions: bool = True
     columns: Columns | None = None
 
 
 def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Find positions and prepare the encoding before a stack's forward."""
+    """Find positions and prepare the encoding before the forward of a stack."""
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
-        raise ValueError("posenc attention keeps no weights to show: output_attentions is off.")
+        raise ValueError("posenc attention returns no weights: set output_attentions=False.")
     encoding: Any = getattr(stack, ENCODING)
     positions, documents = _positions(given, encoding.claims.num_axes)
     if positions is None:
@@ -59,14 +58,14 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
 
 
 def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget the forward after a stack has run, even after an exception."""
+    """Clear the record of the running forward, also after an exception."""
     forward = FORWARD.get()
     if forward is not None and forward.stack is stack:
         FORWARD.reset(forward.token)
 
 
 def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
-    """Add the encoding to the token embeddings."""
+    """Apply the encoding to the output of the token embeddings."""
     forward = FORWARD.get()
     if forward is None:
         raise ValueError(
@@ -78,7 +77,7 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
 
 
 def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Find encoding, positions and states before an attention module runs."""
+    """Record encoding, positions and states before an attention module runs."""
     layer: Layer = vars(module)[LAYER]
     everything = (*args, *kwargs.values())
     masks = [v for v in everything if isinstance(v, LazyMask) and v.forward is not None]
@@ -86,7 +85,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     x = kwargs.get("hidden_states", args[0] if args else None)
     assert isinstance(x, Tensor)
     if forward is None:
-        if layer.told:
+        if layer.has_positions:
             raise ValueError(
                 f"posenc: {type(module).__name__} was called outside of "
                 f"{type(layer.stack).__name__}, which knows the positions. Call the model, not its "
@@ -112,24 +111,24 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Clear the record of which attention module is running, after it returns or raises."""
+    """Clear the record of the running attention after its module returns or raises."""
     now = ATTENDING.get()
     if now is not None and now.module is module:
         ATTENDING.reset(now.token)
 
 
 def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a forward by name."""
+    """Return all arguments of a forward by name."""
     if not args:
         return kwargs
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
 
 
 def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
-    """Return the positions of the new tokens, and the documents of a packed row.
+    """Return the positions of the new tokens, and the document of each token in packed rows.
 
-    Positions are position_ids if given; otherwise tokens are counted in the attention mask, without
-    padding, or after those in the cache.
+    Positions are position_ids if given. Otherwise tokens are counted after those in the cache,
+    without padding if there is an attention mask.
     """
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
@@ -138,36 +137,38 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     length, device = tokens.shape[1], tokens.device
     cache, mask = given.get("past_key_values"), given.get("attention_mask")
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
-    told = given.get("position_ids")
-    if told is not None:
-        return _told(told, axes, packed=mask is None and past == 0)
+    ids = given.get("position_ids")
+    if ids is not None:
+        return _converted(ids, axes, packed=mask is None and past == 0)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
             f"position_ids of shape ({axes}, batch, len)."
         )
     if given.get("cu_seq_lens_q") is not None:
-        raise ValueError("posenc: packed rows need position_ids, which begin anew in each text.")
+        raise ValueError("posenc: packed rows need position_ids, which restart in each document.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
         return counted(past, length, device), None
     real = positions_from_mask(mask)[:, past : past + length]
     return real.to(device), None
 
 
-def _told(told: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
-    """Return position_ids in posenc's shape, and the documents, which begin where positions
-    restart."""
-    if told.ndim == 3 or axes > 1:
-        if told.ndim != 3 or told.shape[0] != axes:
+def _converted(ids: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
+    """Convert position_ids to posenc's shape. Return also the document of each token, if positions
+    restart in a packed row."""
+    if ids.ndim == 3 and axes > 1 and ids.shape[0] == axes + 1:
+        ids = ids[1:]  # generate() puts the token's number before its components
+    if ids.ndim == 3 or axes > 1:
+        if ids.ndim != 3 or ids.shape[0] != axes:
             raise ValueError(
                 f"posenc: the encoding takes positions of {axes} components, and position_ids have "
-                f"shape {tuple(told.shape)}."
+                f"shape {tuple(ids.shape)}."
             )
-        return told.movedim(0, -1).contiguous(), None
-    on_cpu = told.device.type == "cpu"
-    if told.ndim == 2 and (told.shape[0] == 1 or (on_cpu and bool((told == told[:1]).all()))):
-        told = told[0].contiguous()
-    if not packed or told.is_floating_point():
-        return told, None
-    documents = documents_from_positions(told)
-    return told, documents if bool((documents > 0).any()) else None
+        return ids.movedim(0, -1).contiguous(), None
+    on_cpu = ids.device.type == "cpu"
+    if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):
+        ids = ids[0].contiguous()
+    if not packed or ids.is_floating_point():
+        return ids, None
+    documents = documents_from_positions(ids)
+    return ids, documents if bool((documents > 0).any()) else None

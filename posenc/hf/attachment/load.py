@@ -17,6 +17,7 @@ from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, finge
 from posenc.hf.attachment.written import rebuilt
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.loading import quiet_transformers
+from posenc.report.files.opened import bytes_of
 
 
 def load(
@@ -26,12 +27,13 @@ def load(
     decoder: PositionEncoding | None = None,
     **options: Any,
 ) -> Any:
-    """Load a folder's model with the encoding that was attached when it was saved.
+    """Load a model with the encoding that was attached when it was saved.
 
     Args:
         folder: folder written by `model.save_pretrained`.
-        encoding, decoder: for encodings of one's own classes, which are never imported because a
-            file names them: objects built as before. Their numbers come from the folder.
+        encoding, decoder: needed for encodings of your own classes, because no class outside posenc
+            is imported on behalf of a file: objects built as before saving. Parameters come from
+            the folder.
         options: options of transformers' from_pretrained, such as dtype.
 
     Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
@@ -65,7 +67,7 @@ def load(
 
 
 def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
-    """Raise ValueError unless the record is complete and belongs to these weights and numbers."""
+    """Raise ValueError unless the record is complete and fits these weights and parameters."""
     path = folder / RECORD
     wanted = {"format", "own", "stacks", "weights", "numbers"}
     if record.get("format") != FORMAT or not wanted <= set(record):
@@ -76,7 +78,7 @@ def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
     stacks = record["stacks"]
     if not isinstance(stacks, list) or len(stacks) not in (1, 2):
         raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
-    if hashlib.sha256(numbers.read_bytes()).hexdigest() != record["numbers"]:
+    if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
         raise ValueError(f"{path}: {NUMBERS} is not the file that was written with it.")
     if fingerprint(folder) != record["weights"]:
         raise ValueError(
@@ -111,7 +113,7 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
 
 
 def _read_numbers(model: Any, numbers: Path) -> None:
-    """Fill the encodings with what was saved. Raises: ValueError where names or shapes differ."""
+    """Load the saved parameters into the encodings. Raise ValueError if names or shapes differ."""
     from safetensors.torch import load_file
 
     tensors = load_file(numbers)

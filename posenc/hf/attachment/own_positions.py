@@ -1,5 +1,4 @@
-"""Remove a model's own positions while an encoding replaces them, or compute them by posenc if
-they are a bias of the scores."""
+"""Remove a model's own positions, or compute them by posenc if they are a bias of the scores."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import table_of
 
 TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
-"""Names of modules that map positions to vectors, which are added to the tokens'."""
+"""Names of modules that map positions to vectors, which are added to token embeddings."""
 ROWS = 2**31
-"""Positions that a table has while it is taken out."""
+"""Number of positions that a removed table accepts."""
 EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Largest difference, relative to the largest element, by which permuting the tokens may change
-a model that ignores order."""
+"""Largest change of hidden states, relative to the largest element, if tokens are permuted in a
+model that ignores order."""
 HALF = 5e-2
 """The same for half-precision dtypes."""
 
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:
-    """Disable rotations and tables of a stack; return the handles that undo it."""
+    """Disable rotations and position tables of a stack; return the hook handles that undo it."""
     handles = [
         child.register_forward_hook(_no_turn)
         for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
@@ -46,8 +45,8 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
 
 
 def own_bias(attention: Any) -> T5Bias | ALiBi | None:
-    """Return the bias that T5's or BLOOM's attention has of its own; None for other families. T5's
-    table is shared, so that it keeps learning."""
+    """Return the bias of T5's or BLOOM's own attention as an encoding; None for other families.
+    T5's table stays the model's parameter, so that it is trained."""
     if type(attention).__name__ == "BloomAttention":
         return ALiBi(attention.num_heads)
     table = getattr(attention, "posenc_table", None)
@@ -64,8 +63,8 @@ def own_bias(attention: Any) -> T5Bias | ALiBi | None:
 
 
 def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """Return attributes that replace T5's and BLOOM's own bias. The scores then go through the
-    interface and no bias is materialized."""
+    """Return new attributes for the attention modules of T5 and BLOOM that omit their own bias, and
+    send BLOOM's scores through transformers' interface."""
     kind = model.config.model_type
     if kind == "bloom":
         blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
@@ -73,7 +72,7 @@ def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
     changes: list[tuple[nn.Module, dict[str, Any]]] = []
     if kind != "t5":
         return changes
-    # Each layer hands the bias to the next: an empty one says that there is one.
+    # Each layer passes the bias on to the next; an empty one keeps later layers from computing it.
     nothing = {"has_relative_attention_bias": True, "compute_bias": no_bias}
     for stack in model.modules():
         blocks: Any = getattr(stack, "block", None)
@@ -88,7 +87,7 @@ def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
 
 
 def no_bias(*sizes: Any, **options: Any) -> Tensor:
-    """Replace T5Attention.compute_bias by an empty bias."""
+    """Return an empty bias, instead of T5Attention.compute_bias."""
     return torch.empty(0)
 
 
@@ -103,8 +102,7 @@ def bloom_attention(
     output_attentions: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute BLOOM's attention through posenc's, because its scores bypass transformers'
-    interface."""
+    """Compute BLOOM's attention by posenc, because BLOOM bypasses transformers' interface."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
@@ -124,7 +122,7 @@ def bloom_attention(
 
 def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> None:
     """Raise ValueError if the model still depends on the order of its tokens. Without positions and
-    without a causal mask, permuted tokens give permuted states."""
+    causal mask, permuted tokens must give permuted hidden states."""
     for stack in stacks:
         name = _read_by(stack, example)
         if name is None:
@@ -147,7 +145,7 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
 
 
 def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
-    """Return the name of the argument with the stack's tokens."""
+    """Return the name of the argument with the tokens that the stack reads."""
     length = stack.attentions[0].q_len
     for name in ("decoder_input_ids", "input_ids"):
         if name in example and example[name].shape[1] == length:
@@ -156,7 +154,7 @@ def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
 
 
 def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
-    """Return the stack's output with every token visible to every other."""
+    """Return the stack's output if every token sees every other."""
     found: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple, out: Any) -> None:
@@ -172,7 +170,7 @@ def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
 
 
 def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the identity rotation in the shape of a rotary module's output."""
+    """Return the identity rotation in the form that a rotary module returns."""
     if isinstance(turn, Tensor):  # cosine + i sine
         return torch.ones_like(turn)
     cos, sin = turn
@@ -184,8 +182,8 @@ def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
 
 
 def _without_end(module: nn.Module, args: tuple) -> None:
-    """Give the table a row of zeros for every position, in the memory of one row, so that no text
-    is too long, also for tables that count tokens themselves (BART's)."""
+    """Replace the table's weights by zeros for any position, stored as one row, so that no text is
+    too long, also for tables that count tokens themselves (BART's)."""
     if isinstance(module, nn.Embedding):
         row = module.weight.new_zeros(1, module.embedding_dim)
         vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays

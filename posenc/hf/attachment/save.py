@@ -1,5 +1,5 @@
-"""Save an encoding next to the weights of its model: posenc.json describes it,
-posenc.safetensors has its parameters."""
+"""Save an encoding next to its model's weights: posenc.json describes it, posenc.safetensors has
+its parameters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from posenc.report.files.atomic import write_atomically
 RECORD, NUMBERS = "posenc.json", "posenc.safetensors"
 FORMAT = 1
 LOOKED_AT = 64
-"""Elements of each weight that identify a model."""
+"""Elements of each weight that are hashed to identify a model."""
 
 
 def save_beside(model: Any) -> None:
-    """Have the model's save_pretrained write the encoding too, until it is detached."""
+    """Make the model's save_pretrained write the encoding too, until it is detached."""
     own = {"save_pretrained": MethodType(_save, model)}
     getattr(model, ATTACHMENT).changed.append((model, own, {}))
     vars(model).update(own)
@@ -48,7 +48,7 @@ def _save(
     weights = self.state_dict() if state_dict is None else state_dict
     seen: set[int] = set()
     kept = {}
-    for name, tensor in weights.items():  # what layers share is written once
+    for name, tensor in weights.items():  # parameters that layers share are written once
         if f"{ENCODING}." in name:
             if tensor.data_ptr() in seen:
                 continue
@@ -62,7 +62,7 @@ def _save(
 
 
 def write_encoding(model: Any, folder: Path) -> None:
-    """Write posenc.json and posenc.safetensors next to saved weights."""
+    """Write posenc.json and posenc.safetensors next to the saved weights of a model."""
     from safetensors.torch import save
 
     attachment = getattr(model, ATTACHMENT)
@@ -88,7 +88,7 @@ def write_encoding(model: Any, folder: Path) -> None:
 
 
 def classes_of(encoding: nn.Module) -> list[str]:
-    """Return the class names of an encoding and of those inside it, each once."""
+    """Return "module:Class" of an encoding and of all encodings inside it, each once."""
     kinds = {
         path_of(type(m))
         for m in encoding.modules()
@@ -102,7 +102,7 @@ def says(encoding: nn.Module) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash the names, shapes and first elements of the weights in a folder."""
+    """Hash names, shapes and first elements of the weights in a folder."""
     from safetensors import safe_open
 
     found = hashlib.sha256()

@@ -1,7 +1,6 @@
 """Convert an encoding to plain JSON and back: its class and constructor arguments.
 
-Only posenc's classes are built from a file, because importing a module that an untrusted file names
-would run its code.
+Only posenc's classes are built: importing a module that an untrusted file names would run its code.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def written(encoding: PositionEncoding) -> dict[str, Any] | None:
-    """Return {"class": "module:Class", "arguments": {...}}, or None where no file can describe the
+    """Return {"class": "module:Class", "arguments": {...}}. Return None if JSON cannot describe the
     class or an argument (a tensor, a custom mask).
 
     >>> from posenc import ALiBi
@@ -84,7 +83,7 @@ def _built(value: Any) -> Any:
 
 
 def _class(path: Any) -> Any:
-    """Return a class that a record may name: one of posenc's encodings or scalings."""
+    """Return the class at `path`, which must be an encoding or scaling of posenc."""
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     found = None
     if module.startswith(_OWN) and name.isidentifier():

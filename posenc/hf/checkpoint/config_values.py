@@ -1,4 +1,4 @@
-"""Refuse values of config.json that no model can have, by key, before anything is built."""
+"""Refuse impossible values in config.json before anything is built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from posenc.dialects.files.json_object import read_json
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Keys that must not be null where a family has them."""
+"""Keys that must not be null if the config has them."""
 COUNTS = (
     *REQUIRED,
     *"num_key_value_heads num_kv_heads head_dim max_position_embeddings "
@@ -51,22 +51,19 @@ def check_values(raw: dict[str, Any], path: Path) -> None:
 
 
 def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:
-    """Raise ValueError if the config asks for far more layers than there are tensors. A million
-    layers would take hours to build before the missing weights show; some layers may share weights.
-    """
+    """Raise ValueError if the config asks for many more layers than there are tensors: a million
+    layers would take hours to build before the missing weights are noticed."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         layers = raw.get(key) or 0
         if layers > max(128, tensors):
-            raise ValueError(
-                f"{path}: {key} is {layers}, but the weights hold {tensors} tensors only."
-            )
+            raise ValueError(f"{path}: {key} is {layers}, but there are only {tensors} tensors.")
 
 
 def is_count(value: Any) -> bool:
-    """True for an integer of at least 1; False for True."""
+    """Return True for an integer of at least 1; booleans are no integers here."""
     return type(value) is int and 1 <= value <= LARGEST
 
 
 def is_positive(value: Any) -> bool:
-    """True for a finite number above zero."""
+    """Return True for a finite number above zero."""
     return type(value) in (int, float) and 0 < value and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""Choose which files of a model's folder are read, and refuse unsafe ones unread.
+"""Select the files of a model's folder to read, and refuse unsafe ones without reading them.
 
 A folder is not trusted. Its code never runs, its pickles are never read, and nothing in it can make
-posenc touch a file outside.
+posenc open a file outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read the folder's config.json. Raises: ValueError where there is none."""
+    """Read the folder's config.json. Raise ValueError if there is none."""
     folder = Path(folder)
     if not folder.exists():
         raise ValueError(f"{folder}: no such folder.")
@@ -28,7 +28,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
-    """Raise ValueError if the model needs code from its folder or from elsewhere."""
+    """Raise ValueError if the model cannot be loaded without code from its folder or elsewhere."""
     kind = raw_config.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")
@@ -49,8 +49,8 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files that transformers reads. Raises: ValueError if there are none,
-    or the index names a file outside of the folder."""
+    """Return the safetensors files that transformers reads. Raise ValueError if there are none, or
+    if the index names a file outside of the folder."""
     if (folder / WEIGHTS).exists():
         return [inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
@@ -67,7 +67,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the tokenizer's files. Raises: ValueError for a link out of the folder, or a tokenizer
+    """Return the tokenizer's files. Raise ValueError for a link out of the folder, or a tokenizer
     that needs code."""
     files = [inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
     for name in ("tokenizer_config.json", "config.json"):
@@ -83,7 +83,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _nested(found: Any) -> list[tuple[str, Any]]:
-    """Yield every key of a JSON object and of the objects inside it, with its value."""
+    """Yield all keys and values of a JSON object and of the objects inside it."""
     if isinstance(found, list):
         return [pair for value in found for pair in _nested(value)]
     if not isinstance(found, dict):

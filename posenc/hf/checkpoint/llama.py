@@ -1,4 +1,4 @@
-"""Write decoders as Hugging Face Llama folders, and read them: config.json and safetensors."""
+"""Export and import decoders as Hugging Face Llama folders: config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.folders import make_folder
 
 _LAYER = {
     "attention": "self_attn",
@@ -23,7 +24,7 @@ _LAYER = {
     "ffn": "mlp",
     "ffn_norm": "post_attention_layernorm",
 }
-"""Our name of each part of a layer, and Llama's."""
+"""Name of each part of a layer in posenc and in transformers' Llama."""
 
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -38,7 +39,7 @@ _SIZES = {
     "attention_bias": "attention_bias",
     "dropout": "attention_dropout",
 }
-"""Our fields of the configuration, and Llama's."""
+"""Name of each field of DecoderConfig, and of Llama's config."""
 
 
 def export_llama(
@@ -54,11 +55,11 @@ def export_llama(
 
     Args:
         model: the decoder.
-        folder: where to; it is made if need be.
-        max_positions: the length the model was trained at, in tokens.
+        folder: folder to write, created if missing.
+        max_positions: the training length in tokens.
         stop_token: the token that ends generation; None for none.
 
-    Raises: ValueError where Llama cannot express the model, before anything is written.
+    Raises: ValueError, before anything is written, if Llama cannot express the model.
     """
     encoding = _expressible(model)
     config = {
@@ -76,13 +77,13 @@ def export_llama(
     state = model.state_dict()
     weights = {theirs: state[ours].contiguous() for ours, theirs in _names(model)}
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def expressible(model: Decoder) -> bool:
-    """True if `export_llama` can write the model."""
+    """Return True if `export_llama` can write the model."""
     try:
         _expressible(model)
     except ValueError:
@@ -91,7 +92,7 @@ def expressible(model: Decoder) -> bool:
 
 
 def import_llama(folder: str | Path) -> Decoder:
-    """Return the decoder that a Llama folder describes, in float32.
+    """Load a Llama folder as a Decoder, in float32.
 
     Raises: ValueError for a config that Decoder cannot express, or a missing or damaged file.
     """
@@ -122,7 +123,7 @@ def import_llama(folder: str | Path) -> Decoder:
 
 
 def _names(model: Decoder) -> Iterator[tuple[str, str]]:
-    """Return our name of every weight with Llama's."""
+    """Yield the name of each weight in posenc and in transformers' Llama."""
     yield "tokens.weight", "model.embed_tokens.weight"
     for name, _ in model.layers.named_parameters():
         index, part, *rest = name.split(".")
@@ -133,7 +134,7 @@ def _names(model: Decoder) -> Iterator[tuple[str, str]]:
 
 
 def _expressible(model: Decoder) -> RoPE:
-    """Return the model's RoPE. Raises: ValueError where Llama has no such model."""
+    """Return the model's RoPE. Raise ValueError if no Llama computes the same."""
     config, encoding = model.config, model.encoding
     for name, needed in (
         ("norm", "rms"),
@@ -164,8 +165,7 @@ def _expressible(model: Decoder) -> RoPE:
 
 
 def _plain_rope(config: dict[str, Any]) -> float:
-    """Return rope_theta of a Llama config. Raises: ValueError where Decoder cannot do what the
-    config asks."""
+    """Return rope_theta of a Llama config. Raise ValueError for features that Decoder lacks."""
     if config.get("model_type") != "llama":
         raise ValueError(
             f"import_llama: expected model_type 'llama', got {config.get('model_type')!r}."
@@ -175,7 +175,7 @@ def _plain_rope(config: dict[str, Any]) -> float:
             "import_llama: expected hidden_act 'silu' and no mlp_bias, got "
             f"{config.get('hidden_act')!r} and {config.get('mlp_bias')!r}."
         )
-    # transformers, too, lets the old key win.
+    # As in transformers, the old key overrides the new one.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"import_llama: rope_parameters must be an object, got {rope!r}.")

@@ -1,4 +1,4 @@
-"""Load a Hugging Face folder: safetensors only, no remote code, errors that say what to do."""
+"""Load Hugging Face checkpoints from safetensors, without running code from their folder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from posenc.report.page.failure import one_line
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""safetensors' names of dtypes, and torch's."""
+"""Name of each dtype in safetensors and in torch."""
 LOG = logging.getLogger("posenc.hf")
-"""Reports unread weights on stderr; applications may redirect it."""
+"""Logger that reports unused weights on stderr; applications may redirect it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model folder, with its config as it was loaded; extending a model changes its
-    config.
+    """Hold a loaded model, and its config as it was loaded, because extending changes the model's.
 
-    masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
+    masked: it predicts masked tokens instead of the next one. rotary: its rotation in each kind of
     layer, empty if it has none. max_positions: the longest sequence that its config allows, in
-    tokens; None if the config names none. stored: the dtype of most of its stored weights.
+    tokens; None if the config has no limit. stored: the dtype of most of its stored weights.
     """
 
     folder: Path
@@ -50,8 +49,8 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """Return the longest sequence that the config allows, in tokens. Raises ValueError if it
-        names none."""
+        """Return the longest sequence that the config allows, in tokens. Raise ValueError if the
+        config has no limit."""
         if self.max_positions is None:
             raise ValueError(
                 f"{self.folder}: a {self.config.model_type} config names no maximum length."
@@ -71,11 +70,11 @@ def load_checkpoint(
 
     Args:
         folder: a Hugging Face folder.
-        encoder_decoder: load a model of two stacks, too, instead of refusing it.
-        attention: transformers' name of an implementation; its own choice without one. Some
-            families (Falcon) take it only here, not later.
-        dtype: dtype of the weights, one of DTYPES; "auto" keeps that of the folder, and weights on
-            the CPU are then memory-mapped.
+        encoder_decoder: accept encoder-decoders too, instead of refusing them.
+        attention: attn_implementation of transformers; None lets transformers choose. Some families
+            (Falcon) accept it only at loading.
+        dtype: dtype of the weights, one of DTYPES; "auto" keeps the stored one, and then
+            memory-maps weights on the CPU.
         device: one of DEVICES.
 
     Raises: ValueError for a folder without a config, a config that no model can have, weights that
@@ -90,7 +89,7 @@ def load_checkpoint(
     check_values(raw, folder / "config.json")
     check_rotary_keys(raw, folder / "config.json")
     tensors = _tensors_of(files.weight_files(folder))
-    check_layers(raw, sum(count for count, _ in tensors.values()), folder / "config.json")
+    check_layers(raw, sum(map(len, tensors.values())), folder / "config.json")
     transformers = quiet_transformers()
     files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
     stock = {"trust_remote_code": False, "local_files_only": True}
@@ -148,23 +147,24 @@ def load_checkpoint(
     if place != "cpu" and not mapped:
         model = model.to(place)
     _refuse_not_finite(model, folder)
+    _refuse_whole_numbers(model, tensors, folder)
     table = table_of(model)
     longest = longest if table is None else table.length
-    most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
+    most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
     stored = STORED.get(most, "float32")
     return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
 
 
 def has_accelerate() -> bool:
-    """True if transformers can load weights directly onto their device."""
+    """Return True if accelerate is installed: transformers then loads weights onto their device."""
     return importlib.util.find_spec("accelerate") is not None
 
 
 def place_of(device: str) -> str:
-    """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" where
-    accelerate can spread the weights over all GPUs and the CPU.
+    """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" if
+    accelerate can distribute the weights over all GPUs and the CPU.
 
-    Raises: ValueError for a device that torch does not see.
+    Raises: ValueError for a device that torch does not find.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
@@ -188,12 +188,12 @@ def quiet_transformers() -> Any:
 
 
 def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
-    """Return the rotary settings and the longest sequence."""
+    """Return the rotary settings, and the longest sequence that the config allows."""
     try:
         return read_settings(config), _max_positions(config)
     except ValueError:
         raise
-    except Exception as error:  # families keep these in many ways
+    except Exception as error:  # families store these in many ways
         raise ValueError(
             f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
             f"in a way that posenc does not know ({one_line(error)})."
@@ -201,7 +201,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 
 def _max_positions(config: Any) -> int | None:
-    """Return max_position_embeddings, by its name in any family."""
+    """Return the longest sequence that a config allows, by any family's key, or None."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -209,22 +209,33 @@ def _max_positions(config: Any) -> int | None:
     return None
 
 
-def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
-    """Count tensors and elements in the files, by dtype."""
+def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:
+    """Count the elements of each tensor in the files, by dtype and name."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, dict[str, int]] = {}
     for path in weights:
         try:
             with safe_open(path, framework="pt") as opened:
                 for name in opened.keys():
                     tensor = opened.get_slice(name)
-                    count, numbers = found.get(tensor.get_dtype(), (0, 0))
-                    size = math.prod(tensor.get_shape())
-                    found[tensor.get_dtype()] = count + 1, numbers + size
+                    found.setdefault(tensor.get_dtype(), {})[name] = math.prod(tensor.get_shape())
         except (SafetensorError, OSError) as error:  # cut off
             raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
     return found
+
+
+def _refuse_whole_numbers(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:
+    """Raise ValueError if a weight is stored in a dtype that is not floating-point; buffers may
+    be."""
+    weights = tuple(name for name, _ in model.named_parameters())
+    for dtype, named in tensors.items():
+        for name in () if dtype.startswith(("F", "BF")) else named:
+            if any(weight.endswith(name) or name.endswith(weight) for weight in weights):
+                raise ValueError(
+                    f"{folder}: {name} is stored as {dtype}: expected floating-point weights. Save "
+                    "the model in float32, bfloat16 or float16."
+                )
 
 
 def _refuse_not_finite(model: Any, folder: Path) -> None:

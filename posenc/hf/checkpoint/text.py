@@ -1,4 +1,4 @@
-"""Turn text into documents, tokens and windows for a model."""
+"""Convert text to documents, token ids and windows of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEPARATOR = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Windows:
-    """Packed windows of tokens (count, length), and the document each token comes from."""
+    """Hold packed windows of tokens (count, length), and the document of each token."""
 
     tokens: Tensor
     documents: Tensor
@@ -32,7 +32,7 @@ class Windows:
 
 
 def split_documents(text: str) -> list[str]:
-    """Split a text at its separators."""
+    """Split a text into documents at SEPARATOR."""
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
@@ -42,8 +42,8 @@ def text_encoder(
     """Return a function from a document to token ids, which begin with the start token if there is
     one.
 
-    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
-    documents). as_ids: the text is token ids already, in words.
+    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes; token 256 is the start token.
+    as_ids: the text has token ids between spaces.
     Raises: ValueError if there is no tokenizer.
     """
     kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
@@ -60,7 +60,7 @@ def text_encoder(
 def text_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """Choose how text becomes tokens, see `text_encoder`. Raises: ValueError if there is no way."""
+    """Return how text becomes tokens, see `text_encoder`. Raise ValueError if no way fits."""
     if as_ids and as_bytes:
         raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:
@@ -101,7 +101,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def token_ids(text: str, vocab_size: int) -> list[int]:
-    """Parse token ids between spaces. Raises: ValueError for anything else."""
+    """Parse token ids between spaces. Raise ValueError for anything else."""
     try:
         ids = [int(word) for word in text.split()]
     except ValueError as error:
@@ -116,7 +116,7 @@ def token_ids(text: str, vocab_size: int) -> list[int]:
 def encode_until(
     encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
 ) -> list[list[int]]:
-    """Encode documents until there are `tokens` tokens, or all of them."""
+    """Encode documents until there are at least `tokens` tokens, or no more documents."""
     encoded: list[list[int]] = []
     left = tokens
     for document in documents:
@@ -128,7 +128,7 @@ def encode_until(
 
 
 def mask_token(folder: Path) -> int:
-    """Return the id of the mask token. Raises: ValueError where the tokenizer has none."""
+    """Return the id of the mask token. Raise ValueError if the tokenizer has none."""
     token = load_tokenizer(folder).mask_token_id
     if token is None:
         raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
@@ -136,9 +136,9 @@ def mask_token(folder: Path) -> int:
 
 
 def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
-    """Concatenate documents, cut them into windows of `length` tokens and drop the rest.
+    """Concatenate documents, cut them into windows of `length` tokens, and drop the rest.
 
-    Raises: ValueError where there are fewer tokens than one window needs.
+    Raises: ValueError if there are fewer tokens than one window needs.
     """
     ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
     owner = np.repeat(np.arange(len(documents)), [len(d) for d in documents])

@@ -1,4 +1,4 @@
-"""Change a loaded model's rotation through its config only, so that exports compute the same."""
+"""Change a loaded model's rotation through its config only, so that an export computes the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_
 
 
 def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
-    """Return every rotary module of a transformers model with its parent and its name there."""
+    """Return (parent, name, module) of each rotary module of a transformers model."""
     return [
         (parent, name, child)
         for parent in model.modules()
@@ -28,7 +28,7 @@ def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
 
 
 def rebuild_rotary(model: Any) -> int:
-    """Build every rotary module again from the model's config, and return their number."""
+    """Rebuild the rotary modules from the model's config; return their number."""
     found = [each for each in rotary_modules(model) if hasattr(each[2], "config")]
     for parent, name, child in found:
         device = next(child.buffers()).device
@@ -37,8 +37,8 @@ def rebuild_rotary(model: Any) -> int:
 
 
 def attention_scales(model: Any) -> dict[Any, float]:
-    """Return the factor on the scores that each attention gets when it is built from the current
-    config. DeepSeek's reads mscale_all_dim at that moment only."""
+    """Return the score scale that each attention module would get if built from the current config.
+    DeepSeek's reads mscale_all_dim only when it is built."""
     scales: dict[Any, float] = {}
     for module in model.modules():
         if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx"):
@@ -53,8 +53,7 @@ def _rescale(scales: Mapping[Any, float]) -> None:
 
 
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
-    """Return inv_freq and attention factor of the model's rotary module by layer type (None: all
-    layers)."""
+    """Return inv_freq and attention factor of the rotation by layer type (None: all layers)."""
     found: dict[str | None, tuple[Tensor, float]] = {}
     for _, _, module in rotary_modules(model):
         for name, buffer in module.named_buffers(recurse=False):
@@ -68,7 +67,7 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
 
 
 def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
-    """True if the model's rotary modules have other frequencies than these settings, or NaN."""
+    """Return True if the model's frequencies differ from those of the settings, or are NaN."""
     running = rotary_frequencies(model)
     return any(
         not _same(*running[setting.layer_type], setting.frequencies())
@@ -88,9 +87,9 @@ def _same(inv_freq: Tensor, scale: float, said: rs.Frequencies) -> bool:
 
 
 def _validate(config: Any) -> None:
-    """Validate the config as transformers does when it loads or saves one.
+    """Check the config as transformers does when it loads one.
 
-    Raises: ValueError where it would not load this one.
+    Raises: ValueError if transformers would not load it.
     """
     try:
         config.validate()
@@ -106,7 +105,8 @@ def _validate(config: Any) -> None:
 def applied(
     model: Any, settings: tuple[RopeSetting, ...], max_positions: int
 ) -> Iterator[nn.Module]:
-    """Apply these settings inside the block and restore the model after it.
+    """Write settings to the model's config and rebuild its rotation inside the block; restore both
+    after.
 
     Raises: ValueError if the model's code refuses them.
     """

@@ -21,8 +21,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
 }
-"""The rope_types that posenc knows, with the keys that each requires. "su" and "mrope" are old
-names."""
+"""Keys that each known rope_type requires. "su" and "mrope" are old names."""
 NUMBERS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
@@ -47,7 +46,7 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
     nested = {kind: value for kind, value in source.items() if isinstance(value, dict)}
     for kind, parameters in (nested or {FAR: source}).items():
         if parameters:
-            # The outer value is for the full-attention layers.
+            # The rope_theta outside belongs to the full-attention layers.
             outer = raw.get("rope_theta") if kind == FAR else None
             _check_parameters(parameters, raw, path, outer, is_new=bool(new))
 
@@ -117,14 +116,13 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
 
 
 def _flat(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of rope_parameters that a flat rope_scaling describes: the full-attention
-    layers."""
+    """Return the part of rope_parameters that a rope_scaling without layer types describes."""
     nested = any(isinstance(value, dict) for value in old.values())
     far = new.get(FAR)
     return far if isinstance(far, dict) and not nested else new
 
 
 def _canonical(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Rename type to rope_type and leave out rope_theta, so that spellings compare equal."""
+    """Rename type to rope_type and remove rope_theta, so that equal settings compare equal."""
     renamed = {("rope_type" if k == "type" else k): v for k, v in parameters.items()}
     return {k: v for k, v in renamed.items() if k != "rope_theta"}

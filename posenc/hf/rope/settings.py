@@ -12,20 +12,19 @@ from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.encodings import rope_scaling as rs
 
 EXTENDED_LAYERS = ("full_attention",)
-"""Layer types without a window. The others never see a longer distance."""
+"""Layer types without a window, the only ones in which distances grow with the context."""
 
 
 @dataclass(frozen=True)
 class RopeSetting:
-    """The rotation of one kind of layer (layer_type None: of all layers).
+    """Describe the rotation of one kind of layer (layer_type None: of all layers).
 
-    compression: divisor of all frequencies in addition to `scaling`. A linear scaling without a
-    shorter original length is one, because the checkpoint was trained with it. Further stretching
-    keeps it.
+    compression: divisor of all frequencies in addition to `scaling`. It is that of a linear scaling
+    without a shorter original length, with which the checkpoint was trained; extending keeps it.
 
-    mscale, mscale_all_dim: YaRN's temperatures in the rotary keys, None if absent. Every attention
-    computes cos and sin from the pair. DeepSeek's also computes the scale of its scores from the
-    second, when it is built.
+    mscale, mscale_all_dim: YaRN's temperatures in the rotary keys, None if absent. All attentions
+    compute the factor of cos and sin from both. DeepSeek's also multiplies its scores by a factor
+    computed from the second.
     """
 
     layer_type: str | None
@@ -33,7 +32,7 @@ class RopeSetting:
     rotary_dim: int
     scaling: rs.Scaling | None
     original_length: int
-    """The length in tokens that the frequencies without `scaling` were trained at."""
+    """Training length, in tokens, of the frequencies without `scaling`."""
     compression: float = 1.0
     mscale: float | None = None
     mscale_all_dim: float | None = None
@@ -48,12 +47,12 @@ class RopeSetting:
 
     @property
     def compressed_length(self) -> int:
-        """Return the original length divided by the compression."""
+        """Return the original length divided by the compression, in tokens."""
         return max(1, round(self.original_length / self.compression))
 
     @property
     def scaling_name(self) -> str:
-        """Return the name of its scaling."""
+        """Return the class name of the scaling; "none" if there is none."""
         if self.scaling is None:
             return "none" if self.compression == 1.0 else rs.Linear.__name__
         return type(self.scaling).__name__
@@ -70,8 +69,7 @@ class RopeSetting:
 
 
 def head_size(config: Any, layer_type: str | None = None) -> int:
-    """Return the head dimension, which some configs leave out and which differs between Gemma 4's
-    layers."""
+    """Return the head dimension of a layer type; some configs omit it, Gemma 4 has two."""
     kinds = getattr(config, "layer_types", None) or ()
     if (each := getattr(config, "per_layer_config", None)) and layer_type in kinds:
         config = each[kinds.index(layer_type)]
@@ -79,7 +77,7 @@ def head_size(config: Any, layer_type: str | None = None) -> int:
 
 
 def read_settings(config: Any) -> tuple[RopeSetting, ...]:
-    """Read the rotary settings of a transformers config; empty where it has none.
+    """Read the rotary settings of a transformers config; empty if it has none.
 
     Raises: ValueError for a rope_type that posenc does not know.
     """
@@ -98,7 +96,7 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     if rotary_dim % 2:
         raise ValueError(
             f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, an "
-            "odd number, of which every runtime rotates others."
+            "odd number, which runtimes round differently."
         )
     maximum = getattr(config, "max_position_embeddings", None)
     if maximum is None:
@@ -109,7 +107,7 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     original = parameters.get("original_max_position_embeddings") or (
         getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
     )
-    if kind == "longrope":  # whose original length may be the largest one, so that none switches
+    if kind == "longrope":  # its original length may be the longest one; then it never switches
         kept = getattr(config, TRAINED_KEY, None)
         original = kept if is_length(kept) else original
     theta, length = float(parameters["rope_theta"]), int(original or maximum)

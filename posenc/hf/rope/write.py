@@ -10,13 +10,13 @@ from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import RopeSetting, head_size
 
 FEW_WORDS = ("phi3", "phi4_multimodal")
-"""Families whose config accepts only the rope_types default and longrope."""
+"""Families whose config accepts only the rope types "default" and "longrope"."""
 STANDSTILL = 1e30
-"""A factor after which float32 sees no rotation at any position."""
+"""Divisor of a frequency after which float32 shows no rotation at any position."""
 
 
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
-    """Put settings and the new maximum length into a transformers config, in place."""
+    """Write settings and the new maximum length into a transformers config, in place."""
     few_words = config.model_type in FEW_WORDS
     said = config.rope_parameters
     written = {}
@@ -26,12 +26,12 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
         head_dim = head_size(config, s.layer_type)
         written[s.layer_type] = rope_parameters(s, head_dim, few_words, cut=cut)
     if None in written and "partial_rotary_factor" in config.rope_parameters:
-        # Phi-3 reads the key also where it says nothing.
+        # Phi-3 needs the key even if all channels are rotated.
         share = settings[0].rotary_dim / head_size(config)
         written[None].setdefault("partial_rotary_factor", share)
     if None in written:
         config.rope_parameters = written[None]
-    else:  # and None for layers that do not rotate
+    else:  # keep the entries of layers that do not rotate, None
         config.rope_parameters = {**config.rope_parameters, **written}
     config.max_position_embeddings = max_positions
     if hasattr(config, "original_max_position_embeddings"):
@@ -43,11 +43,11 @@ def rope_parameters(
 ) -> dict[str, Any]:
     """Return rope_parameters with which stock transformers computes the setting's frequencies.
 
-    Frequencies that transformers, or a family with few rope types, has no type for are written as
-    longrope with equal short and long factors. cut: the model has the type proportional already. In
-    other models attention would read its fraction too, and rotate fewer channels.
+    If transformers, or a family with few rope types, has no type for the frequencies, they are
+    written as longrope with equal short and long factors. cut: the model's type is proportional
+    already; other models would apply its fraction to attention too, and rotate fewer channels.
 
-    Raises: ValueError if no type can express it.
+    Raises: ValueError if no type can express the setting.
     """
     scaling, theta, squeeze = setting.scaling, setting.rope_theta, setting.compression
     common: dict[str, Any] = {"rope_theta": theta}
@@ -76,7 +76,7 @@ def rope_parameters(
         case rs.NTK(factor=factor) if squeeze == 1.0:
             base = theta * factor ** (setting.rotary_dim / (setting.rotary_dim - 2))
             return {"rope_type": "default", **common, "rope_theta": base}
-    if few_words or squeeze != 1.0:  # there is no word for the rest on top of a linear scaling
+    if few_words or squeeze != 1.0:  # no rope type has the rest on top of a linear scaling
         if scaling is not None and scaling.depends_on_length:
             raise ValueError(
                 f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
@@ -110,8 +110,8 @@ def rope_parameters(
 
 
 def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
-    """Return attention_factor and, where the model has it, YaRN's pair. If both say the same,
-    return only the pair: next to attention_factor 1, vLLM drops it from DeepSeek's scores."""
+    """Return attention_factor and, if the model has it, YaRN's pair. Return only the pair if it
+    means the same: next to attention_factor 1, vLLM omits it in DeepSeek's scores."""
     meant = setting.frequencies().attention_factor
     pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
     given = {key: value for key, value in pair.items() if value is not None}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from posenc.inspect.claims import biases, context, embeddings, masking, rotary, sizes
+from posenc.report.files.atomic import write_atomically
 
 GROUPS = {
     "Embeddings": embeddings.CLAIMS,
@@ -61,6 +62,5 @@ def markdown() -> str:
 
 if __name__ == "__main__":
     import sys
-    from pathlib import Path
 
-    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")
+    write_atomically(sys.argv[1], markdown())

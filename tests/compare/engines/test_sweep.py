@@ -264,7 +264,7 @@ def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
     config = trial(folder, "rope")
     (folder / config.folder).mkdir()
     os.mkfifo(folder / config.folder / "result.json")
-    with pytest.raises(files.CorruptResult, match=r"result\.json is not an ordinary file"):
+    with pytest.raises(files.CorruptResult, match=r"result\.json: not an ordinary file"):
         files.load_result(folder, config)
 
 

@@ -9,7 +9,7 @@ import pytest
 from posenc.compare.budget import BUDGETS
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import chosen, plan_trials, with_suite
+from posenc.compare.plan.plan import chosen, make_plan, plan_trials, with_suite
 from posenc.compare.study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
@@ -22,6 +22,21 @@ def test_a_budget_sets_seeds_and_steps_unless_options_do():
     assert chosen(Options(budget="quick")).seeds == 1
     assert chosen(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)
     assert chosen(Options(budget="thorough", steps=7))[:2] == (BUDGETS["thorough"].seeds, 7)
+
+
+@pytest.mark.parametrize(
+    ("encodings", "options", "seeds"),
+    [
+        (("rope", "alibi"), {}, 4),
+        (("rope",), {}, 2),
+        (("rope", "alibi", "t5"), {}, 2),
+        (("rope", "alibi"), {"seeds": 3}, 3),
+        (("rope", "alibi"), {"budget": "quick"}, 1),
+        (("rope", "alibi"), {"suite": True}, 2),
+    ],
+)
+def test_two_encodings_get_four_seeds_unless_other_numbers_are_asked_for(encodings, options, seeds):
+    assert make_plan(Options(list(encodings), **options)).seeds == seeds
 
 
 def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):
@@ -103,5 +118,6 @@ def test_the_suite_runs_as_one_command(tmp_path, capsys):
         )
     )  # fmt: skip
     assert [r.config.task for r in study.finished] == ["text", "copy", "recall", "offset"]
-    out = capsys.readouterr().out
-    assert "cannot say: One seed, one text, three tasks" in " ".join(out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cannot say: One seed, one text, three tasks" in out
+    assert "No trial has learned copy, so nothing is said of it: give more --steps." in out

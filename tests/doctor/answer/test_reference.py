@@ -16,8 +16,9 @@ PAGE = ROOT / "docs/doctor.md"
 def test_the_page_is_complete():
     text = markdown()
     for code, rule in RULES.items():
-        assert text.count(f"### {code}: {rule.title}") == 1
-        assert rule.evidence in text and rule.cure in text
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| [{code}](")]
+        assert f"| {rule.title} |" in row
+        assert (PAGE.parent / row.partition("](")[2].partition(")")[0]).is_file()
     for name in RUNTIMES:
         assert f"| {name} |" in text
 

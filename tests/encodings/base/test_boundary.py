@@ -25,8 +25,8 @@ WRONG = {
     "complex": (P.to(torch.complex64), TypeError, "complex"),
     "NaN": (P.float() * math.nan, ValueError, "must be finite, got nan"),
     "infinite": (P.double() + math.inf, ValueError, "must be finite, got inf"),
-    "float32 from 2^24": (P.float() + 2**24, ValueError, "float32 loses neighbours"),
-    "float64 from 2^53": (P.double() + 2**53, ValueError, "float64 loses neighbours"),
+    "float32 from 2^24": (P.float() + 2**24, ValueError, "float32 rounds them"),
+    "float64 from 2^53": (P.double() + 2**53, ValueError, "float64 rounds them"),
 }
 LENGTHS = {
     "too few": (P[:3], ValueError, r"must have shape \(4"),

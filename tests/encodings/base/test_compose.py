@@ -172,7 +172,10 @@ def test_the_state_dict_holds_each_parameter_once():
     ("make", "message"),
     [
         (lambda: Compose(rope()), "two or more encodings, got 1"),
-        (lambda: Compose(posenc.Shaw(8), posenc.Shaw(8)), "Shaw and Shaw each decide the place 4"),
+        (
+            lambda: Compose(posenc.Shaw(8), posenc.Shaw(8)),
+            "Shaw and Shaw each decide the change of the values",
+        ),
         (lambda: Compose(Decay(), Decay()), "each decide the state per token"),
         (lambda: Compose(Within(masks.causal), Within(masks.causal)), "each decide the passes"),
         (

@@ -131,7 +131,7 @@ def test_place_one_acts_once_and_first():
     x = torch.zeros(1, 5, 32)
     p = torch.arange(5)
     torch.testing.assert_close(model.encoding.embed(x, p), learned.embed(x, p))
-    with pytest.raises(ValueError, match="place 1 acts once, in layer 0"):
+    with pytest.raises(ValueError, match="embeddings are encoded once, by layer 0"):
         PerLayer([rope(), learned])
 
 

@@ -76,7 +76,7 @@ WRONG = {
     "nowhere.at_all:X": (1, "there is no module 'nowhere'"),
     "rope+nowhere.py:X": (6, "there is no file nowhere.py"),
     "rnope+alibi": (1, "RNoPE differs per layer"),
-    "rope/learned": (1, "place 1 acts once"),
+    "rope/learned": (1, "embeddings are encoded once"),
 }
 
 

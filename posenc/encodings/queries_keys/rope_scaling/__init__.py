@@ -1,7 +1,7 @@
-"""Scalings of RoPE's frequencies for contexts longer than in training; no torch.
+"""Scalings of RoPE's frequencies for contexts longer than in training; they need no torch.
 
-Each scaling is a frozen dataclass with one formula. They compute with 50 decimal digits, so scaled
-angles are as exact as unscaled ones.
+Each scaling is a frozen dataclass with one formula. They compute with 50 decimal digits, so that
+scaled angles are as exact as unscaled ones.
 """
 
 from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3 as Llama3

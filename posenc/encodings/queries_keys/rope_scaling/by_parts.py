@@ -1,4 +1,4 @@
-"""Scalings that keep fast pairs, interpolate slow pairs and blend between."""
+"""Scale by parts: keep fast pairs, interpolate slow pairs, and blend between."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
 def blend(
     inv_freq: Sequence[Decimal], factor: Decimal, kept: Sequence[Decimal]
 ) -> tuple[Decimal, ...]:
-    """Return (1 - kept) f / factor + kept f for each pair."""
+    """Return (1 - kept) f / factor + kept f for each frequency f."""
     return tuple((1 - keep) * f / factor + keep * f for f, keep in zip(inv_freq, kept, strict=True))
 
 
 def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
-    """Return the real-valued index of the pair with `turns` turns within `length` positions."""
+    """Return the index, a real number, of the pair with this many turns in `length` positions."""
     return rotary_dim * (Decimal(length) / (Decimal(turns) * TWO_PI)).ln() / (2 * _log(rope_theta))
 
 
@@ -30,7 +30,7 @@ def _log(x: float) -> Decimal:
 
 
 def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
-    """Return 0 up to index `low`, 1 from `high` on, linear between."""
+    """Return `count` numbers: 0 up to index `low`, 1 from index `high` on, linear between."""
     if low == high:
         high += Decimal("0.001")  # as in the authors' code, against division by zero
     return [min(max((t - low) / (high - low), Decimal(0)), Decimal(1)) for t in range(count)]
@@ -39,7 +39,7 @@ def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
 def index_range(
     fast: float, slow: float, rotary_dim: int, rope_theta: float, length: int, truncate: bool
 ) -> tuple[Decimal, Decimal]:
-    """Return the pair indices at which YaRN's ramp begins and ends."""
+    """Return the pair indices between which YaRN's ramp rises."""
     low = _pair_index(fast, rotary_dim, rope_theta, length)
     high = _pair_index(slow, rotary_dim, rope_theta, length)
     if truncate:
@@ -52,8 +52,8 @@ class NTKByParts(Scaling):
     """Scale as the paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta.
 
     g = clip((r - alpha) / (beta - alpha), 0, 1), r = original_max_positions / wavelength: pairs
-    with more than beta turns within the training length stay, pairs with less than alpha turns are
-    interpolated. Released YaRN code uses another ramp (see YaRN).
+    with more than beta turns within the training length are kept, pairs with less than alpha turns
+    are interpolated. Released YaRN code uses another ramp (see YaRN).
     Source: Peng et al. 2023, arXiv:2309.00071, definition 2.
     """
 
@@ -83,8 +83,9 @@ class NTKByParts(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Scale as Llama 3.1: wavelengths below L/high_freq_factor stay, those above L/low_freq_factor
-    are multiplied by `factor`, frequencies between are blended.
+    """Scale as Llama 3.1, with L = original_max_positions: keep wavelengths below
+    L/high_freq_factor, multiply those above L/low_freq_factor by `factor`, and blend frequencies
+    between.
 
     This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.
     Source: Meta 2024, github.com/meta-llama/llama-models, apply_scaling.
@@ -111,12 +112,12 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class NTKByPartsV1(Scaling):
-    """Scale as bloc97's first by-parts: two ramps in the pair's index join interpolated, NTK-aware
-    and unscaled frequencies.
+    """Scale as bloc97's first by-parts: two ramps over the pair index, from interpolated to
+    NTK-aware and from there to unscaled frequencies.
 
     Its constants were tuned by hand for Llama: one ramp, from interpolation to NTK, is between 0.75
     and 1.25 turns, the other, from NTK to unscaled, between 2 and 16. ntk_factor and
-    extrapolation_factor are the fractions of the two steps that are taken.
+    extrapolation_factor: the fraction of each of the two steps that is taken.
     Source: github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding.
     """
 

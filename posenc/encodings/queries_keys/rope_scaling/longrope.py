@@ -1,4 +1,4 @@
-"""LongRoPE: one factor for each pair."""
+"""LongRoPE: a factor for each pair."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class LongRoPE(Scaling):
     """Divide each pair's frequency by its own searched factor: LongRoPE.
 
     theta'_t = theta_t / long_factor[t] if the current length exceeds original_max_positions,
-    otherwise theta_t / short_factor[t]. Two equal lists can express any frequencies.
+    otherwise theta_t / short_factor[t]. With two equal lists it can express any frequencies.
 
     factor: new context length divided by the old one; sets the temperature.
     short_factor: None means 1 for every pair. long_factor: None means `factor` for every pair,
     position interpolation, where a search starts.
     attention_factor: factor of cos and sin; None means
     sqrt(1 + ln(factor) / ln(original_max_positions)), at every length.
-    exempt_tokens: number of first positions with the unscaled rotation and no attention_factor.
+    exempt_tokens: number of first positions that keep the unscaled rotation, without
+    attention_factor.
     Raises: ValueError if a list does not fit rotary_dim or has a number that is not positive.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; github.com/microsoft/LongRoPE.
     """

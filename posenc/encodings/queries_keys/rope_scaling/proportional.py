@@ -20,7 +20,7 @@ class Proportional(Scaling):
     """Rotate only the fastest int(p * rotary_dim / 2) pairs: p-RoPE.
 
     Partial rotary spreads the whole spectrum over fewer pairs; p-RoPE cuts off its slow end.
-    `factor` divides the frequencies that stay.
+    `factor` divides the remaining frequencies.
     Source: Barbero et al. 2025, arXiv:2410.06205, section 6. Hugging Face: "proportional".
     """
 

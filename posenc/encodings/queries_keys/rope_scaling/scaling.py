@@ -1,4 +1,4 @@
-"""The base class of RoPE's scalings, and checks of their arguments."""
+"""Base class of RoPE's scalings, and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
 
 
 class Frequencies(NamedTuple):
-    """Parameters of a rotation: cos and sin of position * inv_freq, both times attention_factor."""
+    """Define a rotation by cos and sin of position * inv_freq, both times attention_factor."""
 
     inv_freq: tuple[Decimal, ...]
     """Radians per position, one for each pair of channels."""
     attention_factor: float = 1.0
-    """Factor of cos and sin; multiplies the rotated part of the logits by its square."""
+    """Factor of cos and sin; its square multiplies the rotated part of the logits."""
 
 
 def rope_frequencies(
@@ -24,7 +24,7 @@ def rope_frequencies(
     scaling: Scaling | None = None,
     length: int | None = None,
 ) -> Frequencies:
-    """Return the frequencies of RoPE with a scaling or none; `length` as in Scaling.frequencies."""
+    """Return the frequencies of RoPE, with a scaling or None; see Scaling.frequencies."""
     if scaling is None:
         return Frequencies(inverse_frequencies(rotary_dim, rope_theta))
     with localcontext(PRECISION):
@@ -34,7 +34,7 @@ def rope_frequencies(
 class Scaling:
     """Base class of all scalings.
 
-    A subclass defines `frequencies`; it is called inside a 50-digit decimal context.
+    A subclass defines `frequencies`, which is called in a decimal context of 50 digits.
     """
 
     source: ClassVar[str]
@@ -42,11 +42,11 @@ class Scaling:
     """Number of first positions that keep the unscaled rotation."""
 
     depends_on_length: bool = False
-    """True if the frequencies change with the current length; keys cached at one length are then
+    """True if the frequencies depend on the current length: keys cached at one length are then
     wrong at another."""
 
     def __post_init__(self) -> None:
-        """Check the numbers that most scalings have."""
+        """Check `factor` and `original_max_positions`, which most scalings have."""
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
             if hasattr(self, name):
@@ -54,7 +54,7 @@ class Scaling:
 
     @property
     def logit_scale(self) -> float:
-        """Return a factor of the logits, in addition to 1/sqrt(head_dim) and attention_factor."""
+        """Return a factor of all logits, in addition to 1/sqrt(head_dim) and attention_factor."""
         return 1.0
 
     def frequencies(

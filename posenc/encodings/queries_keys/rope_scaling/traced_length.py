@@ -1,4 +1,4 @@
-"""Frequencies that depend on the length, in compiled code: an operator that is not traced.
+"""Compute frequencies that depend on the length by an operator, inside compiled code.
 
 A tracer cannot follow decimal arithmetic, and must not compile one graph per length.
 """
@@ -12,11 +12,11 @@ from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.queries_keys.rope_scaling import Scaling, rope_frequencies
 
 _RECIPES: dict[str, tuple[int, float, Scaling]] = {}
-"""Parameters by name, because an operator takes tensors, numbers and strings, not dataclasses."""
+"""Arguments of `rope_frequencies` by name: an operator takes strings, but no dataclasses."""
 
 
 def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
-    """Register these parameters and return their name, equal for equal parameters."""
+    """Store these arguments for `cos_sin_at_length` and return their name."""
     key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
     _RECIPES[key] = rotary_dim, rope_theta, scaling
     return key
@@ -26,7 +26,7 @@ def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
 def cos_sin_at_length(
     positions: Tensor, length: int, key: str, axes: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return float64 cos and sin, (*positions.shape, pairs), times the factor at `length`.
+    """Return float64 cos and sin, (*positions.shape, pairs), times attention_factor at `length`.
 
     `key` comes from `recipe`. `axes` is the position component of each pair, empty if positions
     have one component.

@@ -1,4 +1,4 @@
-"""Scalings with one factor for all pairs: interpolated positions, or a larger base."""
+"""Scale all pairs by one formula: interpolate positions, or enlarge the base."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicLinear(Scaling):
-    """Interpolate positions by the current length l: theta' = theta * L / l beyond training length
-    L.
+    """Interpolate positions if the current length l exceeds the training length L: theta' = theta
+    L/l.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
     """
@@ -74,7 +74,7 @@ class DynamicLinear(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """Enlarge the base by the current length l.
+    """Enlarge the base depending on the current length l.
 
     base' = base * (factor l/L - (factor - 1))^(d/(d-2)), with d = rotary_dim.
 

@@ -32,8 +32,8 @@ class YaRN(Scaling):
     attention_factor: factor of cos and sin; None means
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), at every length.
     mscale, mscale_all_dim: DeepSeek's pair. The temperature of mscale_all_dim, squared, also
-    multiplies all logits (`logit_scale`). Hugging Face's Llama leaves that factor out and ignores
-    one of the two without the other: give attention_factor for its checkpoints.
+    multiplies all logits (`logit_scale`). Hugging Face's Llama omits that factor, and ignores one
+    of the two without the other: give attention_factor for its checkpoints.
     extrapolation_factor: fraction of the fast pairs' own frequency that is kept, from 0 to 1.
     truncate: round the ends of the ramp to whole pairs (False: gpt-oss).
 

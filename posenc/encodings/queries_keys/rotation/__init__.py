@@ -1,1 +1,1 @@
-"""Rotate pairs of channels of q and k: in plain operations, or by Triton on CUDA."""
+"""Rotate pairs of channels of q and k, by torch operations or by Triton on CUDA."""

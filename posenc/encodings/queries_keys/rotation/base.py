@@ -1,4 +1,4 @@
-"""The base class of encodings that rotate q and k by angles of their positions."""
+"""Base class of encodings that rotate q and k by angles that depend on the position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
-"""q and k after a `transform` that keeps their width."""
+"""Rotated q and k, as wide as before."""
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
@@ -38,7 +38,7 @@ class Rotation(QueryKeyEncoding):
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
-        """Use these frequencies; component axes[t] of the positions rotates pair t."""
+        """Set the frequencies; component axes[t] of a position rotates pair t."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
         self._ready = ()

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from posenc.encodings.numbers.precision import at_least_float32
 
 FEW = 1 << 12
-"""Elements in q and k up to which plain operations are faster than one autograd function."""
+"""Maximum elements of q and k rotated by plain operations, which are then faster."""
 STRIP = 1 << 17
-"""Elements rotated at a time on the CPU, so that intermediate results stay in a core's cache."""
+"""Elements rotated at a time on the CPU, so that intermediate results stay in its cache."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -31,10 +31,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
 def rotate_together(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *, interleaved: bool
 ) -> Sequence[Tensor]:
-    """Rotate q and k of the same tokens, which may differ in heads: one launch on CUDA, one node of
-    autograd's graph.
+    """Rotate q and k of the same tokens, see `rotate`, by one launch on CUDA and one node in
+    autograd's graph. Their numbers of heads may differ.
 
-    Raises: RuntimeError if the tables do not fit the tokens or the channels.
+    Raises: RuntimeError if cos and sin do not fit the tokens or the channels.
     """
     cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
     # A compiler fuses plain operations; subclasses of Tensor may have no memory to write into.
@@ -46,11 +46,11 @@ def rotate_together(
 
 
 def _plain(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
-    """Rotate each x by operations that every transform of torch can follow."""
-    return tuple(_turned(x, cos, sin, interleaved) for x in xs)
+    """Rotate each x by plain operations, which every transform of torch can follow."""
+    return tuple(_rotated(x, cos, sin, interleaved) for x in xs)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     rotary_dim = 2 * cos.shape[-1]
     wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
     if interleaved:
@@ -67,8 +67,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 class _Rotate(torch.autograd.Function):
     """Rotate in one pass over memory, as one node of autograd's graph.
 
-    The gradient is the rotation by the negative angle, so x is saved only if the tables are
-    trained. The rotation is linear in x and in (cos, sin): a tangent is the sum of two rotations.
+    The gradient is the rotation by the negative angle, so x is saved only if cos and sin need
+    gradients. The rotation is linear in x and in (cos, sin): a tangent is the sum of two rotations.
     """
 
     @staticmethod
@@ -114,12 +114,12 @@ class _Rotate(torch.autograd.Function):
 
 
 def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate a few tokens at a time: x is read from memory once, the result is written once."""
+    """Rotate a few tokens at a time, so that x is read and the result written only once."""
     rotary_dim, length, work = 2 * cos.shape[-1], x.shape[-2], _work_dtype(x, cos)
     cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
     if interleaved and x.dtype == work:  # one operation
-        rotated = _turn_neighbours(x[..., :rotary_dim], factor)
+        rotated = _rotate_neighbours(x[..., :rotary_dim], factor)
         rest = x[..., rotary_dim:]
         return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
     out = torch.empty_like(x)  # all of it is written below
@@ -129,18 +129,18 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
         span = (-2, start, min(step, length - start))
         source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
         if interleaved:
-            target.copy_(_turn_neighbours(source.to(work), factor.narrow(*span)))
+            target.copy_(_rotate_neighbours(source.to(work), factor.narrow(*span)))
         elif x.dtype == work:
-            _turn_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
+            _rotate_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
         else:
             source = source.to(work)
-            turned = _turn_halves(source, source.clone(), factor.narrow(*span), sin.narrow(*span))
-            target.copy_(turned)
+            copied = source.clone()
+            target.copy_(_rotate_halves(source, copied, factor.narrow(*span), sin.narrow(*span)))
     return out
 
 
-def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
-    """Multiply x[2t] + i x[2t+1] by the factor, cos + i sin."""
+def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
+    """Rotate pairs (2t, 2t+1): multiply x[2t] + i x[2t+1] by `factor`, cos + i sin."""
     even = all(stride % 2 == 0 for stride in (*x.stride()[:-1], x.storage_offset()))
     if not even or x.stride(-1) != 1:  # no view as complex numbers
         x = x.clone(memory_format=torch.contiguous_format)
@@ -148,14 +148,14 @@ def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
     return torch.view_as_real(pairs * factor).reshape(x.shape)
 
 
-def _turn_halves(x: Tensor, turned: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (t, t + pairs) of `turned`, a copy of x, in place; cos_twice has a cosine for
-    both channels of a pair."""
+def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (t, t + pairs) in place in `out`, a copy of x. cos_twice has a cosine for both
+    channels of a pair."""
     pairs = sin.shape[-1]
-    turned.mul_(cos_twice)
-    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
-    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
-    return turned
+    out.mul_(cos_twice)
+    out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
+    out[..., pairs:].addcmul_(x[..., :pairs], sin)
+    return out
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAM_NUMBERS = 2048
-"""Pairs that one program rotates: as many heads as fit."""
+"""Maximum pairs that one program rotates: as many heads as fit."""
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _heads_of(
     out_batch, out_head, out_token, out_channel,
     INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the given heads of one token by c and s."""
+    """Rotate the heads `head` of one token by cosines c and sines s."""
     batch, token = row // length, row % length
     pair = tl.arange(0, PAIRS)
     first = pair * 2 if INTERLEAVED else pair
@@ -74,12 +74,13 @@ def _kernel(
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
     """Rotate the first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) by
-    one launch; the rest is unchanged. Any strides; two tensors may differ only in heads.
+    one launch; the rest is unchanged. Strides may be any; two tensors may differ only in their
+    number of heads.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs). The rotation is computed in their
     dtype and rounded once.
 
-    Raises: RuntimeError if the tables do not fit.
+    Raises: RuntimeError if cos and sin do not fit.
     """
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     # expand raises for other sizes, at which the kernel would read out of bounds.
@@ -90,7 +91,7 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
 
 
 def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
-    """Launch the kernel; tables are (batch, 1, len, pairs), of any strides but the last."""
+    """Launch the kernel; cos and sin are (batch, 1, len, pairs), contiguous along the last axis."""
     outs = [torch.empty_like(x) for x in xs]  # all of each is written by the kernel
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     rest = head_dim - 2 * pairs
