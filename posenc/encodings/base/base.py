@@ -34,6 +34,8 @@ QueriesKeys = tuple[
     Float[Tensor, "batch num_kv_heads {len(k)} width"],
 ]
 """Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
+Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
+Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
 _PLACES = {
     "embed": (1,),
@@ -187,12 +189,12 @@ class PositionEncoding(nn.Module):
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
-    def transform_values(self, v: Tokens) -> Float[Tensor, "batch num_kv_heads {len(v)} v_width"]:
+    def transform_values(self, v: Tokens) -> Values:
         """Encode values (place 4) before they are cached and summed, at their true positions."""
         assert v.x is not None
         return v.x
 
-    def transform_output(self, out: Tokens) -> Float[Tensor, "batch num_heads {len(out)} v_width"]:
+    def transform_output(self, out: Tokens) -> Output:
         """Encode the weighted sums of values (place 4), at the true positions of the queries."""
         assert out.x is not None
         return out.x

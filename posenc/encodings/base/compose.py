@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.encodings.base.base import (
     Embedded,
     EmbeddedPositions,
     Hidden,
+    Output,
     Pass,
     Past,
     PositionEncoding,
     QueriesKeys,
     State,
+    Values,
     require_encoding,
     without_position,
 )
@@ -153,12 +155,12 @@ class Compose(PositionEncoding):
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
-    def transform_values(self, v: Tokens) -> Tensor:
+    def transform_values(self, v: Tokens) -> Values:
         for e in self.members:
             v = v.given(e.transform_values(v))
         return super().transform_values(v)
 
-    def transform_output(self, out: Tokens) -> Tensor:
+    def transform_output(self, out: Tokens) -> Output:
         for e in self.members:
             out = out.given(e.transform_output(out))
         return super().transform_output(out)

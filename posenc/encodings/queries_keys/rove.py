@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posenc.encodings.base.base import PositionEncoding, QueriesKeys
+from posenc.encodings.base.base import Output, PositionEncoding, QueriesKeys, Values
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32
@@ -88,10 +88,10 @@ class RoVE(PositionEncoding):
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         return self._current.transform(q, k) if self.scores else super().transform(q, k)
 
-    def transform_values(self, v: Tokens) -> Tensor:
+    def transform_values(self, v: Tokens) -> Values:
         return self._turned(v, 1)
 
-    def transform_output(self, out: Tokens) -> Tensor:
+    def transform_output(self, out: Tokens) -> Output:
         return self._turned(out, -1)
 
     def _turned(self, tokens: Tokens, direction: int) -> Tensor:

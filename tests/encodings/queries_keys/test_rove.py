@@ -92,5 +92,5 @@ def test_values_of_another_width_are_refused():
     q, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 6)
     with pytest.raises(ValueError, match=r"the rotation's head_dim=8, got \(1, 2, 4, 6\)"):
         attend(q, q, v, posenc.RoVE(posenc.RoPE(8, interleaved=False)))
-    with pytest.raises(ValueError, match="place 4"):
+    with pytest.raises(ValueError, match="Shaw and RoVE each decide"):
         posenc.Compose(posenc.Shaw(8), posenc.RoVE(posenc.RoPE(8, interleaved=False)))

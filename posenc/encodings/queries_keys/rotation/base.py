@@ -22,6 +22,8 @@ Turned = tuple[
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
 """Rotated q and k, as wide as before."""
+Vectors = Sequence[Float[Tensor, "batch _ len width"]]
+Pairs = Float[Tensor, "*tokens pairs"]
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
@@ -81,7 +83,8 @@ class Rotation(QueryKeyEncoding):
         (new_k,) = self.turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
         return new_q, new_k
 
-    def turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+    def turn(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+        """Rotate the channels of each x that this encoding rotates."""
         return rotate_together(xs, cos, sin, interleaved=self.interleaved)
 
     def _check(self, x: Tensor) -> None:
