@@ -20,6 +20,7 @@ from posenc.list import STORED, encodings
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import locked
 from posenc.report.files.record import seal
+from tests.texts import prose
 
 TINY = (
     "--train-length 16 --test-lengths 32 --seeds 1 --steps 6 --batch 2 --width 32 --layers 2 "
@@ -31,7 +32,8 @@ NAME = "<b>书 & book</b>.txt"
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / NAME.replace("/", "∕")
-    path.write_bytes("<script>alert(1)</script> 道可道，非常道。\n".encode() * 200)
+    lines = (f"<script>alert({i})</script> 道可道，非常道。\n" for i in range(200))
+    path.write_bytes("".join(lines).encode())
     return path
 
 
@@ -226,7 +228,7 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
 def test_bad_input_to_compare_is_one_line_and_code_2(call, tmp_path, arguments, message):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "short").write_bytes(b"x" * 50)
-    (tmp_path / "enough").write_bytes(b"x" * 100_000)
+    (tmp_path / "enough").write_bytes(prose(100_000))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.tex").write_text("not ours", encoding="utf-8")
     names = {p.name: p for p in tmp_path.iterdir()}
@@ -381,7 +383,8 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     for name in ("study.json", "report.html", "results.csv", "events.jsonl", ".lock"):
         (out / name).unlink()  # killed inside the very first write
     below = out / "rope-seed0-0123456789ab" / "huggingface"
-    left = [out / ".study.json.0123456789abcdef.partial", out / "corpus-0123.partial" / "train.u16"]
+    half_text = out / ".corpus-0123.0123456789abcdef.unproved"
+    left = [out / ".study.json.0123456789abcdef.partial", half_text / "train.u16"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half")
@@ -391,7 +394,7 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     left[-1].write_bytes(b"half")
     assert call(*command)[0] == 0
     assert not any(path.exists() for path in left)
-    assert not (out / "corpus-0123.partial").exists()
+    assert not half_text.exists()
 
 
 def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):

@@ -10,6 +10,7 @@ from pathlib import Path
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import CorruptResult, is_done, load_result, save_result
+from posenc.report.files.opened import make_inside
 
 MOST_BYTES = 1 << 23
 """Maximum size of a result that is reused. One of 200 steps has 8 kB."""
@@ -39,8 +40,7 @@ def reuse_trials(folder: Path, trials: Sequence[TrialConfig], runs: Sequence[Pat
         run, result = next((each for each in found if each[1] is not None), (here, None))
         if result is not None and result.timing is not None:
             source = result.timing.reused_from or str(run)
-            home = folder / trial.folder
-            home.mkdir(exist_ok=True)
+            home = make_inside(folder / trial.folder)
             save_result(home, replace(result, timing=replace(result.timing, reused_from=source)))
             count += 1
     return count

@@ -13,6 +13,7 @@ from posenc.dialects.files.source import NoRotationError, Source, is_adapter, lo
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.versions import asked_for
 from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
@@ -81,7 +82,8 @@ def _run(options: Options) -> tuple[str, int]:
 
         assert options.out is not None
         _require_clear(case)
-        return fix(source, options.out, _named(options), options.length, options.like)
+        named, versions = _named(options), _versions(options)
+        return fix(source, options.out, named, options.length, options.like, versions)
     found = findings(case, _ignored(source.folder))
     if not found and case.why_unclear:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
@@ -184,7 +186,8 @@ def _adapter(options: Options) -> str:
     folder = options.paths[0]
     if options.fix:
         assert options.out is not None
-        return adapters.fix(folder, options.like, options.out, _named(options), options.length)
+        named, versions = _named(options), _versions(options)
+        return adapters.fix(folder, options.like, options.out, named, options.length, versions)
     if options.convert_layout is not None:
         assert options.out is not None
         to = layout.is_interleaved(options.convert_layout)
@@ -213,8 +216,24 @@ def _rule(code: str) -> Any:
 def _named(options: Options) -> tuple[str, ...]:
     if options.for_ is None:
         return tuple(RUNTIMES)
-    names = [name.strip() for name in options.for_.split(",") if name.strip()]
+    names = [name for name, _ in _asked(options)]
     return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
+
+
+def _asked(options: Options) -> list[tuple[str, str | None]]:
+    return [asked_for(part) for part in (options.for_ or "").split(",") if part.strip()]
+
+
+def _versions(options: Options) -> dict[str, str]:
+    """Return the versions that --for names, such as transformers==5.9.
+
+    Raises: ValueError for two versions of one runtime.
+    """
+    found: dict[str, str] = {}
+    for name, version in _asked(options):
+        if version is not None and found.setdefault(name, version) != version:
+            raise ValueError(f"--for: one version of {name} at a time, {found[name]} or {version}.")
+    return found
 
 
 def _need_config(source: Source, what: str) -> None:
@@ -237,7 +256,7 @@ def _positions(case: Case, path: Path) -> tuple[str, int]:
 def _case(source: Source, options: Options) -> Case:
     named = _named(options)
     if options.with_ is None:
-        return Case(source, named, options.length)
+        return Case(source, named, options.length, versions=_versions(options))
     _need_config(source, "--with")
     try:
         given = bounded_json(options.with_)
@@ -252,7 +271,9 @@ def _case(source: Source, options: Options) -> Case:
     raw = {**source.raw, OVERRIDES: given}
     merged = overridden(source.config, given, "sglang")
     served = overridden(source.config, given, server)
-    return Case(replace(source, raw=raw, config=merged), (server,), options.length, served)
+    versions = _versions(options)
+    source = replace(source, raw=raw, config=merged)
+    return Case(source, (server,), options.length, served, versions)
 
 
 def _ignored(folder: Path) -> frozenset[str]:

@@ -33,6 +33,7 @@ from posenc.encodings.registry.build import create as create
 from posenc.encodings.registry.build import named as named
 from posenc.encodings.registry.code import find as find
 from posenc.encodings.registry.code import is_encoding as is_encoding
+from posenc.encodings.registry.code import own_line as own_line
 from posenc.encodings.registry.code import path_of as path_of
 from posenc.encodings.registry.content import code_of as code_of
 from posenc.encodings.registry.content import source_of as source_of

@@ -37,7 +37,7 @@ from posenc.extend.variants.variant import Variant, as_is
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
 from posenc.hf.rope.apply import applied
-from posenc.report.files.folders import remove_folder
+from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed
 
 

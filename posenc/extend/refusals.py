@@ -19,7 +19,7 @@ from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import other_frequencies, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYERS
-from posenc.report.files.folders import remove_folder
+from posenc.report.files.opened import remove_folder
 from posenc.report.machine.options import check_choice
 
 ROTATING = (*METHODS, "search", DUAL_CHUNK)

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf.checkpoint.text import Windows
-from posenc.report.files.atomic import remove_partials, write_atomically
-from posenc.report.files.folders import make_folder
+from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import held
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import make_folder, text_of
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.visible import visible
 
 LOG = logging.getLogger("posenc.extend")
 """Reports on stderr what starts again and why; applications may redirect it."""
+PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
+"""Files that a kill during a write leaves behind."""
 Identity = dict[str, str]
 """Hashes, by name, of everything that a result depends on."""
 
@@ -44,7 +45,8 @@ def locked(folder: Path) -> Iterator[None]:
         f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
     )
     with held(folder, busy):
-        remove_partials(folder)
+        for partial in (path for pattern in PARTIALS for path in folder.glob(pattern)):
+            partial.unlink(missing_ok=True)
         yield
 
 

@@ -195,7 +195,7 @@ BAD = {
         "rope_theta must be a finite number, got nan",
     ),
     "twice.json": ('{"hidden_size": 64, "hidden_size": 32}', "given twice"),
-    "deep.json": ('{"a":' * 100000 + "1" + "}" * 100000, "not valid JSON (maximum recursion"),
+    "deep.json": ('{"a":' * 100000 + "1" + "}" * 100000, "not valid JSON (it is nested too deeply"),
     "empty.json": ("{}", "expected a model's config"),
     "other.json": ('{"name": "x", "scripts": {}}', "expected a model's config"),
     "text.json": (json.dumps({**BASE, "rope_scaling": "yarn"}), "rope_scaling must be an object"),

@@ -19,7 +19,9 @@ import time
 import uuid
 from pathlib import Path
 
-TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
+from tests.texts import prose
+
+TEXT = prose(9000)
 COMMAND = (
     "compare rope t5 --text text.txt --out out --train-length 16 --test-lengths 32 --seeds 1 "
     "--steps 12 --batch 2 --width 32 --layers 2 --heads 2 --checkpoint-steps 3 --workers 2 "

@@ -18,8 +18,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import every
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_inside, remove_folder
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import make_inside, remove_folder, text_of
 from posenc.report.page.failure import one_line
 
 POLL = 2.0

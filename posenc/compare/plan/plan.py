@@ -13,6 +13,7 @@ import torch
 
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
+from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import Compared, read_encodings
@@ -49,6 +50,7 @@ class Plan:
     compared: the encodings.
     tasks: one trial for each task, of the first encoding and seed 0.
     cut: the text; None if no task reads one, and before `with_text`.
+    note: what the user should know of the text, or "".
     """
 
     options: Options
@@ -56,6 +58,7 @@ class Plan:
     compared: tuple[Compared, ...]
     tasks: tuple[TrialConfig, ...]
     cut: Cut | None = None
+    note: str = ""
 
     @property
     def count(self) -> int:
@@ -115,16 +118,17 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
 def with_text(plan: Plan, folder: Path) -> Plan:
     """Return the plan with its text, cut for its trials.
     folder: a folder on the disk to which the text will be copied.
-    Raises: ValueError for a text that cannot be read or is too short.
+    Raises: ValueError for a text that cannot be read, is too short or has nothing to learn.
     """
     trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
     if trial is None:
         return plan
     source = find_text(plan.options.text) if plan.options.text else embedded()
+    note = check_content(source) if plan.options.text else ""
     need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
     cut = cut_text(source, need, folder)
     tasks = [replace(t, corpus=cut.info.hash) if t.task == TEXT else t for t in plan.tasks]
-    return replace(plan, cut=cut, tasks=tuple(tasks))
+    return replace(plan, cut=cut, tasks=tuple(tasks), note=note)
 
 
 def chosen(options: Options) -> Budget:

@@ -15,9 +15,8 @@ import numpy as np
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_disk
-from posenc.report.files.folders import make_folder, remove_folder
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import open_new, open_ordinary
+from posenc.report.files.opened import make_folder, open_new, open_ordinary, remove_folder
 from posenc.text import Source
 
 SEPARATOR = 256
@@ -181,12 +180,12 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         valid_bytes=totals["valid"],
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
-        byte_entropy=_entropy(counts),
+        byte_entropy=entropy(counts),
     )
     return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
 
 
-def _entropy(counts: np.ndarray) -> float:
+def entropy(counts: np.ndarray) -> float:
     """Return the entropy of these frequencies in bits."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())

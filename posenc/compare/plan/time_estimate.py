@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
-from posenc.report.files.folders import make_inside
-from posenc.report.files.opened import append_to
+from posenc.report.files.opened import append_to, make_inside
 from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:

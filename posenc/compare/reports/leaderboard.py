@@ -12,8 +12,7 @@ from posenc.compare.reports.merge import check_recipe, joined, merge_checked, re
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_folder
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import make_folder, text_of
 from posenc.report.files.record import Record
 
 

@@ -20,9 +20,8 @@ from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.report.files.atomic import check_figures
-from posenc.report.files.folders import make_folder
 from posenc.report.files.lock import locked
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import make_folder, text_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import beside
-from posenc.report.files.opened import bytes_of, text_of
+from posenc.report.files.opened import beside, bytes_of, text_of
 
 
 class CorruptCheckpoint(Exception):

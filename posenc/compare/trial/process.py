@@ -18,8 +18,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_inside
-from posenc.report.files.opened import append_to, text_of
+from posenc.report.files.opened import append_to, make_inside, text_of
 
 if sys.platform == "linux":
     import fcntl
@@ -86,13 +85,19 @@ def _end_with_stdin() -> None:
 
 
 class TrialProcess:
-    """A running trial below `folder`, which also has its text."""
+    """A running trial below `folder`, which also has its text, on one GPU or any."""
 
     def __init__(
-        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
+        self,
+        folder: Path,
+        trial: TrialConfig,
+        checkpoint_steps: int,
+        module: str = WORKER,
+        gpu: str | None = None,
     ) -> None:
         self.folder, self.trial = folder, trial
         self.home = make_home(folder, trial)
+        only = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with append_to(self.home / "log.txt") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
@@ -101,7 +106,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=environment(trial.device),
+                env=environment(trial.device) | only,
                 start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 

@@ -136,6 +136,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         _fill(parameters, model, theta, share)
         parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
+        if parameters["rope_type"] == "yarn" and not facts.get("nested_yarn", True):
+            raise RefusedError("KeyError: 'original_max_position_embeddings'")
         resolved[kind] = parameters
     return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
 
@@ -212,9 +214,10 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
         return _longrope(parameters, theta, dim, trained, length)
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
-    if facts.get("null_head") and model.config.get("head_dim") is None:
+    stretched = kind != "linear"
+    if stretched and facts.get("null_head") and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
-    if model.get("max_position_embeddings") is None:
+    if stretched and model.get("max_position_embeddings") is None:
         raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
     if dim % 2 and kind in ("yarn", "longrope"):
         raise RefusedError(

@@ -15,7 +15,7 @@ WIDTH = 100
 LEGEND = (
     "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
 )
-HEADER = ("runtime", "frequencies", "multiplier", "softmax scale", "switch", "admits")
+HEADER = ("runtime", "version", "frequencies", "multiplier", "softmax scale", "switch", "admits")
 
 
 def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _headline(case: Case) -> str:
 def _row(case: Case, name: str) -> tuple[str, ...]:
     computed, seen = case.computed[name], case.differences[name]
     if not computed.knows:
-        return (name, computed.answer, "", "", "", "")
+        return (name, computed.version, computed.answer, "", "", "", "")
     if computed.error is not None:
-        return (name, "refuses", "", "", "", _limit(computed))
+        return (name, computed.version, "refuses", "", "", "", _limit(computed))
     meant = case.meaning
     other = {"pairs", "frequencies", "layers"} & seen
     layers = list(computed.layers.values())
@@ -77,6 +77,7 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
     scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
+        computed.version,
         ("other" if other else "as meant") if meant is not None else "",
         multipliers + (" (other)" if "multiplier" in seen else ""),
         scale + (" (other)" if "scale" in seen else ""),

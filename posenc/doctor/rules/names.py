@@ -14,6 +14,7 @@ from posenc.dialects.model import INNER, LAYER_KINDS, ROTARY, TRAINED_KEY
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule, wrong
+from posenc.report.files.opened import open_ordinary
 
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """Keys that are looked for under a misspelled name."""
@@ -281,6 +282,6 @@ def byte_order_mark(case: Case) -> Iterator[Hit]:
     """Find a byte order mark, at which every runtime's JSON reader stops."""
     path = case.source.path
     if case.metadata is None and path.is_file():
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             if file.read(3) == b"\xef\xbb\xbf":
                 yield Hit("the file begins with a byte order mark", case.judges, ALL)

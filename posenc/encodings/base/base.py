@@ -37,6 +37,7 @@ QueriesKeys = tuple[
 Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLACES = {
     "embed": (1,),
     "transform": (2,),
@@ -117,6 +118,12 @@ class PositionEncoding(nn.Module):
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
             raise UnknownOption(cls.__name__, options, accepted)
+        needs = [n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED]
+        if missing := [name for name in needs if name not in {**fields, **options}]:
+            raise TypeError(
+                f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
+                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(fields)}."
+            )
         return cls(**{name: fields[name] for name in accepted if name in fields} | options)
 
     @property

@@ -21,9 +21,8 @@ from posenc.extend.export.serving.page import mapped_page, page, plain_page
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_inside
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import copy_file
+from posenc.report.files.opened import copy_file, make_inside
 from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"

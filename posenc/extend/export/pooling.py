@@ -9,8 +9,7 @@ from typing import Any
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_inside
-from posenc.report.files.opened import copy_file, text_of
+from posenc.report.files.opened import copy_file, make_inside, text_of
 from posenc.report.files.record import bounded_json
 
 MODULES = "modules.json"

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_inside
+from posenc.report.files.opened import make_inside
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from posenc.extend.restart import Identity, read_sealed, sha256, start_again, write_sealed
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import beside, make_inside
-from posenc.report.files.opened import bytes_of
+from posenc.report.files.opened import beside, bytes_of, make_inside
 
 STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -16,7 +16,7 @@ from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_folder
+from posenc.report.files.opened import make_folder
 
 _LAYER = {
     "attention": "self_attn",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.folders import make_folder
+from posenc.report.files.opened import make_folder
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _BY_FOLDER = os.rename in os.supports_dir_fd

@@ -8,8 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.folders import make_folder
-from posenc.report.files.opened import open_as
+from posenc.report.files.opened import make_folder, open_as
 
 try:
     import fcntl

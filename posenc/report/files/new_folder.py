@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.folders import is_own_folder, make_folder, remove_folder
 from posenc.report.files.lock import held
+from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
 
 UNPROVED = ".unproved"
 

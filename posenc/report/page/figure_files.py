@@ -16,7 +16,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.folders import make_folder
+from posenc.report.files.opened import make_folder
 from posenc.report.page.drawing import readable, style
 from posenc.report.page.figure_data import csv_text
 from posenc.report.page.page import Page, Plot

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.remote import MOST, Progress, Remote, processors_of
+from posenc.compare.engines.remote import MOST, Progress, Remote
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine
+from posenc.report.machine.processor import processors_of
 from tests.compare.judge.test_summary import TRIAL
 
 

@@ -13,6 +13,7 @@ from posenc.compare.plan.plan import chosen, make_plan, plan_trials, with_suite
 from posenc.compare.study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
+from tests.texts import prose
 
 TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
@@ -110,7 +111,7 @@ def test_a_suite_takes_no_other_tasks():
 
 def test_the_suite_runs_as_one_command(tmp_path, capsys):
     text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat. " * 800)
+    text.write_bytes(prose(19_200))
     study = run_study(
         Options(
             ["rope"], suite=True, budget="quick", steps=1, batch=2, width=16, layers=1, heads=1,

@@ -222,6 +222,14 @@ class TimesTheLastKey(Term):
         return scores * self.k.x[:, :, -1].sum(-1)[..., None, None]
 
 
+class ScalesInPlace(Rotary):
+    """Writes into the queries that it is given."""
+
+    def transform(self, q, k):
+        q.x.mul_(2)
+        return super().transform(q, k)
+
+
 class RemembersTheLongest(Rotary):
     """A table that grows with the longest call, and stays."""
 

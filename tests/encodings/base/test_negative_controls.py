@@ -38,6 +38,7 @@ MISTAKES = {
     "blind_rows_give_zeros": "NotANumberWhereNothingIsSeen",
     "the_future_is_invisible": "PeeksAhead",
     "earlier_calls_leave_no_trace": "RemembersTheLongest",
+    "inputs_are_not_written_to": "ScalesInPlace",
     "device_follows_input": "ReadsValues",
     "outputs_are_finite": "NotANumberAtItself",
     "gradients_are_finite": "RootAtZero",
