@@ -52,8 +52,8 @@ def attention(
     *,
     q_positions: QueryPositions,
     kv_positions: KeyPositions,
-    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
-    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+    q_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
     mask: Mask | None = None,
     cache: KVCache | None = None,
     prepared: PositionEncoding | None = None,
@@ -64,7 +64,7 @@ def attention(
     impl: str = "auto",
 ) -> (
     Float[Tensor, "batch _ _ v_dim"]
-    | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads q_len"]]
+    | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads _"]]
 ):
     """Compute attention with a position encoding.
 
