@@ -16,8 +16,8 @@ def markdown() -> str:
         "",
         "What is often said, and what comes out when it is measured. Every line is computed by",
         "`posenc inspect claims`, in seconds; this page is written by",
-        "`python docs/update_claims.py`. An identity follows from definitions; a claim contradicted",
-        "by its source says another number than the text that it cites.",
+        "`python docs/update_claims.py`. An identity follows from definitions; a claim",
+        "contradicted by its source says another number than the text that it cites.",
     ]
     for heading, claims in check().items():
         lines += ["", f"## {heading}", "", "| claim | verdict | measured | source |"]

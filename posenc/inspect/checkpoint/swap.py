@@ -170,7 +170,7 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
-        hook = module.register_forward_hook(lambda _, inputs, turn: no_turn(turn))
+        hook = module.register_forward_hook(no_turn)
         undo.callback(hook.remove)
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
