@@ -74,8 +74,9 @@ def test_help_keeps_brackets(call):
 
 
 def test_tables_are_as_wide_as_columns_says(call, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "70")
-    assert max(map(len, call("list", "rope")[1].splitlines())) == 70
+    for width in (80, 130):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert 0.7 * width < max(map(len, call("list")[1].splitlines())) <= width
 
 
 def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):

@@ -8,13 +8,18 @@ from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Known, Problem
+from posenc.encodings import Term, Tokens
 from posenc.encodings.base.base import Pass, PositionEncoding, QueriesKeys
-from posenc.encodings.base.boundary import check_encoding, check_sizes, check_state, check_vectors
+from posenc.encodings.base.boundary import (
+    check_encoding,
+    check_sinks,
+    check_sizes,
+    check_state,
+    check_vectors,
+)
 from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.terms.term import Term
-from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, check_documents, check_mask
 from posenc.positions import counted
 
@@ -35,6 +40,7 @@ def problems_of(
     cache: Any = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
+    sinks: Any = None,
 ) -> list[Problem]:
     """Check the arguments of `attention`, append to its cache, and return one softmax attention for
     each pass of the encoding (most have one).
@@ -44,6 +50,7 @@ def problems_of(
     encoding = check_encoding(_OWNER, encoding)
     check_vectors(_OWNER, q=q, k=k, v=v)
     check_sizes(q, k, v)
+    check_sinks(sinks, q)
     axes, places = encoding.claims.num_axes, set(encoding.claims.places)
     queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
@@ -58,6 +65,7 @@ def problems_of(
     check_cache(_OWNER, cache)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + (cache.length if cache else 0))
     keep_raw, rotated = encoding.claims.needs_raw_k, None
+    v = encoding.transform_values(keys.given(v))
     if cache is not None:
         if not keep_raw:
             rotated = _transformed(encoding, queries, keys)
@@ -101,7 +109,7 @@ def problems_of(
                 mask=visible,
                 scale=encoding.scale(q.shape[-1]),
                 dropout_p=dropout_p,
-                need_lse=return_lse or len(passes) > 1,
+                need_lse=return_lse or sinks is not None or len(passes) > 1,
                 known=Known.of(seen_q, seen_k, (new_q, new_k, v), visible, encoding),
             )
         )

@@ -17,7 +17,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results, path_of
 from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
-from posenc.report.files.opened import private_folder
+from posenc.report.files.opened import make_inside, private_folder
 from posenc.report.machine.facts import difference, facts
 from posenc.report.page.failure import one_line
 
@@ -164,7 +164,7 @@ class Remote:
         if result.reason is not None:
             write_failure(self.folder / trial.folder, result)
         elif self.storage is not None:
-            (self.folder / trial.folder).mkdir(exist_ok=True)  # raises if the disk was removed
+            make_inside(self.folder / trial.folder)  # raises if the disk was removed
             take_result(self.storage, self.folder / trial.folder)
         self.heard.append((trial, result))
 

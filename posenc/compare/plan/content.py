@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.plan.splits import entropy
+from posenc.report.files.opened import open_ordinary
 from posenc.text import Source
 
 FORMATS = {
@@ -66,7 +67,7 @@ def check_content(source: Source) -> str:
 def _sample(path: Path, most: int) -> bytes:
     """Return at most `most` bytes of a file: its beginning, and pieces up to its end."""
     size, pieces = path.stat().st_size, b""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         if size <= most:
             return file.read(most)
         for i in range(PIECES):

@@ -135,6 +135,8 @@ def _expressible(model: Decoder) -> RoPE:
     for name, needed in (
         ("norm", "rms"),
         ("norm_position", "pre"),
+        ("final_norm", True),
+        ("ffn_bias", False),
         ("activation", "swiglu"),
         ("projections", "separate"),
     ):

@@ -330,6 +330,19 @@ class ClaimsTooMuch(ALiBi):
     claims = replace(ALiBi.claims, places=(2, 3))
 
 
+class ValuesInSecret(Rotary):
+    """Values are changed by an instance that does not say so."""
+
+    claims = replace(Rotary.claims, places=(2, 4))
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(head_dim)
+        self.claims = replace(self.claims, places=(2,))
+
+    def transform_values(self, v):
+        return 2 * v.x
+
+
 class NamesNoPaper(ALiBi):
     claims = replace(ALiBi.claims, source="somebody")
 

@@ -47,7 +47,7 @@ MISTAKES = {
     "float16_is_precise": "KeyOnlyThirds",
     "float64_is_kept": "AlwaysFloat32",
     "order_is_seen_without_a_mask": "BlindToOrder",
-    "places_as_claimed": "ClaimsTooMuch",
+    "places_as_claimed": "ClaimsTooMuch ValuesInSecret",
     "additive_as_claimed": "PeeksAhead SumsByItsWord",
     "claims_have_their_types": "NamesNoPaper",
     "state_dict_round_trip": "DrawnAndForgotten",
