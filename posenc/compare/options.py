@@ -193,8 +193,7 @@ class Options:
         None
     )
     max_parallel: Annotated[
-        int | None,
-        option("Trials at a time on ray or slurm.", shown="as many as fit", min=1),
+        int | None, option("Trials at a time on ray or slurm.", shown="as many as fit", min=1)
     ] = None
     checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
     out: Annotated[

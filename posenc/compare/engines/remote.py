@@ -62,7 +62,9 @@ class Job:
 
     def _run_with(self, storage: Storage, folder: Path, tell: Tell) -> TrialResult:
         if self.trial.of_text:
-            kept = path_of(texts_of_this_machine(), self.trial.corpus)
+            # Kept between trials; no other user can write there.
+            texts = private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
+            kept = path_of(texts, self.trial.corpus)
             storage.take_text(kept)
             path_of(folder, self.trial.corpus).symlink_to(kept)
         home = folder / self.trial.folder
@@ -93,11 +95,6 @@ class Job:
         if signal is not None:
             raise Lost(f"its process was ended by {signal}")
         return process.result()
-
-
-def texts_of_this_machine() -> Path:
-    """Return where texts are kept between trials; no other user can write there."""
-    return private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
 
 
 @dataclass

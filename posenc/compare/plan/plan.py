@@ -94,7 +94,8 @@ def make_plan(options: Options) -> Plan:
     for place in options.reuse or ():
         if not Path(place).is_dir():
             raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
-    compared = _read(options.encodings or _usual(options))
+    usual = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
+    compared = _read(options.encodings or usual)
     seeds = chosen(options).seeds
     standard = options.budget == "standard" and not options.suite
     if len(compared) == 2 and options.seeds is None and standard:
@@ -325,7 +326,3 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
                     f"its own --text: --text FIRST --text {shlex.quote(text)}."
                 ) from None
         raise
-
-
-def _usual(options: Options) -> tuple[str, ...]:
-    return DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL

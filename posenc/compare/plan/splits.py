@@ -92,8 +92,9 @@ class Cut:
         remove_folder(target)
         with new_folder(target) as partial:
             if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
+                size = 2 * sum(b - a + 1 for s in SPLITS for _, a, b in self.stretches[s])
                 free = shutil.disk_usage(folder).free
-                check_disk("The text's copy", self._size(), free, ADVICE)
+                check_disk("The text's copy", size, free, ADVICE)
                 for split in SPLITS:
                     with open_new(partial / f"{split}.u16") as out:
                         for symbols in self._symbols(split):
@@ -140,10 +141,6 @@ class Cut:
         for name, path in self.source.files:
             if path.stat().st_mtime_ns != self.written[name]:
                 raise ValueError(f"{path} changed while it was read. Start again.")
-
-    def _size(self) -> int:
-        """Return the bytes on disk."""
-        return 2 * sum(b - a + 1 for split in SPLITS for _, a, b in self.stretches[split])
 
 
 def cut_text(source: Source, need: Need, folder: Path) -> Cut:

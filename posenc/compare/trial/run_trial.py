@@ -31,11 +31,7 @@ from posenc.report.page.failure import disk_is_full
 
 
 def run_trial(
-    config: TrialConfig,
-    study_folder: Path,
-    folder: Path,
-    event: Any,
-    checkpoint_steps: int,
+    config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
 ) -> None:
     """Train the trial from its last checkpoint in `folder`, test it, and write the result.
 

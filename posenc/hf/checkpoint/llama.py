@@ -43,11 +43,7 @@ _SIZES = {
 
 
 def export_llama(
-    model: Decoder,
-    folder: str | Path,
-    *,
-    max_positions: int,
-    stop_token: int | None = None,
+    model: Decoder, folder: str | Path, *, max_positions: int, stop_token: int | None = None
 ) -> None:
     """Write a decoder with half-split RoPE as a folder that transformers loads as Llama.
 

@@ -21,10 +21,7 @@ _ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLO
 
 
 def open_as(
-    path: Path,
-    flags: int,
-    right: Callable[[int], bool] = stat.S_ISREG,
-    wrong: str = NOT_ORDINARY,
+    path: Path, flags: int, right: Callable[[int], bool] = stat.S_ISREG, wrong: str = NOT_ORDINARY
 ) -> int:
     """Return a handle of a file whose mode is `right`. With O_NOFOLLOW in `flags` it is no link.
 
