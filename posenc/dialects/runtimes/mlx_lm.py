@@ -211,7 +211,8 @@ def rotation(
     if way == "initialize":
         return initialize(model, scaling, theta, dim, length)
     if way == "linear":
-        return _linear_only(scaling, plain)
+        scaled = _linear_only(scaling, plain)
+        return scaled if facts.get("applies", True) else Layer(plain)  # checked, not used
     if way == "alpha":
         missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
         if missing:

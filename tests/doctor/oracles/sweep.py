@@ -69,6 +69,9 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
     linear = {"rope_type": "linear", "factor": 8.0}
     yield "linear, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": linear}
+    yield "linear, by both names", {
+        **bare, "rope_theta": 54321.0, "rope_scaling": {"type": "linear", **linear}
+    }  # fmt: skip
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
     yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
