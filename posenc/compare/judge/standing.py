@@ -3,8 +3,6 @@
 All that is said or shown of an order asks `Standing`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

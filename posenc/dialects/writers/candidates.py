@@ -1,7 +1,5 @@
 """List the rope dicts that could carry a meaning, the simplest first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Answer in plain words, from its spec sheet, what an encoding does with near and far, what it
 costs and where it breaks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

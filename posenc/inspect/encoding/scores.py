@@ -1,7 +1,5 @@
 """Measure scores as a function of distance: decay, resolution, symmetry."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
