@@ -172,7 +172,7 @@ def scores_of_task(study: Study, task: str) -> Values:
 
 
 def metric_beyond(task: str, train_length: int) -> str:
-    """Name what `scores_of_task` returns."""
+    """Return words for the scores of `scores_of_task`: "METRIC on TASK beyond LENGTH UNIT"."""
     return f"{TASKS[task].metric} on {task} beyond {train_length:,} {TASKS[task].counts}"
 
 
