@@ -66,9 +66,14 @@ def list_encodings(
     elif markdown:
         print(_markdown(rows))
     else:
-        from posenc.report.page.console import print_table, stdout
+        from posenc.report.page.console import stdout, text_table
 
-        print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
+        console = stdout(160)
+        # What a narrow terminal has no room for is in --json.
+        count = len(_HEADINGS) if console.width >= WIDE else _HEADINGS.index("keras")
+        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows))
+        table.columns[0].no_wrap = True
+        console.print(table)
 
 
 def encodings(
@@ -144,6 +149,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+WIDE = 120
+"""Columns of a terminal that shows the whole table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
 
 

@@ -52,7 +52,7 @@ def run(
     >>> small = {"train_length": 16, "batch": 2, "width": 16, "layers": 1, "heads": 1, "seeds": 1}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     text, out = Path(folder, "text.txt"), Path(folder, "study")
-    ...     _ = text.write_text("the cat sat on the mat. " * 200)
+    ...     _ = text.write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(200)))
     ...     study = posenc.compare.run(
     ...         ["rope"], text=text, test_lengths=[32], steps=1, out=out, **small
     ...     )

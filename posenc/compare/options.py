@@ -42,7 +42,9 @@ class Options:
         typer.Argument(
             help="Names from `posenc list`, module:Class or file.py:Class; each with options as in "
             "yarn:factor=8, together as in rope+alibi, by layer as in 'rope/nope every 4', or with "
-            "a label as in mine=./my.py:Mine. See docs/grammar.md.",
+            "a label as in mine=./my.py:Mine. Your class gets those of embed_dim, num_heads, "
+            "num_kv_heads, head_dim, train_length and causal that its constructor names. See "
+            "docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
             autocompletion=complete,
         ),
@@ -151,7 +153,7 @@ class Options:
             "--check-lr",
         ),
     ] = False
-    device: Annotated[str, option("auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, option("auto, cpu or cuda (every GPU, one trial on each).")] = "auto"
     precision: Annotated[
         str,
         option(
@@ -161,8 +163,9 @@ class Options:
     workers: Annotated[
         int | None,
         option(
-            "Trials at a time on this machine, one process each.",
-            shown="one per core; 1 on cuda",
+            "Trials at a time on this machine, one process each. More than there are GPUs share "
+            "them in turn.",
+            shown="one per core; on cuda one per GPU",
             min=1,
         ),
     ] = None
@@ -190,8 +193,7 @@ class Options:
         None
     )
     max_parallel: Annotated[
-        int | None,
-        option("Trials at a time on ray or slurm.", shown="as many as fit", min=1),
+        int | None, option("Trials at a time on ray or slurm.", shown="as many as fit", min=1)
     ] = None
     checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
     out: Annotated[

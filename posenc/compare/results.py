@@ -277,6 +277,11 @@ class Study(Record):
         return tuple(dict.fromkeys(t.encoding for t in self.trials))
 
     @property
+    def drawn(self) -> tuple[str, ...]:
+        """Return the tasks other than text, in the order given."""
+        return tuple(dict.fromkeys(t.task for t in self.trials if not t.of_text))
+
+    @property
     def reused(self) -> dict[str, int]:
         """Return how many results come from another run, by its folder and processor."""
         found: dict[str, int] = {}

@@ -29,8 +29,9 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.lock import LOCK, locked
-from posenc.report.files.opened import make_folder, text_of
+from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
 from posenc.report.machine import machine
+from posenc.report.machine.processor import processors_of
 from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
@@ -51,6 +52,8 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
         return _run_on(engine, plan, stderr(), show)
+    except KeyboardInterrupt:
+        raise Stopped("the same command goes on from here") from None
     finally:
         engine.cancel()
 
@@ -63,26 +66,35 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     if options.out is not None:
         check_ours(options.out)
     plan = with_text(plan, options.out or RUNS)
+    if plan.note:
+        say(console, f"Note: {plan.note}.")
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
     folder = options.out or RUNS / f"compare-{_name(trials)}"
     damaged = check_ours(folder)
+    made = missing(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
         sweep.remove_leftovers(folder)
-        _save(study, folder)
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
         own = runs_below([RUNS])
         runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
-        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
-            if wrong:
-                say(console, f"{wrong}; writing it again")
-        reused = reuse_trials(folder, trials, runs)
-        if reused:
-            say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
-        engine.settle(folder, trials, options.checkpoint_steps)
+        try:
+            _save(study, folder)
+            for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
+                if wrong:
+                    say(console, f"{wrong}; writing it again")
+            reused = reuse_trials(folder, trials, runs)
+            if reused:
+                say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
+            engine.settle(folder, trials, options.checkpoint_steps)
+        except ValueError:  # of a disk that is too small, or a storage that is refused
+            if made:
+                remove_folder(folder)
+                remove_empty(made)
+            raise
         left = [trial for trial in trials if not is_done(folder, trial)]
         seconds = expected_seconds(left, folder, workers, here)
         say(console, opening(study, workers, folder, seconds))
@@ -101,12 +113,11 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
                 reuse_trials(folder, study.trials, runs)
                 engine.settle(folder, study.trials, options.checkpoint_steps)
             run(study)
-        except KeyboardInterrupt:
-            raise Stopped("the same command goes on from here") from None
         finally:
-            # Even after Ctrl-C the report has all finished trials.
+            # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             engine.cancel()
-            study, _ = write_report(study, folder)
+            if (folder / LOCK).exists():
+                study, _ = write_report(study, folder)
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
@@ -142,7 +153,9 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
     loaded, damaged = load_results(folder, [t for t in study.trials if t not in kept])
     found = kept | loaded
     results = tuple(found[trial] for trial in study.trials if trial in found)
-    return conclude(replace(study, results=results)), damaged
+    timed = [vars(each.timing) for each in results if each.timing and each.timing.processor]
+    hardware = study.hardware | (processors_of(timed) if timed else {})
+    return conclude(replace(study, results=results, hardware=hardware)), damaged
 
 
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:

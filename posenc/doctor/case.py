@@ -141,8 +141,12 @@ class Case:
     def _differs(self, computed: Computed) -> frozenset[Aspect]:
         if not computed.knows:
             return frozenset()
-        if computed.error is not None:
-            return frozenset({"error" if _about_positions(computed.error) else "arguments"})
+        if (error := computed.error) is not None:
+            # mlx-lm stops for any missing key of its dataclass.
+            about_positions = "positional argument" not in error or any(
+                word in error for word in ("rope", "rotary", "max_position")
+            )
+            return frozenset({"error" if about_positions else "arguments"})
         if self.meaning is None:
             return frozenset()
         return differences(computed, self.meaning.computed)
@@ -184,11 +188,6 @@ class Case:
         value = self.config.get("rope_parameters")
         return value if isinstance(value, Mapping) and value else None
 
-    @property
-    def effective(self) -> Mapping[str, Any]:
-        """The dict that most runtimes read: rope_scaling, else rope_parameters."""
-        return self.old or self.new or {}
-
     def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield every flat rope dict of the file with its name."""
         for name, given in (("rope_scaling", self.old), ("rope_parameters", self.new)):
@@ -217,12 +216,6 @@ class Case:
                 continue
             if type_of(p) in kinds:
                 yield name, p
-
-
-def _about_positions(error: str) -> bool:
-    """True if an error concerns positions. mlx-lm stops for any missing key of its dataclass."""
-    words = ("rope", "rotary", "max_position")
-    return "positional argument" not in error or any(word in error for word in words)
 
 
 def type_of(p: Mapping[str, Any]) -> str:

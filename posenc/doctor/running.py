@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
@@ -58,7 +57,7 @@ def run(options: Options) -> tuple[str, int]:
 def _run(options: Options) -> tuple[str, int]:
     _check(options)
     if options.explain is not None:
-        return terminal.explain(_rule(options.explain)), 0
+        return terminal.explain(RULES[check_choice("--explain", options.explain.upper(), RULES)]), 0
     if options.each:
         return _each(options)
     if len(options.paths) == 2:
@@ -141,14 +140,7 @@ def _check(options: Options) -> None:
         raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
     if options.as_json and options.as_sarif:
         raise ValueError("give --json or --sarif, not both.")
-    single = (
-        options.positions,
-        options.fix,
-        options.overrides,
-        options.as_sarif,
-        options.layout,
-        writes,
-    )
+    single = (options.positions, options.overrides, options.as_sarif, options.layout, writes)
     if len(options.paths) == 2 and any(single):
         raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
 
@@ -209,10 +201,6 @@ def _layout(options: Options) -> tuple[str, int]:
     return layout.report(folder, options.text, as_json=options.as_json)
 
 
-def _rule(code: str) -> Any:
-    return RULES[check_choice("--explain", code.upper(), RULES)]
-
-
 def _named(options: Options) -> tuple[str, ...]:
     if options.for_ is None:
         return tuple(RUNTIMES)
@@ -248,9 +236,8 @@ def _positions(case: Case, path: Path) -> tuple[str, int]:
     _need_config(case.source, "--positions")
     lines = problems(read_json(path, LARGEST_INDEX), case.model)
     said = "" if lines else f"position ids are as the code of {case.model.model_type} makes them."
-    return "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)]), int(
-        bool(lines)
-    )
+    said = "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)])
+    return said, int(bool(lines))
 
 
 def _case(source: Source, options: Options) -> Case:

@@ -17,6 +17,7 @@ from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import source_of
 from posenc.encodings.registry import content
+from tests.texts import prose
 
 SMALL = {
     "train_length": 16, "test_lengths": "32", "steps": 2, "batch": 2, "width": 16, "layers": 1,
@@ -28,7 +29,7 @@ SMALL = {
 def text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "text.txt"
-    path.write_text("the cat sat on the mat. " * 300, encoding="utf-8")
+    path.write_bytes(prose(7200))
     return [str(path)]
 
 
@@ -180,7 +181,7 @@ def test_another_text_source_or_setting_is_trained(text, trained, monkeypatch, w
     given = {"steps": 3} if what == "steps" else {}
     read, entry = content._bytes, content.entry
     if what == "text":
-        Path(text[0]).write_text("the cat sat on the hat. " * 300, encoding="utf-8")
+        Path(text[0]).write_bytes(prose(7200).replace(b"mat", b"hat"))
     elif what == "source":  # in a file that rope.py imports
         changed = b"\n# mended"
         monkeypatch.setattr(

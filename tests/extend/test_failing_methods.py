@@ -79,8 +79,8 @@ def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_pa
         pass
 
 
-@pytest.mark.parametrize("family", PARTIAL)
-def test_a_map_on_part_of_the_channels_is_exact_inside_its_window(family, tmp_path):
+@pytest.mark.parametrize("family", [*PARTIAL, "gpt_oss"])
+def test_a_map_on_part_of_the_channels_or_beside_sinks_is_exact_inside_its_window(family, tmp_path):
     checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
     tokens = torch.arange(3, 3 + LENGTH // 2)[None]
     with torch.no_grad():

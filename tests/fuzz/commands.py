@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import typer
-
 from posenc import cli
 from posenc.report.page.failure import RunFailed
 from tests.fuzz import world
@@ -238,7 +236,7 @@ def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> lis
     rng = random.Random(seed)
     world.build(folder)
     before = world.fingerprint(folder)
-    commands = typer.main.get_command(cli.app()).commands  # type: ignore[attr-defined]
+    commands = cli.app().commands
     commands = {name: c for name, c in commands.items() if not only or name in only}
     wrong: list[str] = []
     named: set[str] = set()

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from tests.texts import prose
+
 NAMES = ("rope", "alibi", "t5", "nope", "learned", "ropee", "ROPE", "claims")
 PATHS = (
     "text.txt", "short.txt", "empty.txt", "名 <b>.txt", "pipe", "folder", "bare", "broken", "loop",
@@ -34,7 +36,7 @@ _YARN = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
 
 def build(root: Path) -> None:
     """Make the folder."""
-    text = b"the quick brown fox jumps over the lazy dog.\n" * 400
+    text = prose(18_000)
     for name in ("text.txt", "名 <b>.txt", "-x", "notes [1].txt", "caf\udce9.txt"):
         (root / name).write_bytes(text)
     (root / "short.txt").write_bytes(b"abc")

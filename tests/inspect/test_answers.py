@@ -219,7 +219,7 @@ def test_the_line_to_run():
 
 
 def change(last, every) -> Change:
-    return Change([0.1], last, every, every, 1.0, 0.1)
+    return Change([0.1], last, every, 1.0, 0.1)
 
 
 @pytest.mark.parametrize(

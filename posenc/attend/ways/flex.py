@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways.cost import Cost
+from posenc.encodings import ScoreMod
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.terms.term import ScoreMod
 
 BLOCK = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
@@ -39,7 +39,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by compiled FlexAttention."""
     grad = problem.known.needs_grad
     with torch.set_grad_enabled(grad):
-        mod = _score_mod(problem)
+        mod = score_mod(problem)
         out = _compiled(problem.q.device.type)(
             problem.q, problem.k, problem.v, score_mod=mod, block_mask=_block_mask(problem),
             scale=problem.scale, enable_gqa=problem.q.shape[1] != problem.k.shape[1],
@@ -49,7 +49,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out.to(problem.q.dtype), lse
 
 
-def _score_mod(problem: Problem) -> ScoreMod | None:
+def score_mod(problem: Problem) -> ScoreMod | None:
     """Return the term's score_mod for FlexAttention. For a bias by distance at consecutive
     positions it reads a table with one row per head."""
     term = problem.term

@@ -18,7 +18,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import is_partial, write_atomically
-from posenc.report.files.opened import bytes_of, make_folder, make_inside, remove_folder, text_of
+from posenc.report.files.opened import (
+    bytes_of,
+    make_folder,
+    make_inside,
+    missing,
+    remove_empty,
+    remove_folder,
+    text_of,
+)
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.failure import one_line
 
@@ -95,21 +103,24 @@ class Storage:
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
         """Keep a file with a random word, which every machine must be able to read and to answer.
-        Raises: ValueError where this one cannot write it."""
+        After an error it leaves no folder. Raises: ValueError where this one cannot write it."""
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name, word = f".shared.{secrets.token_hex(8)}.partial", secrets.token_hex(8)
+        made = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
         try:
-            self.write(name, word.encode())
-            if self.read(name) != word.encode():
-                raise OSError("what was written there cannot be read")
-        except Exception as error:  # of any of fsspec's file systems
-            why = f"this machine cannot write there ({one_line(error)})."
-            raise ValueError(f"--storage {self.url}: {why}") from error
-        try:
+            try:
+                self.write(name, word.encode())
+                if self.read(name) != word.encode():
+                    raise OSError("what was written there cannot be read")
+            except Exception as error:  # of any of fsspec's file systems
+                why = f"this machine cannot write there ({one_line(error)})."
+                raise ValueError(f"--storage {self.url}: {why}") from error
             yield name, word
+            made = []
         finally:
             with contextlib.suppress(Exception):
                 self.remove([name])
+            remove_empty(made)
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
@@ -176,11 +187,11 @@ class Mirror:
         self.storage.remove(f"{self.home.name}/{name}" for name in old)
 
 
-def take_checkpoint(storage: Storage, home: Path) -> None:
-    """Make `home` anew with the checkpoint that the storage has of it, if there is one."""
+def take_all(storage: Storage, home: Path) -> None:
+    """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
     remove_folder(home)
     make_inside(home)
-    storage.take(home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
+    storage.take(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
 
 
 def take_result(storage: Storage, home: Path) -> None:

@@ -50,8 +50,9 @@ def answer(study: Study) -> str:
     if any(result.config.task == TEXT for result in study.finished):
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
-        said += filter(None, (_of_task(study, task) for task in _tasks(study)))
-    return _within(ANSWER_WORDS, [*said, *_unchecked(study)], first=min(len(own), len(said) - 1))
+        said += filter(None, (_of_task(study, task) for task in study.drawn))
+    void = [f"The losses of {name} mean nothing: it fails a check." for name in study.unchecked]
+    return _within(ANSWER_WORDS, [*said, *void], first=min(len(own), len(said) - 1))
 
 
 def limits(study: Study) -> str:
@@ -59,7 +60,7 @@ def limits(study: Study) -> str:
     if not study.finished:
         return ""
     trials = [result.config for result in study.finished]
-    steps, tasks = {trial.steps for trial in trials}, _tasks(study)
+    steps, tasks = {trial.steps for trial in trials}, study.drawn
     size = fmean(result.parameters for result in study.finished)
     parts = [_count(len({trial.seed for trial in trials}), "seed")]
     parts += ["one text"] if TEXT in {trial.task for trial in trials} else []
@@ -221,8 +222,7 @@ def _of_task(study: Study, task: str) -> str | None:
     if len(standing.order) == 1:
         (name,) = standing.order
         return f"{name} is the only encoding: {standing.mean(name):.2f} {metric}. Add another."
-    what = f"highest {metric}"
-    return _use("", standing, [(standing, what)])
+    return _use("", standing, [(standing, f"highest {metric}")])
 
 
 def _own_first(study: Study) -> Iterator[str]:
@@ -261,15 +261,6 @@ def _left_out(study: Study) -> Iterator[str]:
     gone = [name for name in failed if name not in done]
     if gone:
         yield f"{_some(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
-
-
-def _unchecked(study: Study) -> Iterator[str]:
-    for name in study.unchecked:
-        yield f"The losses of {name} mean nothing: it fails a check."
-
-
-def _tasks(study: Study) -> list[str]:
-    return list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
 
 
 def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:

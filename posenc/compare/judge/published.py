@@ -11,13 +11,7 @@ from statistics import fmean, stdev
 from posenc.compare.judge.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
-from posenc.statistics.agreement import (
-    Rho,
-    agreement_p,
-    separated_pairs,
-    sign_agreement,
-    spearman,
-)
+from posenc.statistics.agreement import Rho, agreement_p, separated_pairs, sign_agreement, spearman
 from posenc.tasks.known import TEXT
 
 TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"

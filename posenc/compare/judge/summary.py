@@ -16,7 +16,7 @@ from posenc.compare.results import (
     TaskSummary,
     TrialResult,
 )
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.known import TASKS
 
 WITHIN = 1.05
 """How far above its own loss at the training length an encoding may come and still count as
@@ -30,11 +30,9 @@ run of half the steps (posenc.compare.trial.train.learning_rate)."""
 
 def summarise(study: Study) -> tuple[EncodingSummary, ...]:
     """Return one row per encoding with a finished trial, in the order given."""
-    groups = {
-        name: [r for r in study.finished if r.config.encoding == name] for name in study.encodings
-    }
     rows = []
-    for name, results in groups.items():
+    for name in study.encodings:
+        results = [r for r in study.finished if r.config.encoding == name]
         if not results:
             continue
         by_length = _by_length(results)
@@ -98,7 +96,7 @@ def metric_of(task: str, score: CaseScore) -> float | None:
 def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
     """Return one row per task and encoding with a finished trial, in the order given."""
     rows = []
-    for task in dict.fromkeys(t.task for t in study.trials if t.task != TEXT):
+    for task in study.drawn:
         part = study.of_task(task)
         for encoding in part.encodings:
             results = [r for r in part.finished if r.config.encoding == encoding]

@@ -24,7 +24,7 @@ def answer_json(study: Study, folder: Path | None = None) -> str:
     found = [(overall, "mean rank")]
     found += [(each, "bits per byte") for each in (standings(text) if text.finished else ())]
     use = next((each for each, _ in (found[:1] + found[:0:-1]) if each is not None), None)
-    for task in dict.fromkeys(t.task for t in study.trials if t.task != TEXT):
+    for task in study.drawn:
         found.append((standing_of_task(study, task), TASKS[task].metric))
     places = [_place(standing, unit) for standing, unit in found if standing is not None]
     content = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at
@@ -22,7 +21,8 @@ def in_by_length(study: Study) -> str:
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
     parts = []
     if kept:
-        parts.append(f"up to {longest:,} bytes {listed(kept)} {_verb(kept, 'keep')} the loss")
+        verb = "keeps" if len(kept) == 1 else "keep"
+        parts.append(f"up to {longest:,} bytes {listed(kept)} {verb} the loss")
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
         parts.append(f"{worst} rises most, by {rises[worst]:.2f} bits per byte")
@@ -82,7 +82,3 @@ def in_training(study: Study) -> str:
         f"In the last doubling of the steps (estimated) the loss of {most} fell most, by "
         f"{fell[most]:.2f} bits, and that of {least} least, by {fell[least]:.2f}."
     )
-
-
-def _verb(names: Sequence[str], verb: str) -> str:
-    return f"{verb}s" if len(names) == 1 else verb

@@ -64,9 +64,8 @@ def _what_was_tried(study: Study) -> str:
             f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
         )
         said += filter(None, [objective_of(config).said])
-    tasks = dict.fromkeys(t.task for t in study.trials if t.task != TEXT)
-    if tasks:
-        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(tasks)}.")
+    if study.drawn:
+        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(study.drawn)}.")
     return " ".join(said)
 
 
@@ -243,7 +242,9 @@ def _facts(study: Study) -> Mapping[str, object]:
         "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
         f"on {config.kv_heads} key/value heads, projections {config.projections}",
         **{
-            _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
+            "training"
+            + f" on {trial.task}"
+            * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
             f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
             f"{trial.precision} on {trial.device}"
             for trial in study.trials
@@ -268,7 +269,7 @@ def _text(study: Study) -> dict[str, str]:
 
 
 def _training_of(trial: TrialConfig) -> str:
-    return "training" if trial.task == TEXT else f"training on {trial.task}"
+    return "training" if trial.of_text else f"training on {trial.task}"
 
 
 def _rate_of(trial: TrialConfig, study: Study) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from posenc.compare.judge.standing import Standing, standing_at
@@ -51,8 +51,12 @@ def standings(study: Study) -> list[Standing]:
 
 def best_first(study: Study) -> list[str]:
     """Sort encodings by the longest length; those that run only at shorter ones come later."""
-    orders = [standing.order for standing in reversed(standings(study))]
-    return list(dict.fromkeys([*(name for order in orders for name in order), *study.encodings]))
+    return in_order(study, reversed(standings(study)))
+
+
+def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
+    """Sort encodings by the first of these standings, then by the next ones."""
+    return list(dict.fromkeys([*(name for each in found for name in each.order), *study.encodings]))
 
 
 def text_rows(study: Study) -> list[Row]:

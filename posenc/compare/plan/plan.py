@@ -13,6 +13,7 @@ import torch
 
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
+from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import Compared, read_encodings
@@ -49,6 +50,7 @@ class Plan:
     compared: the encodings.
     tasks: one trial for each task, of the first encoding and seed 0.
     cut: the text; None if no task reads one, and before `with_text`.
+    note: what the user should know of the text, or "".
     """
 
     options: Options
@@ -56,6 +58,7 @@ class Plan:
     compared: tuple[Compared, ...]
     tasks: tuple[TrialConfig, ...]
     cut: Cut | None = None
+    note: str = ""
 
     @property
     def count(self) -> int:
@@ -91,7 +94,8 @@ def make_plan(options: Options) -> Plan:
     for place in options.reuse or ():
         if not Path(place).is_dir():
             raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
-    compared = _read(options.encodings or _usual(options))
+    usual = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
+    compared = _read(options.encodings or usual)
     seeds = chosen(options).seeds
     standard = options.budget == "standard" and not options.suite
     if len(compared) == 2 and options.seeds is None and standard:
@@ -115,16 +119,17 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
 def with_text(plan: Plan, folder: Path) -> Plan:
     """Return the plan with its text, cut for its trials.
     folder: a folder on the disk to which the text will be copied.
-    Raises: ValueError for a text that cannot be read or is too short.
+    Raises: ValueError for a text that cannot be read, is too short or has nothing to learn.
     """
     trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
     if trial is None:
         return plan
     source = find_text(plan.options.text) if plan.options.text else embedded()
+    note = check_content(source) if plan.options.text else ""
     need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
     cut = cut_text(source, need, folder)
     tasks = [replace(t, corpus=cut.info.hash) if t.task == TEXT else t for t in plan.tasks]
-    return replace(plan, cut=cut, tasks=tuple(tasks))
+    return replace(plan, cut=cut, tasks=tuple(tasks), note=note)
 
 
 def chosen(options: Options) -> Budget:
@@ -321,7 +326,3 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
                     f"its own --text: --text FIRST --text {shlex.quote(text)}."
                 ) from None
         raise
-
-
-def _usual(options: Options) -> tuple[str, ...]:
-    return DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL

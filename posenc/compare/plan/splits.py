@@ -92,8 +92,9 @@ class Cut:
         remove_folder(target)
         with new_folder(target) as partial:
             if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
+                size = 2 * sum(b - a + 1 for s in SPLITS for _, a, b in self.stretches[s])
                 free = shutil.disk_usage(folder).free
-                check_disk("The text's copy", self._size(), free, ADVICE)
+                check_disk("The text's copy", size, free, ADVICE)
                 for split in SPLITS:
                     with open_new(partial / f"{split}.u16") as out:
                         for symbols in self._symbols(split):
@@ -141,10 +142,6 @@ class Cut:
             if path.stat().st_mtime_ns != self.written[name]:
                 raise ValueError(f"{path} changed while it was read. Start again.")
 
-    def _size(self) -> int:
-        """Return the bytes on disk."""
-        return 2 * sum(b - a + 1 for split in SPLITS for _, a, b in self.stretches[split])
-
 
 def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     """Cut a text into training, validation and test.
@@ -180,12 +177,12 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         valid_bytes=totals["valid"],
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
-        byte_entropy=_entropy(counts),
+        byte_entropy=entropy(counts),
     )
     return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
 
 
-def _entropy(counts: np.ndarray) -> float:
+def entropy(counts: np.ndarray) -> float:
     """Return the entropy of these frequencies in bits."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())

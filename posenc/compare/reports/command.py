@@ -26,8 +26,7 @@ def report(
         ),
     ] = None,
     published: Annotated[
-        bool,
-        option("Compare the order with published tables, with p-values.", "--published"),
+        bool, option("Compare the order with published tables, with p-values.", "--published")
     ] = False,
     figures: Figures = None,
     as_json: Json = False,

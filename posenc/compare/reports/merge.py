@@ -140,7 +140,9 @@ def _results(
             known = found.get(config)
             if known is None or (known.reason is not None and result.reason is None):
                 found[config], source[config] = result, folder
-            elif result.reason is None and _numbers(result) != _numbers(known):
+            elif result.reason is None and replace(result, timing=None) != replace(
+                known, timing=None
+            ):
                 label = study.labels.get(config.encoding, config.encoding)
                 name = name_of(replace(config, encoding=label))
                 conflicts.append(
@@ -148,10 +150,6 @@ def _results(
                     f"{source[config]}{_where(known, result)}; the latter count"
                 )
     return found, conflicts
-
-
-def _numbers(result: TrialResult) -> TrialResult:
-    return replace(result, timing=None)
 
 
 def _where(a: TrialResult, b: TrialResult) -> str:

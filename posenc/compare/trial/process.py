@@ -85,13 +85,19 @@ def _end_with_stdin() -> None:
 
 
 class TrialProcess:
-    """A running trial below `folder`, which also has its text."""
+    """A running trial below `folder`, which also has its text, on one GPU or any."""
 
     def __init__(
-        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
+        self,
+        folder: Path,
+        trial: TrialConfig,
+        checkpoint_steps: int,
+        module: str = WORKER,
+        gpu: str | None = None,
     ) -> None:
         self.folder, self.trial = folder, trial
         self.home = make_home(folder, trial)
+        only = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with append_to(self.home / "log.txt") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
@@ -100,7 +106,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=environment(trial.device),
+                env=environment(trial.device) | only,
                 start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 

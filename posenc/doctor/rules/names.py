@@ -211,22 +211,19 @@ def two_families(case: Case) -> Iterator[Hit]:
         whose = f"of {min(others, key=len)}"
     else:
         whose = f"which posenc does not know; {names(BY_CLASS)} choose the code by it"
+    named = case.model.facts.get("architecture", "")
     yield Hit(
         f"architectures is {first}, {whose}, and model_type is {own}",
         (),
         ALL if others else BY_CLASS,
         contradiction=bool(others),
-        cure=f'If model_type is right, write "architectures": ["{_class(case)}"]; if the class is '
+        cure=f'If model_type is right, write "architectures": ["{named}"]; if the class is '
         "right, write its model_type.",
     )
 
 
 def _stem(name: str) -> str:
     return _plain(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
-
-
-def _class(case: Case) -> str:
-    return case.model.facts.get("architecture", "")
 
 
 @rule("PD050", "E")

@@ -164,6 +164,29 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
         )
 
 
+def heads_first(owner: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
+    """Return tensors in the layout, "bhtd" or "bthd", as (batch, heads, len, ...), or back."""
+    if layout not in ("bhtd", "bthd"):
+        raise ValueError(f'{owner}: layout must be "bhtd" or "bthd", got {layout!r}.')
+    if layout == "bhtd":
+        return tensors
+    return tuple(t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors)
+
+
+def check_sinks(sinks: Any, q: Tensor) -> None:
+    """Raise TypeError or ValueError unless sinks are None or one real number for each head of q."""
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise TypeError(f"attention: sinks must be a floating tensor (num_heads,), got {got}.")
+    if tuple(sinks.shape) != (q.shape[1],) or sinks.device != q.device:
+        raise ValueError(
+            f"attention: sinks must be one logit for each of {q.shape[1]} query heads on "
+            f"{q.device}, got shape {tuple(sinks.shape)} on {sinks.device}."
+        )
+
+
 def either(encoding: Any, prepared: Any) -> Any:
     """Return `prepared` if it is given, otherwise `encoding`.
 

@@ -161,13 +161,12 @@ class Network(Dense):
         if not followed and fire.activation is F.relu:
             return self._in_chunks(share if share.ndim == 3 else share[None])
         row_bytes = share[..., :1, :].numel() * fire.hidden.out_features * share.element_size()
+        rows_at_once = max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1))
+        how: dict[str, Any] = {"preserve_rng_state": False, "determinism_check": "none"}
         parts = [
-            checkpoint(
-                fire.of_share, part, use_reentrant=False, preserve_rng_state=False,
-                determinism_check="none",
-            )
-            for part in share.split(max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1)), -2)
-        ]  # fmt: skip
+            checkpoint(fire.of_share, part, use_reentrant=False, **how)
+            for part in share.split(rows_at_once, -2)
+        ]
         values = torch.cat(parts, -2)  # type: ignore[arg-type]
         return values if values.ndim == 4 else values[None]
 

@@ -43,11 +43,7 @@ _SIZES = {
 
 
 def export_llama(
-    model: Decoder,
-    folder: str | Path,
-    *,
-    max_positions: int,
-    stop_token: int | None = None,
+    model: Decoder, folder: str | Path, *, max_positions: int, stop_token: int | None = None
 ) -> None:
     """Write a decoder with half-split RoPE as a folder that transformers loads as Llama.
 
@@ -139,6 +135,8 @@ def _expressible(model: Decoder) -> RoPE:
     for name, needed in (
         ("norm", "rms"),
         ("norm_position", "pre"),
+        ("final_norm", True),
+        ("ffn_bias", False),
         ("activation", "swiglu"),
         ("projections", "separate"),
     ):

@@ -128,11 +128,8 @@ def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str
         count = min(DEFAULT_IDS, vocabulary)
         ids = [str(i * vocabulary // count) for i in range(count)]
         words = request.words or (ids[count // 3], ids[2 * count // 3])
-        return (
-            " ".join(ids),
-            words,
-            "No --sentence was given: token ids spread over the vocabulary.",
-        )
+        why = "No --sentence was given: token ids spread over the vocabulary."
+        return " ".join(ids), words, why
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
 
 

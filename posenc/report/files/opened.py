@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -21,10 +21,7 @@ _ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLO
 
 
 def open_as(
-    path: Path,
-    flags: int,
-    right: Callable[[int], bool] = stat.S_ISREG,
-    wrong: str = NOT_ORDINARY,
+    path: Path, flags: int, right: Callable[[int], bool] = stat.S_ISREG, wrong: str = NOT_ORDINARY
 ) -> int:
     """Return a handle of a file whose mode is `right`. With O_NOFOLLOW in `flags` it is no link.
 
@@ -150,6 +147,18 @@ def remove_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(folder.lstat().st_mode):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing(folder: Path) -> list[Path]:
+    """Return those of the folder and its parents that do not exist, the deepest first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove these folders, except those that are not empty."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def is_own_folder(path: Path) -> bool:

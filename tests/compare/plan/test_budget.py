@@ -13,6 +13,7 @@ from posenc.compare.plan.plan import chosen, make_plan, plan_trials, with_suite
 from posenc.compare.study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
+from tests.texts import prose
 
 TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
@@ -40,7 +41,9 @@ def test_two_encodings_get_four_seeds_unless_other_numbers_are_asked_for(encodin
 
 
 def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+    with pytest.raises(
+        ValueError, match="--budget must be quick, standard or thorough, got 'huge'"
+    ):
         run_study(Options(budget="huge", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -104,13 +107,15 @@ def test_a_larger_budget_of_the_suite_goes_on_with_the_trials_of_a_smaller_one()
 def test_a_suite_takes_no_other_tasks():
     with pytest.raises(ValueError, match=r"--task: --suite has its own tasks \(text, copy"):
         with_suite(Options(suite=True, task=["reverse"]))
-    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+    with pytest.raises(
+        ValueError, match="--budget must be quick, standard or thorough, got 'huge'"
+    ):
         with_suite(Options(suite=True, budget="huge"))
 
 
 def test_the_suite_runs_as_one_command(tmp_path, capsys):
     text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat. " * 800)
+    text.write_bytes(prose(19_200))
     study = run_study(
         Options(
             ["rope"], suite=True, budget="quick", steps=1, batch=2, width=16, layers=1, heads=1,

@@ -21,7 +21,7 @@ BAD: list[tuple[str, object, str]] = [
     ("hidden_size", None, "hidden_size must be"),
     ("num_key_value_heads", 0, "num_key_value_heads must be"),
     ("num_attention_heads", 64, "number of attention heads (64)"),
-    ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, but the weights hold 21 tensors"),
+    ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, but there are only 21 tensors"),
     *(("rope_theta", value, "rope_theta must be a positive number")
       for value in (0, -1e4, float("nan"), float("inf"), "10000", [1], True)),
     ("rope_parameters", "yarn", "rope_parameters must be an object or null, got 'yarn'"),
