@@ -75,6 +75,8 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
     yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
+    if "head_dim" not in raw and "qk_rope_head_dim" in raw:
+        yield "a head beside the rotated part", {**raw, "head_dim": 2 * raw["qk_rope_head_dim"]}
     if isinstance(raw.get("head_dim"), int):
         yield "other heads", {**raw, "head_dim": 2 * raw["head_dim"]}
 
