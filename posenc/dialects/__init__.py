@@ -3,8 +3,6 @@
 Nothing here loads torch or transformers. A config takes milliseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The result of one runtime for a file, or its refusal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

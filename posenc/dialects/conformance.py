@@ -1,7 +1,5 @@
 """Give what a config means as numbers that any runtime can test itself against."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from importlib import resources

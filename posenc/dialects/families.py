@@ -10,8 +10,6 @@ A line of several modalities names the `text` family of its language model; `fla
 stand beside the other towers' instead of in a config of their own.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from importlib import resources

@@ -4,8 +4,6 @@ Frequencies are in radians per position, fastest pair first. Runtimes compute in
 is exact enough for the tolerance of 1e-6.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

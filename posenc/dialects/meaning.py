@@ -4,8 +4,6 @@ It follows transformers 5, and reads old, missing or misplaced keys as their aut
 them. `doubts` lists every guess.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The two layouts of rotary dimensions: pair t is (2t, 2t+1) if interleaved, (t, t + width/2) if
 half-split."""
 
-from __future__ import annotations
-
 
 def order(width: int, *, to_interleaved: bool) -> list[int]:
     """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.

@@ -4,8 +4,6 @@ Text counts on from 0, starts again with each packed document, and is not looked
 Qwen2-VL and Qwen3-VL give every token three numbers (t, h, w), which are equal in text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Decide which keys about positions posenc understands; `--fix` touches no file with others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The data that rules judge: a file, its meaning, and what each runtime computes from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Options of `posenc doctor`. Everything else loads when it runs, and torch never for a config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Compare the positions that two checkpoints mean."""
 
-from __future__ import annotations
-
 from posenc.dialects.record import LayerKind, Record
 
 TOLERANCE = 1e-6

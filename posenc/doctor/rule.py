@@ -1,7 +1,5 @@
 """A rule: what it checks, its severity, and its page in `pages/`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property

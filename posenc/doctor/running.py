@@ -1,7 +1,5 @@
 """Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

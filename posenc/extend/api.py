@@ -1,7 +1,5 @@
 """`posenc extend` as a function."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of `posenc extend`; torch and transformers load when it runs."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Extend a checkpoint's context: measure all methods alike, recommend, tune, export, prove."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext

@@ -1,7 +1,5 @@
 """Recommend what to do with a checkpoint: extend it, leave it, or cut texts to its window."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

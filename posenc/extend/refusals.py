@@ -1,7 +1,5 @@
 """Refuse models that cannot or need not be extended, in one sentence, before any work."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

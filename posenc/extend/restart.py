@@ -1,7 +1,5 @@
 """Keep finished work of killed runs. State is locked, and used only if it is complete and fits."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

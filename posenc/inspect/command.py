@@ -1,7 +1,5 @@
 """Options of `posenc inspect`; torch and matplotlib load when it runs."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`posenc inspect NAME --contract`: hold encodings to the contract and print what fails."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

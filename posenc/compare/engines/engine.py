@@ -1,7 +1,5 @@
 """What an engine is, and the one that runs trials as processes of this machine."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Trials as tasks of a Ray cluster, whose machines are checked before anything is computed."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Trials on other machines: what a machine must have, what it runs, and what is done after that."""
 
-from __future__ import annotations
-
 import os
 import platform
 import tempfile

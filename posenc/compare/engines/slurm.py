@@ -1,7 +1,5 @@
 """Trials as jobs of Slurm, submitted with submitit in arrays, and what such a job runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

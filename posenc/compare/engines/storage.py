@@ -4,8 +4,6 @@ such as s3://bucket/run. It has what the study's folder has: the text, and a fol
 Results, checkpoints and texts carry hashes, so half of a file is seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import secrets

@@ -1,7 +1,5 @@
 """Run the trials of a study, several at a time, on the engine that its plan names."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from collections.abc import Sequence

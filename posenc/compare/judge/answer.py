@@ -1,7 +1,5 @@
 """The two lines of a study: which encoding to use, and what the study cannot say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

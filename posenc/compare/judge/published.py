@@ -1,7 +1,5 @@
 """How far a study agrees with published tables: which table, which order, how sure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

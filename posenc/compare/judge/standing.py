@@ -3,8 +3,6 @@
 All that is said or shown of an order asks `Standing`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,7 +172,7 @@ def scores_of_task(study: Study, task: str) -> Values:
 
 
 def metric_beyond(task: str, train_length: int) -> str:
-    """Name what `scores_of_task` returns."""
+    """Return words for the scores of `scores_of_task`: "METRIC on TASK beyond LENGTH UNIT"."""
     return f"{TASKS[task].metric} on {task} beyond {train_length:,} {TASKS[task].counts}"
 
 

@@ -1,7 +1,5 @@
 """From trials to one row per encoding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The answer of a study and its numbers, as JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

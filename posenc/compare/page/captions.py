@@ -1,7 +1,5 @@
 """What to see in a figure of a study, in one sentence computed from its numbers."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at

@@ -1,7 +1,5 @@
 """The figures of a study, each a function of the study and the line style of every encoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log2
 from statistics import fmean

@@ -1,7 +1,5 @@
 """report.html of a study: the answer first, then one table, the curves, and details to unfold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import metadata

@@ -1,7 +1,5 @@
 """The table of a text, best first, for the terminal and for the page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

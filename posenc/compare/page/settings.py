@@ -1,7 +1,5 @@
 """Tables of the learning rates that were tried and of every encoding's settings."""
 
-from __future__ import annotations
-
 from posenc.compare.results import FACTORS, RateCheck, Study, TrialResult
 from posenc.report.page.table import Heading, Table
 

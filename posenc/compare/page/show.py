@@ -1,7 +1,5 @@
 """What a reader gets of a study: the page, rows for a spreadsheet, tables on the terminal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """A study as a table for the terminal and as rows for a spreadsheet."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The tasks of a study on its page: a matrix of all, then a table and a figure for each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The tasks of a study as tables for the terminal and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Refuse files from whose bytes nothing can be learned, before anything is trained."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Check users' encodings against the part of the contract that a comparison of losses requires."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Estimate the cost of a comparison, and refuse one that the machine cannot run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

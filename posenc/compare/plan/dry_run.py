@@ -1,7 +1,5 @@
 """Show the trials, tokens and time of a comparison without training."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read and name the encodings of a comparison, and hash their code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Choose each encoding's learning rate by validation loss, before its trials."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The `Plan` of a comparison, made once from the options and checked before allocation."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sizes of the trained decoder, from options or a Hugging Face config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Split the text of a study, as bytes, into training, validation and test. With three files or
 more, each file is in one split only."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Print the published leaderboard from a stored file, without computing anything."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path

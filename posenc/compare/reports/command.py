@@ -1,7 +1,5 @@
 """`posenc report` and `posenc leaderboard`. torch is imported when they run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The leaderboard: one row for each trial, kept as lines of JSON, and a study made from them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

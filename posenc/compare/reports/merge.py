@@ -1,7 +1,5 @@
 """Several runs as one study: other seeds, encodings or machines, one recipe."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """`posenc report`: the page of one run again, or of several runs together."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The keys and tensors of a GGUF file that decide positions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 DEFAULT_FREQ_BASE = 10000.0

@@ -1,7 +1,5 @@
 """The keys and factor tensors of a GGUF file, through the `gguf` package."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

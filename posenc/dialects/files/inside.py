@@ -1,7 +1,5 @@
 """Decide which files belong to a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 TOKENIZER_FILES = tuple(

@@ -1,7 +1,5 @@
 """Read a JSON file that contains one object."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The header of a safetensors file: names, dtypes and places of its tensors, no weights."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

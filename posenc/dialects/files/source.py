@@ -1,8 +1,6 @@
 """Load position settings from a config.json, a folder, params.json of Meta or Mistral,
 DeepSeek's inference config, or GGUF."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Translate vendors' names for rotary settings to transformers' keys."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One emulator per runtime: from a config.json's dict and a length to what the runtime computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """llama.cpp's converter: which GGUF keys it writes for a config.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

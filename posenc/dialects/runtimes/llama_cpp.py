@@ -1,7 +1,5 @@
 """llama.cpp: a converter that writes GGUF keys, and a library that reads some of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What emulators share: refusals turned into results, and the version that they speak of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps

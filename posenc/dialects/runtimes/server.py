@@ -1,7 +1,5 @@
 """What vLLM and SGLang share: a limit on the length, and longrope's two lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SGLang: transformers 5's loader, rotary classes of its own, and a limit on the length."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

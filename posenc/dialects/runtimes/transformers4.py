@@ -1,8 +1,6 @@
 """transformers 4: it reads the top-level rope_theta and rope_scaling, and ignores
 rope_parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

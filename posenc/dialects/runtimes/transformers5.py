@@ -1,7 +1,5 @@
 """transformers 5: it reads rope_parameters and merges the older spelling into it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Versions of the runtimes: the recorded ones, and the facts of a family in an earlier one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

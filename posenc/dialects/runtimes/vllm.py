@@ -1,8 +1,6 @@
 """vLLM: transformers 5's loader, patches of its own, rotary classes of its own, and a limit on the
 length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

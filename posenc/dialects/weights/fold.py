@@ -5,8 +5,6 @@ q_proj (weight and bias) by t^2 does the same, or q_norm's weight if queries are
 it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

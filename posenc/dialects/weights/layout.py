@@ -5,8 +5,6 @@ Rows are moved unchanged, in any dtype: weights and biases, norms of q and k, Lo
 projections, grouped heads, partial rotation. Both sides move alike, so q.k stays the same.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

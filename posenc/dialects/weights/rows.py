@@ -1,7 +1,5 @@
 """Find the rotated rows of q and k in a checkpoint's tensors."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Change single tensors of a safetensors file in place, without loading the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """List the rope dicts that could carry a meaning, the simplest first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,7 +41,12 @@ def notes(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
 
 
 def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Parameters], float]]:
-    """Name, rope dict per kind of layer, and what is folded into the weights."""
+    """Yield settings to try, the simplest first: whether runtimes compute the meaning is unchecked.
+
+    Each is a name for messages, the rope dict of each kind of layer, and the share of the
+    multiplier of cos and sin that they leave to the weights of q (squared there); 1.0 for none.
+    fold: yield also those that leave a share.
+    """
     own = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}
     simple = _simplest(meaning)
     if simple is not None:

@@ -1,7 +1,5 @@
 """List the differences of two configs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

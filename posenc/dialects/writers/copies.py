@@ -1,7 +1,5 @@
 """Copy a checkpoint's files for a fixed folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

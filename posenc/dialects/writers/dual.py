@@ -1,7 +1,5 @@
 """Write the same rotary settings in both dialects of transformers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Write a GGUF file with other positions: rope_freqs.weight, attn_factor and metadata."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace

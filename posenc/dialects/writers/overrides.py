@@ -1,8 +1,6 @@
 """Find the command-line options with which a server computes what was meant, without changing
 files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Check with their emulators that the named runtimes compute what is meant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

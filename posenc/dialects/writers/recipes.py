@@ -1,7 +1,5 @@
 """Find the recipe that carries a meaning to the named runtimes, checked by emulators."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

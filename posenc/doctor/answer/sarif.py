@@ -1,7 +1,5 @@
 """Convert findings to SARIF 2.1.0, which code review tools read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Format what the command prints, as text and as JSON."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from typing import Any

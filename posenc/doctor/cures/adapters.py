@@ -1,7 +1,5 @@
 """Scale or permute the rows of a LoRA adapter's B like its model's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--fix --out`: write a copy that the named runtimes read alike, checked by their emulators."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

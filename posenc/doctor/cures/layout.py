@@ -5,8 +5,6 @@ Neither a config nor a row norm shows the layout. A model that is read in the wr
 like an untrained one. Loads torch and transformers.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import dataclass

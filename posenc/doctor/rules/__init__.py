@@ -1,7 +1,5 @@
 """The rules from PD001 on, one kind of mistake per file."""
 
-from __future__ import annotations
-
 from posenc.doctor.case import Case
 from posenc.doctor.rule import TABLE, Finding, Rule
 from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the table

@@ -1,7 +1,5 @@
 """Dialects of a file: two dicts, two bases, numbers as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

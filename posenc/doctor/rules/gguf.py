@@ -1,7 +1,5 @@
 """Keys of a GGUF file that its architecture does not read, or that are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from posenc.dialects import formulas

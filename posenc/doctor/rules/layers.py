@@ -1,7 +1,5 @@
 """Kinds of layers, partial rotation, sections: what belongs to a family and what not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Lengths: the original one, the largest one, and a factor that fits neither."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """longrope and other lists of factors; frequencies that change with the length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case

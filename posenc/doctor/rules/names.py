@@ -1,8 +1,6 @@
 """Names that runtimes do not read: of keys, classes, families, kinds of layers; and where keys are
 looked for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Numbers that cannot be meant: bounds in the wrong order, factors and shares out of range."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

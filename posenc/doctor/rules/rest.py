@@ -1,7 +1,5 @@
 """Command-line overrides, and what no other rule explains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from posenc.dialects.computed import Computed

@@ -1,7 +1,5 @@
 """The temperature of yarn: one number, five spellings, and no two runtimes that read the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """rope_type: missing, given twice, old, a vendor's own, or with keys that no runtime reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from posenc.dialects.runtimes.transformers5 import NEEDED

@@ -1,7 +1,5 @@
 """Positions in weight files: tables in low precision, and the layout of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from posenc.dialects.files.safetensors_header import read_header

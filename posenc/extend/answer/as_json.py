@@ -1,7 +1,5 @@
 """Convert an outcome to JSON: plain numbers, strings, lists and dicts."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Draw the figures of an extension's page."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

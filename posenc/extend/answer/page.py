@@ -1,7 +1,5 @@
 """Build the page of an extension: what each method does at every position, before and after."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

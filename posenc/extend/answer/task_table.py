@@ -1,7 +1,5 @@
 """List the methods' results at tasks and on short texts."""
 
-from __future__ import annotations
-
 import math
 
 from posenc.extend.extension import Outcome

@@ -1,7 +1,5 @@
 """Run `posenc extend`: read text, show progress on stderr, print the answer, write a page."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,8 +1,6 @@
 """Write the config.json of an extended checkpoint, by the recipe that most runtimes read
 correctly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

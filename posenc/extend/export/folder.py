@@ -1,8 +1,6 @@
 """Write a stretched checkpoint as a folder that stock tools load, and prove it in a fresh
 process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Run lm-eval's tasks on the exported folder, if lm-eval is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

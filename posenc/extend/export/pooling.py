@@ -1,7 +1,5 @@
 """Copy the modules after the encoder, which make a folder one of sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

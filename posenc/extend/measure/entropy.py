@@ -1,8 +1,6 @@
 """Measure the entropy of attention through transformers' attention interface, without keeping
 weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

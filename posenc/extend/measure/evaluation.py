@@ -1,7 +1,5 @@
 """Evaluate a checkpoint: loss by position and by context, passkeys, attention entropy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """Estimate means with 95 % intervals."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Compute the loss of every token in nats. Memory does not grow with vocabulary times length."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Test passkeys: does a model find a key at some depth of a long text?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

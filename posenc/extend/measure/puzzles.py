@@ -1,7 +1,5 @@
 """Make the puzzles of the tasks: facts to hide in a text, a question about them, and its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

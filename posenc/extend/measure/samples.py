@@ -1,7 +1,5 @@
 """Split text between search and tuning on one side and measurement on the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

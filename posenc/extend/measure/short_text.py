@@ -1,8 +1,6 @@
 """Measure what a method costs on short texts: the same ones, each read by itself, before and
 after."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from posenc.extend.measure.intervals import Estimate, estimate

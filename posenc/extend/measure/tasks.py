@@ -1,7 +1,5 @@
 """Test retrieval from far back, with tasks written in the model's own tokenizer at any length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

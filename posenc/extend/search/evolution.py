@@ -1,8 +1,6 @@
 """Search a checkpoint's own frequency factors: evolution over monotone factors and a
 temperature."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

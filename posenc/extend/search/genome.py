@@ -1,7 +1,5 @@
 """Describe frequencies as a search varies them: factors and a temperature."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Score a set of frequencies for a checkpoint, always on the same tokens."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, replace

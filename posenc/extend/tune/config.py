@@ -1,8 +1,6 @@
 """Settings of fine-tuning. The module is light to import, because annotated fields are options
 of the command."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

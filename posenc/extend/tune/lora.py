@@ -1,7 +1,5 @@
 """Low-rank adapters on a model's attention projections, merged into the weights when done."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Choose what a tuning step reads, and compute the loss that it lowers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Store unfinished tuning: tensors in safetensors, everything else in JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

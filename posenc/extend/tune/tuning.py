@@ -1,7 +1,5 @@
 """Fine-tune a stretched checkpoint at its new length. Stopping and resuming changes nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

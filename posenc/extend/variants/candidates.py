@@ -1,7 +1,5 @@
 """Choose the variants of a checkpoint that a request asks for, and measure them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

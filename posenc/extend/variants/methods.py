@@ -1,8 +1,6 @@
 """The methods of stretching a rotary checkpoint: name, frequencies, and whether a KV cache stays
 exact."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

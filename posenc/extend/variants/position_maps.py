@@ -1,7 +1,5 @@
 """Map positions into the training length without training, by posenc's attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

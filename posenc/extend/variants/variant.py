@@ -1,7 +1,5 @@
 """Variants of a checkpoint: the same weights with other positions, measured and exported alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Answer in plain words how far a checkpoint was trained, what happens beyond, and which word
 saw which."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write one sentence per figure of a checkpoint, computed from what it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

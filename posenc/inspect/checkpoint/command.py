@@ -1,7 +1,5 @@
 """`posenc inspect ./model`: measure, print, write the page."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

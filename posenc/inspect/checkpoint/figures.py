@@ -1,7 +1,5 @@
 """Draw the figures of a checkpoint from data; each function returns a matplotlib Figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from unicodedata import east_asian_width
 

@@ -1,7 +1,5 @@
 """Build inspect.html of a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

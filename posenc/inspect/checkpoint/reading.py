@@ -1,7 +1,5 @@
 """Run a sentence through a model: attention, hidden states, logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

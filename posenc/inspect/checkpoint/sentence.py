@@ -1,7 +1,5 @@
 """Split a sentence as a model reads it: tokens, whole characters as labels, words to exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Measure everything about one checkpoint, as requested."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

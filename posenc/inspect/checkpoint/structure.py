@@ -1,8 +1,6 @@
 """Describe how a model is built: layers, heads, and parameters by part, counted from its
 weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

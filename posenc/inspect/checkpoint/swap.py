@@ -1,7 +1,5 @@
 """Exchange two words of a sentence, with the model's positions and without."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Put a checkpoint into words: the same lines in the terminal and on the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Kind, Rotation, Table

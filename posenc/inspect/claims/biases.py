@@ -1,7 +1,5 @@
 """Claims about biases on the scores: T5's buckets, ALiBi's slopes, forgetting."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

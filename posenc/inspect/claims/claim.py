@@ -1,7 +1,5 @@
 """Describe a claim: what is said, by whom, and a function that measures it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 

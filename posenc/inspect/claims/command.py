@@ -1,7 +1,5 @@
 """`posenc inspect claims`: measure and print."""
 
-from __future__ import annotations
-
 import json
 
 from posenc.inspect.claims.sheet import check

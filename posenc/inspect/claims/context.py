@@ -1,7 +1,5 @@
 """Claims about long contexts: new angles, what each frequency is for, layers without positions."""
 
-from __future__ import annotations
-
 import math
 from itertools import count
 

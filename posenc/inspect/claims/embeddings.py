@@ -1,7 +1,5 @@
 """Claims about the embeddings: sinusoidal and learned."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Claims about masks, and about attention without positions."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

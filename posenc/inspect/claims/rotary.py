@@ -1,7 +1,5 @@
 """Claims about RoPE and about stretching it."""
 
-from __future__ import annotations
-
 import math
 
 import torch

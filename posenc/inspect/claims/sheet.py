@@ -1,7 +1,5 @@
 """Check folklore: every claim with its source, what was measured, and the verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

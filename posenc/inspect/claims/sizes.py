@@ -1,7 +1,5 @@
 """Claims about parameters and capacity, and published numbers that nothing here can check."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

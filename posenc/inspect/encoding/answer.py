@@ -1,8 +1,6 @@
 """Answer in plain words, from its spec sheet, what an encoding does with near and far, what it
 costs and where it breaks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -97,7 +95,11 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
 
 
 def cost(sheet: SpecSheet) -> str:
-    """Return the parameters that it adds, and its time if the interval excludes 1."""
+    """Return, as the end of "It costs", the number of parameters and the time of a layer.
+
+    The time is relative to a layer without an encoding, and is given only if its confidence
+    interval excludes 1; otherwise the answer is "no measurable time".
+    """
     low, middle, high = sheet.cost
     learned = "no parameters"
     if sheet.parameters:

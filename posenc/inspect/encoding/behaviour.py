@@ -1,8 +1,6 @@
 """Measure what an encoding does and costs at run time: places, norms, compiling, exporting,
 time."""
 
-from __future__ import annotations
-
 import copy
 import time
 import warnings

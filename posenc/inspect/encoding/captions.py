@@ -1,7 +1,5 @@
 """Write one sentence per figure, computed from what it shows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

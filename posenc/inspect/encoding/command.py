@@ -1,7 +1,5 @@
 """Measure encodings, print the result, and write the page."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -3,8 +3,6 @@
 Functions here take numbers and know no encoding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ Each function returns the largest difference of an output in float64, relative t
 size: below 1e-9 it is rounding.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Measure the spec sheet of an encoding; no line is taken from its claims."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Build inspect.html: the spec sheets, and figures of what the encodings do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

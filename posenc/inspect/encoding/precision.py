@@ -1,7 +1,5 @@
 """Measure how exact an encoding's angles are, by position, against 50-digit arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext

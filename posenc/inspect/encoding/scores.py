@@ -1,7 +1,5 @@
 """Measure scores as a function of distance: decay, resolution, symmetry."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
@@ -65,8 +63,12 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
 
 
 def _standard_error(scores: Tensor, count: int) -> Tensor:
-    """Return the standard error of the mean over `count` independent pairs; scores (signs x count,
-    num_heads, distances)."""
+    """Return the standard error of the mean score at each distance, (distances,).
+
+    scores: (signs * count, num_heads, distances), all of `count` random pairs of query and key for
+    one choice of their signs, then for the next. Only different pairs are independent, so the
+    scores of a pair are averaged over signs and heads first.
+    """
     by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
     return by_pair.std(0) / count**0.5
 

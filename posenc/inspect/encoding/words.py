@@ -1,7 +1,5 @@
 """Put a spec sheet into words: one line per property, the same in the terminal and on the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH

@@ -1,7 +1,5 @@
 """Import a foreign module and build it from `package.module:Class` and `name=value`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Sequence

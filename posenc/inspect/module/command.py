@@ -1,7 +1,5 @@
 """`posenc inspect package.module:Class`: measure and print."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measure a module's errors: in radians, in logits by row, or in fractions of a row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Find how a module is called, and prove that its result depends on positions."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -86,7 +86,10 @@ class Unbound(ValueError):
 
 
 def methods(module: nn.Module) -> list[str]:
-    """Return the methods that may be called: those that rotate, then `forward`."""
+    """Return names of methods to try: each `rotate_*` but `rotate_half`, then `forward`.
+
+    Those that rotate one tensor come first, then those for a cache, then queries "and" keys.
+    """
     found = [n for n in dir(type(module)) if n.startswith("rotate_") and not n.endswith("half")]
     return [*sorted(found, key=lambda n: ("_and_" in n, "cached" in n, n)), "forward"]
 

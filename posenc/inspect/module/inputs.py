@@ -1,7 +1,5 @@
 """Make inputs for a foreign module: positions, and contents that distinguish them."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Read a module's result as tensors, and find which of their axes are positions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

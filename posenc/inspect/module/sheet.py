@@ -1,7 +1,5 @@
 """Run every check on a foreign module, and write the sentence that comes first."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Describe a module under test: how to call and read it, and its longest sequence."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Read what a module returns: as a rotation, as a bias, or as values by position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Check the memory, disk and time that a command needs before it starts."""
 
-from __future__ import annotations
-
 MOST_DAYS = 7
 """Longest expected time, in days, that needs no --yes."""
 

@@ -1,7 +1,5 @@
 """Lock a folder for one process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

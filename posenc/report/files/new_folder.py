@@ -1,7 +1,5 @@
 """Make a new folder completely or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

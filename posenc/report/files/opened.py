@@ -1,7 +1,5 @@
 """Open files and make folders without following a link; no other module does so by itself."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What of a machine decides numbers, without importing torch, and how two machines differ."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import platform

@@ -1,7 +1,5 @@
 """Facts about this machine: CPU, cores, memory, and the fastest precision."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

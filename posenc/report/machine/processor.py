@@ -1,7 +1,5 @@
 """Facts about the CPU, without importing torch."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable
 from pathlib import Path

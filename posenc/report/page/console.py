@@ -1,7 +1,5 @@
 """Print tables on standard output."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The style of all figures: one matplotlib style, one line style per encoding, and SVG that takes
 its colours from the page."""
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Errors with which a command ends."""
 
-from __future__ import annotations
-
 import errno
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

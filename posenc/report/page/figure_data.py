@@ -4,8 +4,6 @@ Every line, bar and matrix of a figure must have a label. matplotlib leaves labe
 an underscore out of the legend. "_" is decoration without numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Write the figures of a page as files for papers: SVG, PDF, PNG, and their numbers as CSV."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Show progress: live bars or one changing line on a terminal, otherwise plain lines."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """Join names and clauses into sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """Tables of a page, with notes that explain words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

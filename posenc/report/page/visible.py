@@ -1,7 +1,5 @@
 """Show text of foreign files so that it can neither move the cursor nor reorder a line."""
 
-from __future__ import annotations
-
 import html
 import re
 

@@ -1,7 +1,5 @@
 """An exported folder, as SERVE.md describes it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Write the lines for llama.cpp and Ollama: convert, edit the file if the converter loses
 something, serve; or the options that the original's GGUF file needs."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Write the commands that serve a folder whose config.json says everything."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

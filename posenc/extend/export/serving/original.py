@@ -1,7 +1,5 @@
 """Find how a runtime computes an extension from the unchanged original folder."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

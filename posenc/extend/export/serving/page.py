@@ -1,8 +1,6 @@
 """Write SERVE.md: the lines that serve an export in each runtime, and what each computes from
 it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Check that a position keeps its values: after other calls, in longer ones, in a batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Check that torch.compile reuses one graph for sequences of other lengths."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Check how far positions are right, and what happens beyond a module's stated length."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,6 +1,4 @@
 """The result of a check."""
 
-from __future__ import annotations
-
 Measured = tuple[bool | None, str]
 """True if a property holds (None: it does not apply), and the numbers."""

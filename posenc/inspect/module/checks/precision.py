@@ -1,7 +1,5 @@
 """Check that all positions differ, also with activations or the module itself in bfloat16."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Check that the slopes of linear biases are those of ALiBi."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
