@@ -187,6 +187,9 @@ def composites() -> dict[str, str]:
         except Exception as error:  # whatever a class of transformers raises
             answer[name] = f"cannot be built: {error}".split("\n")[0][:160]
             continue
+        if RUNTIMES[RUNTIME](raw, None, VERSION).known == "unknown":
+            answer[name] = f"not known: {raw.get('text_config', {}).get('model_type')}"
+            continue
         answer[name] = differs(type(inner), found, raw, "a tower", inner)
     return answer
 
