@@ -27,5 +27,6 @@ def low_precision(case: Case) -> Iterator[Hit]:
 
 @rule("PD036", "E")
 def layout(case: Case) -> Iterator[Hit]:
-    """Find rows of q and k lie in the other layout."""
+    """Find nothing: only the loss on a text tells interleaved rows of q and k from half-split
+    ones. `--layout` measures it (posenc.doctor.cures.layout) and reports this rule."""
     yield from ()
