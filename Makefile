@@ -71,7 +71,7 @@ lint: .venv/.installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(PYTEST) -m "prose and not slow"
+	$(PYTEST) -m "prose and not slow and not nightly"
 
 bench: .venv/.installed
 	$(BIN)/posenc bench
