@@ -156,9 +156,10 @@ def assert_same_picture(made: Path) -> None:
 
 def test_figures_of_inspect_are_made_by_their_command(tmp_path):
     load_script("update_figures").main([], tmp_path)
-    made = list(tmp_path.glob("inspect-*.svg"))
+    made = list(tmp_path.glob("*.svg"))
     text = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
-    assert {p.name for p in made} == set(re.findall(r"figures/(inspect-[\w-]+\.svg)", text))
+    shown = set(re.findall(r"figures/((?:inspect|learn)-[\w-]+\.svg)", text))
+    assert {p.name for p in made} == shown
     for path in made:
         assert_same_picture(path)
 
