@@ -1,6 +1,10 @@
 """The site: its links are mended, dead ones are found, docstrings become valid markup."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +100,26 @@ def test_a_page_of_learning_has_the_same_code_in_chinese(page):
     assert code(page) and code(page) == code(chinese)
     numbers = [re.findall(r"\d+\.\d+", p.read_text(encoding="utf-8")) for p in (page, chinese)]
     assert sorted(numbers[0]) == sorted(numbers[1])
+
+
+def printed(config: dict, folder: Path) -> list[str]:
+    """What the doctor prints of a config, in the columns of docs/yarn.md."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, "-m", "posenc", "doctor", str(path)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
+    ).stdout  # fmt: skip
+    rows = [re.split(r" {2,}", row.strip()) for row in said.splitlines() if "  0.125  " in row]
+    return [f"| {row[0]} | {row[2]} | {row[3]} | {row[-1]} |" for row in rows]
+
+
+def test_the_page_on_yarn_shows_what_the_doctor_prints(tmp_path):
+    text = (ROOT / "docs/yarn.md").read_text(encoding="utf-8")
+    both = json.loads(re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)[0])
+    new = {k: v for k, v in both.items() if k not in ("rope_scaling", "rope_theta")}
+    shown = re.findall(r"^\| runtime .*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for config, table in zip(
+        (both, new, both | {"max_position_embeddings": 32768}), shown, strict=True
+    ):
+        assert printed(config, tmp_path) == table.splitlines()
