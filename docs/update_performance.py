@@ -43,10 +43,22 @@ def page(found: dict[str, Any]) -> str:
     timed = [row["rounds"] for row in rows if "rounds" in row]
     threads = sorted({row["threads"] for row in rows if "rounds" in row})
     lines = [
-        "# What posenc costs",
+        "# bench: what posenc costs",
         "",
-        "Written from [`performance.json`](../benchmarks/results/performance.json) by "
-        "`make performance`; measure your machine with `posenc bench`.",
+        "Task: measure time and memory of every implementation, next to plain attention and to "
+        "transformers' Llama.",
+        "",
+        "```sh",
+        "posenc bench                    # this machine",
+        "posenc bench --only attach      # one group of cases",
+        "posenc bench --all --threads 1,2 --out performance.json",
+        "```",
+        "",
+        "The numbers of this page come from "
+        "[`performance.json`](../benchmarks/results/performance.json); `make performance` measures "
+        "them anew and writes the page.",
+        "",
+        "## How to read it",
         "",
         f"Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
         f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
