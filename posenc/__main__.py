@@ -1,11 +1,12 @@
 """Run the command line: python -m posenc."""
 
-import signal
 import sys
 
 
 def main() -> None:
     """Run the command line. Ctrl-C shows no traceback while modules are imported or Python ends."""
+    import signal  # not above: a signal.py next to the user's text would run
+
     try:
         from posenc import cli
     except KeyboardInterrupt:
