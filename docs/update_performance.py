@@ -49,17 +49,11 @@ def page(found: dict[str, Any]) -> str:
         "transformers' Llama.",
         "",
         "```sh",
-        "posenc bench                    # this machine",
-        "posenc bench --only attach      # one group of cases",
-        "posenc bench --all --threads 1,2 --out performance.json",
+        "posenc bench --only attach     # one group of cases, on this machine",
         "```",
         "",
-        "The numbers of this page come from "
-        "[`performance.json`](../benchmarks/results/performance.json); `make performance` measures "
-        "them anew and writes the page.",
-        "",
-        "## How to read it",
-        "",
+        "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this page; "
+        "`make performance` measures them anew and writes it.",
         f"Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
         f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
         f"{machine['python']}, in float32 unless a column says otherwise.",
