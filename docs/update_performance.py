@@ -52,8 +52,8 @@ def page(found: dict[str, Any]) -> str:
         "posenc bench --only attach     # one group of cases, on this machine",
         "```",
         "",
-        "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this page; "
-        "`make performance` measures them anew and writes it.",
+        "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
+        "page; `make performance` measures them anew and writes it.",
         f"Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
         f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
         f"{machine['python']}, in float32 unless a column says otherwise.",
