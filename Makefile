@@ -47,9 +47,10 @@ nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
 	$(PYTEST) -m nightly
 	$(BIN)/python -m tests.fuzz.attention 10000
-	$(BIN)/python -m tests.fuzz.commands 500
+	$(BIN)/python -m tests.fuzz.commands 5000
 	$(BIN)/python -m tests.fuzz.kills 10
 	$(BIN)/python -m tests.fuzz.kills_extend 6
+	$(BIN)/python -m tests.fuzz.kills_fix
 
 # The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that
 # borrows the rest. Amazon's client wants an older python-dateutil than matplotlib has.

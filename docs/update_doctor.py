@@ -8,6 +8,31 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/doctor.md"
 START = "<!-- from here on written by make readme -->\n"
+PAGES = "../posenc/doctor/pages"
+"""Where the rules' pages are, from docs/."""
+
+
+def reference() -> str:
+    """The runtimes that are emulated, and all rules from their table."""
+    from posenc.dialects.runtimes import VERSIONS
+    from posenc.doctor.rule import SEVERITIES
+    from posenc.doctor.rules import RULES
+
+    lines = ["## Runtimes", "", "| runtime | versions |", "|---|---|"]
+    lines += [f"| {name} | {versions} |" for name, versions in VERSIONS.items()]
+    lines += ["", "## Rules", ""]
+    lines += [
+        "An error means that a runtime named by `--for` (default: all six that know the model) "
+        "computes something else than is meant. The same finding is a warning where no named "
+        "runtime is concerned.",
+        "",
+    ]
+    lines += ["| rule | what it finds | severity |", "|---|---|---|"]
+    lines += [
+        f"| [{code}]({PAGES}/{code}.md) | {rule.title} | {SEVERITIES[rule.severity]} |"
+        for code, rule in RULES.items()
+    ]
+    return "\n".join(lines)
 
 
 def golden_cases() -> str:
@@ -45,11 +70,9 @@ def golden_cases() -> str:
 
 def with_generated(page: str) -> str:
     """The page with its generated part as it is today."""
-    from posenc.doctor.answer.reference import markdown
-
     before, _, _ = page.partition(START)
     assert before != page, f"{PAGE} lacks the line {START!r}"
-    return f"{before}{START}\n{markdown().rstrip()}\n\n## Golden cases\n\n{golden_cases()}\n"
+    return f"{before}{START}\n{reference().rstrip()}\n\n## Golden cases\n\n{golden_cases()}\n"
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from posenc.compare.judge.answer import conclude
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.page.as_json import answer_json
 from posenc.compare.page.rows import standings
 from posenc.compare.page.task_page import figures_of
-from posenc.compare.reports import leaderboard
+from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
+from posenc.report.files.atomic import write_atomically
 from posenc.report.page.drawing import write_svg
 from posenc.tasks.known import TASKS, TEXT
 
@@ -119,6 +122,12 @@ def main(figures: Path = DOCS / "figures") -> None:
         text = path.read_text(encoding="utf-8")
         path.write_text(with_table(text, table(study, name)), encoding="utf-8")
     draw(study, figures)
+    write_atomically(DOCS.parent / board.PUBLISHED / board.BOARD, board_of(study))
+
+
+def board_of(study: Study) -> str:
+    """What `posenc leaderboard` prints."""
+    return answer_json(conclude(study)) + "\n"
 
 
 def draw(study: Study, figures: Path) -> None:

@@ -29,7 +29,7 @@ from tables import half_95, write_table
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
-from posenc.compare.page.rates import rate_rows
+from posenc.compare.page.settings import rate_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.study import run_study
 

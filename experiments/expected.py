@@ -21,7 +21,8 @@ from refused import check_file, refusing
 from tables import half_95, write_table
 
 from posenc.compare.judge.summary import learned, metric_of
-from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
+from posenc.compare.reports.board import PUBLISHED, ROWS
+from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.evaluate import SEQUENCES
 from posenc.tasks.known import TEXT

@@ -24,9 +24,8 @@ from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
+from posenc.compare.reports.board import PUBLISHED, ROWS
 from posenc.compare.reports.leaderboard import (
-    PUBLISHED,
-    ROWS,
     Row,
     add_rows,
     read_rows,

@@ -20,7 +20,8 @@ from refused import check_file, refusing
 from scipy import stats
 from tables import write_table
 
-from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
+from posenc.compare.reports.board import PUBLISHED, ROWS
+from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.trial.evaluate import SEQUENCES
 from posenc.statistics.pairs import studentized_range
 from posenc.tasks.known import TEXT

@@ -21,7 +21,8 @@ from tables import write_table
 from posenc.compare.judge.published import TASK_TABLES, read_tables, told_in_task
 from posenc.compare.judge.summary import learned
 from posenc.compare.page.tables import CASE_MEASURES
-from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
+from posenc.compare.reports.board import PUBLISHED, ROWS
+from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.results import TrialResult
 from posenc.statistics.agreement import sign_agreement
 

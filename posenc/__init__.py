@@ -30,11 +30,13 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
         said = missing(error)
+        # For a module an AttributeError: help, hasattr and inspect.getmembers go on without it, or
+        # without what it needs, such as the backend of an installed keras.
+        if name in _MODULES and not (error.name or "").startswith("posenc"):
+            raise AttributeError(f"posenc.{name}: {said or error}") from error
         if not said:
             raise
-        # For a module an AttributeError: help, hasattr and inspect.getmembers go on without it.
-        kind = AttributeError if name in _MODULES else ImportError
-        raise kind(f"posenc.{name}: {said}") from error
+        raise ImportError(f"posenc.{name}: {said}") from error
     hint = "" if name.startswith("_") else _hint(name)
     raise AttributeError(f"module 'posenc' has no attribute {name!r}{hint}")
 

@@ -10,9 +10,10 @@ from posenc import nn as nn
 from posenc import positions as positions
 from posenc import testing as testing
 from posenc.attend.attention import attention as attention
+from posenc.attend.attention import attention_weights as attention_weights
 from posenc.attend.attention import explain as explain
+from posenc.attend.attention import score_mod as score_mod
 from posenc.attend.cache import KVCache as KVCache
-from posenc.attend.linear import linear_attention as linear_attention
 from posenc.attend.multihead import Attention as Attention
 from posenc.encodings import registry as registry
 from posenc.encodings.base import Claims as Claims
@@ -33,6 +34,7 @@ from posenc.encodings.queries_keys.axial import MixedRoPE as MixedRoPE
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
 from posenc.encodings.queries_keys.fope import FoPE as FoPE
 from posenc.encodings.queries_keys.layout import convert_layout as convert_layout
+from posenc.encodings.queries_keys.linear import linear_attention as linear_attention
 from posenc.encodings.queries_keys.mrope import MRoPE as MRoPE
 from posenc.encodings.queries_keys.mrope import mrope_positions as mrope_positions
 from posenc.encodings.queries_keys.pope import PoPE as PoPE
@@ -44,6 +46,7 @@ from posenc.encodings.queries_keys.query_temperature import LogN as LogN
 from posenc.encodings.queries_keys.repo import RePo as RePo
 from posenc.encodings.queries_keys.rnope import RNoPE as RNoPE
 from posenc.encodings.queries_keys.rope import RoPE as RoPE
+from posenc.encodings.queries_keys.rove import RoVE as RoVE
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry import create as create
 from posenc.encodings.registry import names as names

@@ -6,16 +6,20 @@ Every call of `posenc` imports the modules of all commands, so these import torc
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
 
 import typer
+from rich.markup import escape
 
 from posenc import __version__
 from posenc.lazy import hint
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
+from posenc.report.page.visible import visible
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
@@ -29,22 +33,66 @@ COMMANDS = {
 }
 """The function of each command, as "module:function"."""
 
+PANELS = {
+    "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
+    "windows search_evaluations allow_cache_unsafe lm_eval compare contract arguments call explain "
+    "length for_ with_ overrides fix like layout convert_layout each strict quick every repeats",
+    "Data": "text as_bytes as_ids train_length test_lengths lengths sentence swap positions",
+    "Model": "config small width layers heads kv_heads head_dim projections",
+    "Training": "steps batch lr check_lr lora_rank distill adapter recompute checkpoint_steps",
+    "Where": "device precision threads workers engine address storage partition max_parallel state "
+    "yes dry_run reuse",
+    "Output": "out report figures tensorboard as_json as_sarif markdown",
+}
+"""Parameters of all commands by the panel of the help that shows their options, in this order."""
+METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}
+
 CTRL_C = 130
 """Exit code after Ctrl-C, the same as typer's."""
+AGAIN = "stopped; the same command starts from the beginning."
+"""What to know after Ctrl-C, unless `Stopped` says more."""
 
 # typer may contain its own copy of click, so this class comes from typer.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _Abort = cast(type[Exception], typer.Abort)
 
 
-def app() -> typer.Typer:
-    """Build the typer application with all commands."""
-    application = typer.Typer(name="posenc", pretty_exceptions_enable=False)
+def app() -> Any:
+    """Return the group of all commands."""
+    application = typer.Typer(
+        name="posenc",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
     application.callback(invoke_without_command=True)(_root)
+    functions = {}
     for name, path in COMMANDS.items():
         module, _, function = path.partition(":")
-        application.command(name)(getattr(importlib.import_module(module), function))
-    return application
+        functions[name] = getattr(importlib.import_module(module), function)
+        application.command(name)(functions[name])
+    group: Any = typer.main.get_command(application)
+    for name, function in functions.items():
+        _arrange(group.commands[name].params, function)
+    return group
+
+
+def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
+    """Sort options into the panels of PANELS, with short names of types that leave room for the
+    help."""
+    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    order = list(panels)
+    given = inspect.signature(function, eval_str=True).parameters
+    for param in params:
+        if param.param_type_name != "option":
+            continue
+        param.rich_help_panel = panels.get(param.name)
+        param.help = escape(param.help)  # rich takes [lm-eval] for a style
+        if param.metavar is None:
+            kind = given[param.name].annotation
+            while inner := get_args(kind):  # Annotated, None or a list of it
+                kind = inner[0]
+            param.metavar = METAVARS[kind]
+    params.sort(key=lambda p: order.index(p.name) if p.name in order else -1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,6 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Ctrl-C. POSENC_TRACEBACK=1 also prints the traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None or sys.stderr is None:
+        # Closed by the shell: the next file that is opened would get what is printed.
+        if sys.stderr is not None:
+            _complain("standard output is closed; write >/dev/null to print nothing.", 2)
+        sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
@@ -64,9 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Stopped as error:
         code = _complain(f"stopped; {error}.", CTRL_C)
     except (KeyboardInterrupt, _Abort):
-        code = _complain("stopped.", CTRL_C)
+        code = _complain(AGAIN, CTRL_C)
     except _UsageError as error:
-        code = _complain(f"{error.format_message().rstrip('.')}; see posenc --help.", 2)  # type: ignore[attr-defined]
+        said: Any = error
+        command = said.ctx.command_path if said.ctx else "posenc"
+        code = _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
     except RunFailed as error:
         code = _complain(str(error), 1)
     except BrokenPipeError:  # `posenc list | head`
@@ -78,15 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             code = _complain(str(error), 2, error)
     except ModuleNotFoundError as error:
-        said = hint(error)
-        code = _complain(said or f"{error}", 2 if said else 1, error)
+        extra = hint(error)
+        code = _complain(extra or f"{error}", 2 if extra else 1, error)
     except (ValueError, TypeError) as error:
         code = _complain(str(error), 2, error)
     except Exception as error:
         code = _complain(f"{type(error).__name__}: {error}", 1, error)
     else:
         if code == CTRL_C:  # typer caught the interrupt
-            _complain("stopped.", CTRL_C)
+            _complain(AGAIN, CTRL_C)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -119,7 +174,7 @@ def _complain(text: str, code: int, error: BaseException | None = None) -> int:
         import traceback
 
         traceback.print_exception(error)
-    sys.stderr.write(f"posenc: {' '.join(text.split())}\n")
+    sys.stderr.write(f"posenc: {visible(' '.join(text.split()))}\n")
     return code
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from posenc.report.page.visible import visible
+
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
     "Learned": "LearnedPositionEmbedding",
@@ -24,12 +26,20 @@ STORED = Path(__file__).with_suffix(".json")
 """File with the listed facts of posenc's own encodings, so that the command loads no torch."""
 
 
+def complete(incomplete: str) -> list[str]:
+    """Return the names of encodings that begin so, for the shell."""
+    from posenc.encodings import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 def list_encodings(
     names: Annotated[
         list[str] | None,
         typer.Argument(
             help="Names, module:Class or file.py:Class, with options; see docs/grammar.md.",
             show_default="every name",
+            autocompletion=complete,
         ),
     ] = None,
     as_json: Annotated[
@@ -50,15 +60,20 @@ def list_encodings(
     stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
     rows, wrong = encodings(names, stored)
     for line in wrong if names else (*problems(), *wrong):
-        sys.stderr.write(f"posenc: {line}\n")
+        sys.stderr.write(f"posenc: {visible(line)}\n")
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(visible(json.dumps(rows, indent=1, ensure_ascii=False)))
     elif markdown:
         print(_markdown(rows))
     else:
-        from posenc.report.page.console import print_table, stdout
+        from posenc.report.page.console import stdout, text_table
 
-        print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
+        console = stdout(160)
+        # What a narrow terminal has no room for is in --json.
+        count = len(_HEADINGS) if console.width >= WIDE else _HEADINGS.index("keras")
+        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows))
+        table.columns[0].no_wrap = True
+        console.print(table)
 
 
 def encodings(
@@ -134,6 +149,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+WIDE = 120
+"""Columns of a terminal that shows the whole table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
 
 

@@ -55,7 +55,9 @@ def find_text(texts: Sequence[str]) -> Source:
                 )
             found[file.resolve()] = None
         if seen == before:
-            what = "No file in the folder" if Path(text).is_dir() else "No such file"
+            what = "No such file" if glob.escape(text) == text else "No file has a name like"
+            if Path(text).is_dir():
+                what = "No file in the folder, apart from hidden ones"
             raise ValueError(f"{what}: {text}. --text takes files, folders and globs.")
     root = Path(os.path.commonpath([path.parent for path in found]))
     named = sorted((_utf8(path.relative_to(root).as_posix()), path) for path in found)

@@ -1,6 +1,7 @@
 """Every test draws the same numbers, whatever ran before it in the same process, and checks the
 shapes in posenc's signatures."""
 
+import os
 import sys
 
 import pytest
@@ -10,6 +11,8 @@ from tests import browser as browsers
 from tests import shapes
 
 shapes.install()
+for size in ("COLUMNS", "LINES"):  # xdist sets them, and posenc's tables follow them
+    os.environ.pop(size, None)
 
 from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install

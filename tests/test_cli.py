@@ -20,6 +20,7 @@ from posenc.list import STORED, encodings
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import locked
 from posenc.report.files.record import seal
+from tests.texts import prose
 
 TINY = (
     "--train-length 16 --test-lengths 32 --seeds 1 --steps 6 --batch 2 --width 32 --layers 2 "
@@ -31,7 +32,8 @@ NAME = "<b>书 & book</b>.txt"
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / NAME.replace("/", "∕")
-    path.write_bytes("<script>alert(1)</script> 道可道，非常道。\n".encode() * 200)
+    lines = (f"<script>alert({i})</script> 道可道，非常道。\n" for i in range(200))
+    path.write_bytes("".join(lines).encode())
     return path
 
 
@@ -57,9 +59,24 @@ def test_help_names_every_command_and_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
-def test_every_command_has_help(call, command):
-    code, out, err = call(command, "--help")
-    assert (code, err) == (0, "") and "Usage: " in out
+def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = call(command, "-h")
+    assert (code, err) == (0, "") and "Usage: " in out and "…" not in out
+    assert {len(line) for line in out.splitlines()} <= {0, 80}
+    options = [p for p in cli.app().commands[command].params if p.param_type_name == "option"]
+    assert options and all(p.rich_help_panel in cli.PANELS for p in options)
+    assert all(name in out for p in options for name in p.opts)
+
+
+def test_help_keeps_brackets(call):
+    assert "posenc[lm-eval]" in call("extend", "--help")[1]
+
+
+def test_tables_are_as_wide_as_columns_says(call, monkeypatch):
+    for width in (80, 130):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert 0.7 * width < max(map(len, call("list")[1].splitlines())) <= width
 
 
 def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
@@ -189,6 +206,10 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["--out", "{short}"], "is not a folder"),
         (["--out", "{folder}"], "was not written by posenc compare"),
         (["--out", "{short}/below", "--text", "{enough}"], "Not a directory"),
+        (["--budget", "fast"], "must be quick, standard or thorough, got 'fast'"),
+        (["--engine", "sluurm"], "got 'sluurm'. Did you mean 'slurm'?"),
+        (["--objective", "mask"], "got 'mask'. Did you mean 'masked'?"),
+        (["--projections", "seperate"], "Did you mean 'separate'?"),
         (["--lr", "nan"], "--lr must be a positive number"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda"),
         (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
@@ -201,13 +222,14 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["learned", "--train-length", "1000000000"], "of memory, and there are"),
         (["--text", "/dev/zero"], "/dev/zero is a pipe or a device"),
         (["--steps", "0"], "Invalid value for '--steps'"),
-        (["--stepz", "1"], "No such option: --stepz"),
+        (["--stepz", "1"], "No such option: --stepz (Possible options: --steps"),
+        (["--stepz", "1"], "; see posenc compare --help."),
     ],
 )
 def test_bad_input_to_compare_is_one_line_and_code_2(call, tmp_path, arguments, message):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "short").write_bytes(b"x" * 50)
-    (tmp_path / "enough").write_bytes(b"x" * 100_000)
+    (tmp_path / "enough").write_bytes(prose(100_000))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.tex").write_text("not ours", encoding="utf-8")
     names = {p.name: p for p in tmp_path.iterdir()}
@@ -227,7 +249,7 @@ def test_report_of_what_is_no_study_is_one_line_and_code_2(call, tmp_path, conte
 
 
 def test_unknown_command_is_one_line_and_code_2(call):
-    assert "No such command 'compar'" in complains(call("compar"))
+    assert "No such command 'compar'. Did you mean 'compare'?" in complains(call("compar"))
 
 
 def test_posenc_alone_prints_its_help(call):
@@ -247,13 +269,18 @@ def test_python_m_posenc_is_the_command_line():
     assert (done.returncode, done.stdout) == (0, f"posenc {posenc.__version__}\n")
 
 
-def test_shell_completes_commands():
-    asked = {"_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": "posenc ", "COMP_CWORD": "1"}
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("posenc ", list(cli.COMMANDS)), ("posenc compare rope_", ["rope_interleaved"])],
+)
+def test_shell_completes_commands_and_names(words, expected):
+    count = str(len(words.split(" ")) - 1)
+    asked = {"_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
     done = subprocess.run(
         [sys.executable, "-m", "posenc"], env={**os.environ, **asked}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.split()) == (0, list(cli.COMMANDS))
+    assert (done.returncode, done.stdout.split()) == (0, expected)
 
 
 def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monkeypatch):
@@ -261,7 +288,8 @@ def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(registry, "names", interrupt)
-    assert call("list") == (130, "", "posenc: stopped.\n")
+    said = "posenc: stopped; the same command starts from the beginning.\n"
+    assert call("list") == (130, "", said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -356,7 +384,8 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     for name in ("study.json", "report.html", "results.csv", "events.jsonl", ".lock"):
         (out / name).unlink()  # killed inside the very first write
     below = out / "rope-seed0-0123456789ab" / "huggingface"
-    left = [out / ".study.json.0123456789abcdef.partial", out / "corpus-0123.partial" / "train.u16"]
+    half_text = out / ".corpus-0123.0123456789abcdef.unproved"
+    left = [out / ".study.json.0123456789abcdef.partial", half_text / "train.u16"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half")
@@ -366,7 +395,7 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     left[-1].write_bytes(b"half")
     assert call(*command)[0] == 0
     assert not any(path.exists() for path in left)
-    assert not (out / "corpus-0123.partial").exists()
+    assert not half_text.exists()
 
 
 def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):

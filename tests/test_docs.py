@@ -14,6 +14,7 @@ import pytest
 from posenc.cli import COMMANDS
 from posenc.encodings.registry import parse
 from posenc.testing import CHECKS, every_check, maker, verdicts
+from tests.texts import prose
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh-CN.md")
@@ -57,7 +58,7 @@ def test_the_readmes_own_encoding_is_compared_in_one_command(document, tmp_path)
     if document == "README.zh-CN.md":  # the same code: run once
         return
     (tmp_path / "my_encoding.py").write_text(source, encoding="utf-8")
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it. " * 300)
+    (tmp_path / "text.txt").write_bytes(prose(10_500))
     tiny = "--train-length 16 --test-lengths 16 --seeds 1 --steps 2 --batch 2 --width 32 --layers 1"
     more = ["--heads", "2", "--workers", "1", "--text", "text.txt"]
     command = ["-m", "posenc", "compare", "rope", "./my_encoding.py:LogALiBi", *tiny.split(), *more]

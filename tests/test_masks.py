@@ -98,8 +98,8 @@ def test_permutation_mask_is_xlnets(case: Case):
     given = ~case.inputs["is_masked"] & ~special
     order = case.expected["factorization_index"].masked_fill(given, -1)
     index = torch.arange(len(tokens))
-    query = dense(masks.permutation(order, stream="query"), index)
-    content = dense(masks.permutation(order, stream="content"), index)
+    query = dense(masks.permutation(rank=order, stream="query"), index)
+    content = dense(masks.permutation(rank=order, stream="content"), index)
     got = torch.where(case.expected["target_mask"][:, None], query, content)
     case.assert_close("perm_mask", ~got)
     itself = torch.eye(len(tokens), dtype=torch.bool)
@@ -186,9 +186,24 @@ def test_flex_attention_takes_a_bound_mask():
         (lambda: masks.prefix(torch.zeros(2, 3)), r"\(2, 3\)"),
         (lambda: masks.chunked(0), "got 0"),
         (lambda: masks.padding(torch.ones(3)), r"\(3,\)"),
-        (lambda: masks.permutation(torch.arange(3), stream="both"), "both"),
+        (lambda: masks.permutation(stream="query"), "one of order= and rank="),
+        (lambda: masks.permutation(order=torch.tensor([1, 2, 3]), stream="query"), "from 0 to 2"),
+        (lambda: masks.permutation(order=torch.tensor([0, 0, 2]), stream="query"), "from 0 to 2"),
+        (lambda: masks.permutation(rank=torch.arange(3), stream="both"), "both"),
     ],
 )
 def test_wrong_arguments_are_named(call, message: str):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_order_is_not_taken_for_its_ranks():
+    order, index = torch.tensor([2, 0, 1, 3]), torch.arange(4)
+    by_order = dense(masks.permutation(order=order, stream="query"), index)
+    for place, token in enumerate(order.tolist()):
+        assert set(by_order[token].nonzero()[:, 0].tolist()) == set(order[:place].tolist())
+    ranks = dense(masks.permutation(rank=order.argsort(), stream="query"), index)
+    assert torch.equal(by_order, ranks)
+    assert not torch.equal(by_order, dense(masks.permutation(rank=order, stream="query"), index))
+    with pytest.raises(TypeError, match="positional"):
+        masks.permutation(order, stream="query")  # type: ignore[misc]

@@ -165,6 +165,15 @@ except AttributeError as error:
 """
 
 
+def test_help_works_with_a_keras_that_lacks_its_backend(tmp_path):
+    (tmp_path / "keras.py").write_text("import no_such_backend")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import inspect, posenc; "
+    code += "assert not hasattr(posenc, 'keras') and inspect.getmembers(posenc); posenc.keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "AttributeError: posenc.keras: No module named 'no_such_backend'"
+    assert done.stderr.splitlines()[-1] == said
+
+
 def test_help_works_without_optional_packages():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

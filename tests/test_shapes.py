@@ -144,9 +144,9 @@ def test_every_shape_in_a_signature_is_checked():
     assert seen > 40
 
 
-class _Headless(posenc.DistanceBias):
-    def bias(self, distance):
-        return distance.float()
+class _Headless(posenc.ALiBi):
+    def dense(self, q_positions, kv_positions):
+        return super().dense(q_positions, kv_positions)[0]
 
 
 class _Swapped(posenc.RoPE):
@@ -157,7 +157,7 @@ class _Swapped(posenc.RoPE):
 X, WHERE = torch.zeros(1, 2, 3, 8), torch.arange(3)
 WRONG = {
     "terms": lambda: posenc.Tokens(X, torch.arange(4)),
-    "encoding": lambda: _Headless()(WHERE, WHERE),
+    "encoding": lambda: _Headless(2)(WHERE, WHERE),
     "scores": lambda: posenc.FoX(8, 2).state(X[0], torch.arange(4)),
     "values": lambda: posenc.Shaw(8).row(torch.ones(3)),
     "queries_keys": lambda: _Swapped(8, interleaved=False)(X, X, WHERE),

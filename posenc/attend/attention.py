@@ -14,8 +14,10 @@ from posenc.attend.cache import KVCache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
+from posenc.attend.ways import flex, reference
+from posenc.encodings import ScoreMod, Tokens
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import either
+from posenc.encodings.base.boundary import either, heads_first
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.masks import Mask
 from posenc.positions import KeyPositions, QueryPositions
@@ -43,24 +45,26 @@ class Plan:
 
 
 def attention(
-    q: Float[Tensor, "batch num_heads q_len head_dim"],
-    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
-    v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
+    q: Float[Tensor, "batch _ _ head_dim"],
+    k: Float[Tensor, "batch _ _ head_dim"],
+    v: Float[Tensor, "batch _ _ v_dim"],
     encoding: PositionEncoding | None = None,
     *,
     q_positions: QueryPositions,
     kv_positions: KeyPositions,
-    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
-    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+    q_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
     mask: Mask | None = None,
     cache: KVCache | None = None,
     prepared: PositionEncoding | None = None,
     dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None,
     return_lse: bool = False,
+    layout: str = "bhtd",
     impl: str = "auto",
 ) -> (
-    Float[Tensor, "batch num_heads q_len v_dim"]
-    | tuple[Float[Tensor, "batch num_heads q_len v_dim"], Float[Tensor, "batch num_heads q_len"]]
+    Float[Tensor, "batch _ _ v_dim"]
+    | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads _"]]
 ):
     """Compute attention with a position encoding.
 
@@ -78,11 +82,17 @@ def attention(
         prepared: encoding.prepare(positions), used instead of the encoding: the same results, with
             tables computed once for all calls.
         dropout_p: probability of dropping an attention weight.
-        return_lse: also return the log-sum-exp of each row's scores, -inf where nothing is visible.
+        sinks: one learned logit per query head, which takes part in the softmax and has no value,
+            as in gpt-oss and DeepSeek-V4.
+        return_lse: also return the log-sum-exp of each row's scores, and of its head's sink; -inf
+            where nothing is visible.
+        layout: "bhtd", or "bthd" if q, k, v and the result are (batch, len, heads, head_dim).
         impl: "auto" for the fastest that can run, or one of "reference", "blocks", "sdpa" and
             "flex", which then runs or raises.
 
-    Shapes: (batch, num_heads, q_len, v_dim) in the dtype of q; lse (batch, num_heads, q_len).
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim), v
+    (batch, num_kv_heads, kv_len, v_dim) -> (batch, num_heads, q_len, v_dim) in the dtype of q; lse
+    (batch, num_heads, q_len).
     Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
     keys and values are rounded, and so are scores that torch computes. A query that sees no key
     gives zeros and zero gradient.
@@ -95,17 +105,94 @@ def attention(
     >>> posenc.attention(q, k, v, alibi, mask=posenc.masks.causal, **where).shape
     torch.Size([1, 4, 6, 16])
     """
+    q, k, v = heads_first("attention", layout, q, k, v)
     with nullcontext() if cache is None else cache.unchanged_on_error():
         problems = problems_of(
             q, k, v, either(encoding, prepared), q_positions=q_positions,
             kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask, cache=cache,
-            dropout_p=dropout_p, return_lse=return_lse,
+            dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
         )  # fmt: skip
         results = [_run(p, impl) for p in problems]
-        out, lse = results[0] if len(results) == 1 else _merge(results)
+        out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
+        out = problems[0].encoding.transform_output(_true(problems[0].queries).given(out))
         if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
             out = out.to(q.dtype)
+    (out,) = heads_first("attention", layout, out)
     return (out, lse) if return_lse else out
+
+
+def attention_weights(
+    q: Float[Tensor, "batch num_heads q_len head_dim"],
+    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
+    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+    mask: Mask | None = None,
+    sinks: Float[Tensor, " num_heads"] | None = None,
+) -> Float[Tensor, "batch num_heads q_len kv_len"]:
+    """Return the weight of each key for each query, as `attention` computes it.
+
+    A row sums to 1, to less with a sink, and to 0 where a query sees no key. The arguments are
+    those of `attention`; all pairs are materialized, in at least float32.
+
+    >>> q = k = torch.zeros(1, 1, 3, 16)
+    >>> posenc.attention_weights(
+    ...     q, k, q_positions=range(3), kv_positions=range(3), mask=posenc.masks.causal)[0, 0]
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    problems = problems_of(
+        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
+        kv_state=kv_state, mask=mask, return_lse=True, sinks=sinks,
+    )  # fmt: skip
+    results = [reference.weigh(p.ready(p.q_len), 0, p.q_len) for p in problems]
+    return _merge(results, sinks)[0]  # type: ignore[arg-type]
+
+
+def score_mod(
+    q: Float[Tensor, "batch num_heads q_len head_dim"],
+    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
+    encoding: PositionEncoding,
+    *,
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
+    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+) -> ScoreMod:
+    """Return the score_mod by which FlexAttention adds this encoding to its scores.
+
+    Tables are computed now; call it again when positions or weights change. A mask of
+    posenc.masks, bound to positions, is a mask_mod already. Give flex_attention
+    scale=encoding.scale(head_dim), which T5 changes.
+
+    Raises: ValueError for an encoding that changes queries, keys, values or what is visible, or
+    reads whole rows of scores.
+
+    >>> q = k = torch.zeros(1, 4, 6, 16)
+    >>> where = {"q_positions": range(6), "kv_positions": range(6)}
+    >>> mod = posenc.score_mod(q, k, posenc.ALiBi(num_heads=4), **where)
+    >>> mod(torch.zeros(()), *(torch.tensor(i) for i in (0, 0, 5, 3)))  # batch, head, q, key
+    tensor(-0.5000)
+    """
+    (problem, *more) = problems_of(
+        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
+        kv_state=kv_state,
+    )  # fmt: skip
+    name, term = type(problem.encoding).__name__, problem.term
+    if more or problem.mask is not None or set(problem.encoding.claims.places) != {3}:
+        raise ValueError(
+            f"score_mod: {name} does not change scores only. Rotate queries and keys yourself, and "
+            "give the encoding of the scores alone."
+        )
+    if term is None or term.combine is not None or term.pair is None:
+        raise ValueError(f"score_mod: {name} reads whole rows of scores, a score_mod one element.")
+    mod = flex.score_mod(problem)
+    assert mod is not None
+    return mod
 
 
 def explain(
@@ -120,6 +207,7 @@ def explain(
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
     dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Plan:
@@ -134,7 +222,7 @@ def explain(
     """
     problems = problems_of(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse,
+        kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
     )  # fmt: skip
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
@@ -143,8 +231,8 @@ def explain(
     extra = (sum(each) if problems[0].known.needs_grad else max(each)) + sum(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
-        for t, own in ((problem.q, q), (problem.k, k))
-        if t is not own  # transformed q and k, and temporary memory if they are wider
+        for t, own in ((problem.q, q), (problem.k, k), (problem.v, v))
+        if t is not own  # transformed q, k and v, and temporary memory if they are wider
     )
     if len(problems) > 1:  # the output of each pass, until all are merged
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
@@ -173,10 +261,21 @@ def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out, (lse + none).to(lse.dtype)
 
 
-def _merge(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Merge (output, log-sum-exp) over disjoint sets of keys into those over all keys."""
+def _true(tokens: Tokens) -> Tokens:
+    """Return the tokens at their true positions, if those are mapped."""
+    true = tokens.true_positions
+    return tokens if true is None else tokens.at(true, mapped=False)
+
+
+def _merge(
+    results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Merge (output, log-sum-exp) over disjoint sets of keys into those over all keys. A sink is a
+    key with this score and a value of zero."""
     lses = torch.stack([lse for _, lse in results])
     total = lses.logsumexp(0)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks[:, None].to(total.dtype))
     safe = total.masked_fill(total == -torch.inf, 0)  # a row that no pass sees
     shares = (lses - safe).exp()[..., None]
     out = sum(share * out for share, (out, _) in zip(shares, results, strict=True))

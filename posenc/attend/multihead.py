@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
+from posenc.encodings import ModelShape, named
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
@@ -28,7 +29,7 @@ class Attention(nn.Module):
         embed_dim: width of the input and output.
         num_heads: number of query heads.
         num_kv_heads: number of key/value heads, a divisor of num_heads; None means num_heads.
-        encoding: the position encoding; None for none.
+        encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
         head_dim: size of one head; None means embed_dim / num_heads.
         bias: True if the projections have a bias.
         projections: "separate"; "k=v" (values are the untransformed keys); "q=k" (one projection
@@ -51,7 +52,7 @@ class Attention(nn.Module):
         embed_dim: int,
         num_heads: int,
         num_kv_heads: int | None = None,
-        encoding: PositionEncoding | None = None,
+        encoding: PositionEncoding | str | None = None,
         *,
         head_dim: int | None = None,
         bias: bool = False,
@@ -78,7 +79,9 @@ class Attention(nn.Module):
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.projections = projections
         self._check_projections(embed_dim)
-        self.encoding = check_encoding("Attention", encoding)
+        shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
+        built = named("Attention", encoding, shape, "train_length", "causal")
+        self.encoding = check_encoding("Attention", built)
         self.dropout, self.impl = dropout, impl
 
         def project(heads: int, *needed_by: Projections) -> nn.Linear | None:
@@ -114,7 +117,7 @@ class Attention(nn.Module):
             mask: which keys each query sees.
             encoding: this layer's encoding, prepared for the positions; None for the module's own.
         """
-        encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
+        encoding = check_encoding("Attention", self.encoding if encoding is None else encoding)
         axes = encoding.claims.num_axes
         checked = functools.partial(
             check_embedded, "Attention", embed_dim=self.embed_dim, num_axes=axes

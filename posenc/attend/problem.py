@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from posenc.encodings import ByDistance, Dense, Term, Tokens
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.numbers.tracking import transformed
-from posenc.encodings.terms.by_distance import ByDistance
-from posenc.encodings.terms.dense import Dense
-from posenc.encodings.terms.term import Term
-from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask
 from posenc.positions import as_range, same
 

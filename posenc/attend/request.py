@@ -8,12 +8,18 @@ from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Known, Problem
-from posenc.encodings.base.base import Pass, PositionEncoding
-from posenc.encodings.base.boundary import check_encoding, check_sizes, check_state, check_vectors
+from posenc.encodings import Term, Tokens
+from posenc.encodings.base.base import Pass, PositionEncoding, QueriesKeys
+from posenc.encodings.base.boundary import (
+    check_encoding,
+    check_sinks,
+    check_sizes,
+    check_state,
+    check_vectors,
+)
 from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, check_documents, check_mask
 from posenc.positions import counted
 
@@ -34,6 +40,7 @@ def problems_of(
     cache: Any = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
+    sinks: Any = None,
 ) -> list[Problem]:
     """Check the arguments of `attention`, append to its cache, and return one softmax attention for
     each pass of the encoding (most have one).
@@ -43,6 +50,7 @@ def problems_of(
     encoding = check_encoding(_OWNER, encoding)
     check_vectors(_OWNER, q=q, k=k, v=v)
     check_sizes(q, k, v)
+    check_sinks(sinks, q)
     axes, places = encoding.claims.num_axes, set(encoding.claims.places)
     queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
@@ -57,9 +65,10 @@ def problems_of(
     check_cache(_OWNER, cache)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + (cache.length if cache else 0))
     keep_raw, rotated = encoding.claims.needs_raw_k, None
+    v = encoding.transform_values(keys.given(v))
     if cache is not None:
         if not keep_raw:
-            rotated = encoding.transform(queries, keys)
+            rotated = _transformed(encoding, queries, keys)
             keys = keys.given(rotated[1])
         keys, v = _with_past(cache, encoding, keys, v)
     mask = _bound(mask, queries, keys)
@@ -68,7 +77,7 @@ def problems_of(
     for part in passes:
         seen_q, seen_k = _in_pass(queries, keys, part)
         if rotated is None:
-            new_q, new_k = encoding.transform(seen_q, seen_k)
+            new_q, new_k = _transformed(encoding, seen_q, seen_k)
         else:
             assert keys.x is not None
             new_q, new_k = rotated[0], keys.x
@@ -81,6 +90,9 @@ def problems_of(
         seen_k = seen_k.given(raw_k)
         with without_autocast(q.device):
             term = encoding.term(seen_q, seen_k)
+        if term is not None and not isinstance(term, Term):
+            wrong = f"must return a Term, such as Dense, or None, got {type(term).__name__}"
+            raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
         visible = mask
         if part.mask is not None:
             own = part.mask
@@ -97,7 +109,7 @@ def problems_of(
                 mask=visible,
                 scale=encoding.scale(q.shape[-1]),
                 dropout_p=dropout_p,
-                need_lse=return_lse or len(passes) > 1,
+                need_lse=return_lse or sinks is not None or len(passes) > 1,
                 known=Known.of(seen_q, seen_k, (new_q, new_k, v), visible, encoding),
             )
         )
@@ -141,3 +153,15 @@ def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]
     if part.q_positions is queries.positions and part.kv_positions is keys.positions:
         return queries, keys
     return queries.at(part.q_positions), keys.at(part.kv_positions)
+
+
+def _transformed(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKeys:
+    """Apply place 2. Raises: TypeError if a subclass returns anything but q and k of that shape."""
+    found: Any = encoding.transform(q, k)
+    pair = found if isinstance(found, tuple) else (found,)
+    shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair]
+    if [each[:3] for each in shapes] != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
+        wanted = "must return (q, k), each (batch, heads, len, width) like those it got"
+        got = ", ".join(map(str, shapes))
+        raise TypeError(f"{type(encoding).__name__}.transform {wanted}, got {got}.")
+    return found

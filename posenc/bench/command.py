@@ -25,6 +25,10 @@ _ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
 _DEVICE_LENGTHS = (2048, 8192, 32_768, 65_536)
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
+_HEADER = (
+    f"{'group':<9} {'case':<32} t {'run':<28} {'median':>13}  ratio (95 % interval) x baseline"
+)
+"""t: number of threads."""
 _SPEED_LIMIT = 1e11
 """Operations per second that no core reaches: a case that would take a week at it is refused."""
 
@@ -76,11 +80,12 @@ def bench(
     """Measure what position encodings cost on this machine.
 
     Compares attention with attention without positions, a rotation with a copy, a model with Llama.
-    Each ratio is a median over interleaved rounds with its 95 % interval; rows go to stderr. One
-    thread is measured in CPU time, several in wall time.
+    Each ratio is a median over interleaved rounds with its 95 % interval. One thread is measured in
+    CPU time, several in wall time.
     """
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.machine.options import check_choice
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     if device is not None:
@@ -92,8 +97,8 @@ def bench(
         _on_device(device, sizes, heads or 16, every, out, as_json)
         return
     asked = tuple(GROUPS) if only is None else _listed(only)
-    if unknown := [name for name in asked if name not in GROUPS]:
-        raise ValueError(f"bench: --only needs some of {', '.join(GROUPS)}, got {unknown[0]!r}.")
+    for name in asked:
+        check_choice("--only", name, GROUPS)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
@@ -110,12 +115,14 @@ def bench(
 
     from posenc.bench import run
 
+    shown = sys.stderr if as_json else sys.stdout
+    print(_HEADER, file=shown)
     found = {"machine": run.machine(), "rows": []}
     for case in cases:
         rows = run.measured(case, counts, rounds)
         found["rows"] += [_columns(case) | row for row in rows]
         for row in rows:
-            print(_line(case, row), file=sys.stderr)
+            print(_line(case, row), file=shown, flush=True)
         if out is not None:
             write_atomically(out, _json(found))
     if as_json:

@@ -40,8 +40,9 @@ def run(
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
             kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
-            checkpoint_steps, unchecked, engine, address, storage, partition, max_parallel,
-            tensorboard and dry_run: fields of `posenc.compare.Options` with its defaults.
+            checkpoint_steps, reuse, unchecked, as_json, engine, address, storage, partition,
+            max_parallel, tensorboard and dry_run: fields of `posenc.compare.Options` with its
+            defaults.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an unknown option;
     RunFailed if a trial failed, after all others.
@@ -51,7 +52,7 @@ def run(
     >>> small = {"train_length": 16, "batch": 2, "width": 16, "layers": 1, "heads": 1, "seeds": 1}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     text, out = Path(folder, "text.txt"), Path(folder, "study")
-    ...     _ = text.write_text("the cat sat on the mat. " * 200)
+    ...     _ = text.write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(200)))
     ...     study = posenc.compare.run(
     ...         ["rope"], text=text, test_lengths=[32], steps=1, out=out, **small
     ...     )

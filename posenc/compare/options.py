@@ -8,8 +8,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from posenc.compare.budget import BUDGETS, SUITES, Budget
-from posenc.report.machine.options import Figures, option
+from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
+from posenc.list import complete
+from posenc.report.machine.options import Figures, Json, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
@@ -41,8 +42,11 @@ class Options:
         typer.Argument(
             help="Names from `posenc list`, module:Class or file.py:Class; each with options as in "
             "yarn:factor=8, together as in rope+alibi, by layer as in 'rope/nope every 4', or with "
-            "a label as in mine=./my.py:Mine. See docs/grammar.md.",
+            "a label as in mine=./my.py:Mine. Your class gets those of embed_dim, num_heads, "
+            "num_kv_heads, head_dim, train_length and causal that its constructor names. See "
+            "docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
+            autocompletion=complete,
         ),
     ] = None
     text: Annotated[
@@ -97,7 +101,12 @@ class Options:
         "standard"
     )
     seeds: Annotated[
-        int | None, option("Number of seeds, each a trial.", shown="those of the budget", min=1)
+        int | None,
+        option(
+            "Number of seeds, each a trial.",
+            shown=f"those of the budget; {PAIR_SEEDS} for two encodings",
+            min=1,
+        ),
     ] = None
     steps: Annotated[
         int | None,
@@ -144,7 +153,7 @@ class Options:
             "--check-lr",
         ),
     ] = False
-    device: Annotated[str, option("auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, option("auto, cpu or cuda (every GPU, one trial on each).")] = "auto"
     precision: Annotated[
         str,
         option(
@@ -154,8 +163,9 @@ class Options:
     workers: Annotated[
         int | None,
         option(
-            "Trials at a time on this machine, one process each.",
-            shown="one per core; 1 on cuda",
+            "Trials at a time on this machine, one process each. More than there are GPUs share "
+            "them in turn.",
+            shown="one per core; on cuda one per GPU",
             min=1,
         ),
     ] = None
@@ -183,8 +193,7 @@ class Options:
         None
     )
     max_parallel: Annotated[
-        int | None,
-        option("Trials at a time on ray or slurm.", shown="as many as fit", min=1),
+        int | None, option("Trials at a time on ray or slurm.", shown="as many as fit", min=1)
     ] = None
     checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
     out: Annotated[
@@ -194,7 +203,16 @@ class Options:
             shown="a folder below runs/ named by the options",
         ),
     ] = None
+    reuse: Annotated[
+        list[str] | None,
+        option(
+            "Folder of a run, or of several, whose finished trials are reused if text, settings "
+            "and code are the same; may be repeated.  ",
+            shown="runs/, which is always searched",
+        ),
+    ] = None
     figures: Figures = None
+    as_json: Json = False
     tensorboard: Annotated[
         bool,
         option("Also write the losses for TensorBoard, into --out/tensorboard.", "--tensorboard"),

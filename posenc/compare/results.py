@@ -86,11 +86,14 @@ class TrainingPoint(Record):
 
 @dataclass(frozen=True)
 class Timing(Record):
-    """Wall-clock cost of a trial on one worker."""
+    """Wall-clock cost of a trial on one worker, the names of its CPU and GPU, and the folder of the
+    run that trained it, if it was reused."""
 
     tokens_per_second: float
     train_seconds: float
     test_seconds: float
+    processor: str = ""
+    reused_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -272,6 +275,21 @@ class Study(Record):
     def encodings(self) -> tuple[str, ...]:
         """Return the compared encodings, in the order given."""
         return tuple(dict.fromkeys(t.encoding for t in self.trials))
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Return the tasks other than text, in the order given."""
+        return tuple(dict.fromkeys(t.task for t in self.trials if not t.of_text))
+
+    @property
+    def reused(self) -> dict[str, int]:
+        """Return how many results come from another run, by its folder and processor."""
+        found: dict[str, int] = {}
+        for each in self.finished:
+            if each.timing and each.timing.reused_from:
+                where = f"{each.timing.reused_from} ({each.timing.processor or 'unknown CPU'})"
+                found[where] = found.get(where, 0) + 1
+        return found
 
     @property
     def finished(self) -> tuple[TrialResult, ...]:

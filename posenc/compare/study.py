@@ -24,11 +24,15 @@ from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.lock import LOCK, locked
+from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
 from posenc.report.machine import machine
+from posenc.report.machine.processor import processors_of
+from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
@@ -47,7 +51,9 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        return _run_on(engine, plan, Console(stderr=True), show)
+        return _run_on(engine, plan, stderr(), show)
+    except KeyboardInterrupt:
+        raise Stopped("the same command goes on from here") from None
     finally:
         engine.cancel()
 
@@ -60,21 +66,35 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     if options.out is not None:
         check_ours(options.out)
     plan = with_text(plan, options.out or RUNS)
+    if plan.note:
+        say(console, f"Note: {plan.note}.")
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
     folder = options.out or RUNS / f"compare-{_name(trials)}"
     damaged = check_ours(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    made = missing(folder)
+    make_folder(folder)
     with locked(folder, "posenc compare"):
         sweep.remove_leftovers(folder)
-        _save(study, folder)
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder)):
-            if wrong:
-                say(console, f"{wrong}; writing it again")
-        engine.settle(folder, trials, options.checkpoint_steps)
+        own = runs_below([RUNS])
+        runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
+        try:
+            _save(study, folder)
+            for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
+                if wrong:
+                    say(console, f"{wrong}; writing it again")
+            reused = reuse_trials(folder, trials, runs)
+            if reused:
+                say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
+            engine.settle(folder, trials, options.checkpoint_steps)
+        except ValueError:  # of a disk that is too small, or a storage that is refused
+            if made:
+                remove_folder(folder)
+                remove_empty(made)
+            raise
         left = [trial for trial in trials if not is_done(folder, trial)]
         seconds = expected_seconds(left, folder, workers, here)
         say(console, opening(study, workers, folder, seconds))
@@ -90,18 +110,18 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
                 tried, _ = load_results(folder, plan.checks)
                 study = at_chosen_rates(study, list(tried.values()))
                 _save(study, folder)
+                reuse_trials(folder, study.trials, runs)
                 engine.settle(folder, study.trials, options.checkpoint_steps)
             run(study)
-        except KeyboardInterrupt:
-            raise Stopped("the same command goes on from here") from None
         finally:
-            # Even after Ctrl-C the report has all finished trials.
+            # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             engine.cancel()
-            study, _ = write_report(study, folder)
+            if (folder / LOCK).exists():
+                study, _ = write_report(study, folder)
         for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            show_study(study, folder, console)
+            show_study(study, folder, console, options.as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "
@@ -133,7 +153,9 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
     loaded, damaged = load_results(folder, [t for t in study.trials if t not in kept])
     found = kept | loaded
     results = tuple(found[trial] for trial in study.trials if trial in found)
-    return conclude(replace(study, results=results)), damaged
+    timed = [vars(each.timing) for each in results if each.timing and each.timing.processor]
+    hardware = study.hardware | (processors_of(timed) if timed else {})
+    return conclude(replace(study, results=results, hardware=hardware)), damaged
 
 
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -158,7 +180,7 @@ def check_ours(folder: Path) -> str | None:
         return None
     if (folder / STUDY).is_file():
         try:
-            Study.from_json((folder / STUDY).read_text(encoding="utf-8"))
+            Study.from_json(text_of(folder / STUDY))
         except OtherFormat as error:
             raise ValueError(
                 f"--out: {folder} was written by another version of posenc ({error}). Choose "
@@ -178,7 +200,7 @@ def check_ours(folder: Path) -> str | None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run that was killed before it wrote study.json can have left this file."""
-    return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
+    return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)
 
 
 def _name(trials: Sequence[TrialConfig]) -> str:

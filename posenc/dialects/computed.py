@@ -72,6 +72,10 @@ class Computed:
         """True if the runtime has the model and posenc has read what it does with it."""
         return self.known == "yes"
 
+    def of_kind(self, kind: str) -> list[Layer]:
+        """Return the rotations that layers of a kind have here; one may serve all kinds."""
+        return [v for name, v in self.layers.items() if name == "all" or name.startswith(kind)]
+
     @property
     def answer(self) -> str:
         """The answer in two words or three: what the table and --json say."""

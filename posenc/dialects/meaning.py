@@ -64,7 +64,8 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
             longest = max(longest, length)
         for kind, p in parameters.items():
-            layers[kind] = _rotation(p, model.of_kind(kind), length or longest)
+            if len(model.without_rotation) < model.num_layers:
+                layers[kind] = _rotation(p, model.of_kind(kind), length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
     except BadConfigError:
         raise

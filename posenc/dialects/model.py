@@ -11,6 +11,10 @@ from posenc.dialects.families import by_architecture, family
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
+ROTARY = tuple(
+    "rope_theta rope_scaling rope_parameters rope_local_base_freq partial_rotary_factor".split()
+)
+"""Keys that a config with a language model's own config reads there only."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
@@ -36,12 +40,11 @@ class BadConfigError(ValueError):
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Lift the language model's keys to the top level, over those already there."""
-    merged = dict(config)
-    for name in INNER:
-        inner = config.get(name)
-        if isinstance(inner, Mapping):
-            merged.update(inner)
+    """Lift the language model's keys to the top level. Rotary keys next to them are not read."""
+    inner = [v for name in INNER if isinstance(v := config.get(name), Mapping)]
+    merged = {k: v for k, v in config.items() if not (inner and k in ROTARY)}
+    for own in inner:
+        merged.update(own)
     return merged
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from posenc.dialects.meaning import UnknownFamilyError
 from posenc.dialects.model import Model
 
 MROPE = {"qwen2_vl_text": False, "qwen3_vl_text": True, "qwen3_vl_moe_text": True}
@@ -17,6 +18,7 @@ MROPE = {"qwen2_vl_text": False, "qwen3_vl_text": True, "qwen3_vl_moe_text": Tru
 transformers 5.23: get_rope_index in qwen2_vl/modeling_qwen2_vl.py and
 qwen3_vl/modeling_qwen3_vl.py."""
 TEXT, IMAGE, VIDEO = 0, 1, 2
+MULTIMODAL = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 LARGEST = 1 << 24
 """Tokens of a batch."""
 Grid = tuple[int, int, int]
@@ -30,9 +32,15 @@ def problems(batch: Mapping[str, Any], model: Model) -> list[str]:
             `attention_mask` and `documents` (one number per token) and, with M-RoPE,
             `mm_token_type_ids` (0 text, 1 image, 2 video), `image_grid_thw`, `video_grid_thw`.
 
-    Raises: ValueError where the batch has not these lists, or they do not fit each other.
+    Raises: UnknownFamilyError for images of a family that posenc has not read; ValueError where the
+        batch has not these lists, or they do not fit each other.
     """
     three = model.model_type in MROPE
+    if not three and (given := [key for key in MULTIMODAL if batch.get(key) is not None]):
+        raise UnknownFamilyError(
+            f"posenc does not know the (t, h, w) positions of {model.model_type}, which "
+            f"{given[0]} asks for"
+        )
     axes = _lists(batch, "position_ids", 3 if three else 2)
     rows = list(zip(*axes, strict=True)) if three else [(row,) for row in axes]
     shape = [len(row[0]) for row in rows]
@@ -44,16 +52,25 @@ def problems(batch: Mapping[str, Any], model: Model) -> list[str]:
         grids[VIDEO] = iter([(1, h, w) for t, h, w in grids[VIDEO] for _ in range(t)])
     vision = model.config.get("vision_config")
     merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
+    if type(merge) is not int or merge < 1:
+        raise ValueError(
+            f"config.json: spatial_merge_size must be an integer above 0, got {merge!r}."
+        )
     found = []
     for i, (row, mask, kind, ids) in enumerate(zip(rows, masks, kinds, documents, strict=True)):
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [tuple(axis[j] for axis in row) for j in seen]
         if three:
-            wanted = _mrope([kind[j] for j in seen], grids, merge)
+            wanted = []
+            for _, own in groupby([(ids[j], kind[j]) for j in seen], lambda token: token[0]):
+                wanted += _mrope([of_token for _, of_token in own], grids, merge)
         else:
             named = None if ids[0] is None else [ids[j] for j in seen]
             wanted = _text([p for (p,) in got], named)
         found += _differences(i, seen, got, wanted)
+    for kind, rest in grids.items():
+        if left := len(list(rest)):
+            raise ValueError(f"position ids: {left} grids of the kind {kind} have no tokens.")
     return found
 
 

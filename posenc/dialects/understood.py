@@ -8,7 +8,9 @@ from typing import Any
 
 from posenc.dialects.model import Model, flatten
 
-ABOUT_POSITIONS = re.compile(r"rope|rotary|rotate|yarn|theta|position|mscale|freq|ntk|alibi|swa_")
+ABOUT_POSITIONS = re.compile(
+    r"rope|rotary|rotate|yarn|theta|position|mscale|(?<!layer_)freq|ntk|alibi|swa_"
+)
 KEYS = frozenset(
     """
     max_position_embeddings n_positions original_max_position_embeddings rope_theta rope_scaling
@@ -53,7 +55,10 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
     found = [
         key
         for key, value in flat.items()
-        if ABOUT_POSITIONS.search(key) and key not in KEYS and key not in own and value is not None
+        if ABOUT_POSITIONS.search(key)
+        and key not in KEYS
+        and key not in own
+        and value not in (None, False)
     ]
     return found + [
         key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,8 +13,10 @@ from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, UnknownFamilyError, known_family, meaning_of
 from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.record import Record, of_meaning, record_of
-from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
+from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
 from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.runtimes.running import unrecorded
+from posenc.dialects.runtimes.versions import is_recorded
 
 Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
 ALL = tuple(RUNTIMES)
@@ -31,12 +33,14 @@ class Case:
 
     named: the runtimes that the user named. length: the length to judge at, None for the longest
     meant. served: the config as a server sees it after overrides, None for the file's own.
+    versions: runtime -> the version that the user named.
     """
 
     source: Source
     named: tuple[str, ...] = ALL
     length: int | None = None
     served: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -87,16 +91,20 @@ class Case:
         """What each of the six runtimes computes from the file."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
-            return emulate(served, self.length)
+            return emulate(served, self.length, versions=self.versions)
         name = "llama.cpp"
+        version = self.versions.get(name)
         try:
-            own = from_metadata(self.metadata, self.length)
+            if version is not None and not is_recorded(name, version):
+                own = unrecorded(name, version)
+            else:
+                own = from_metadata(self.metadata, self.length)
         except NotReadError as unread:
-            own = Computed(str(unread), known="unknown", version=VERSIONS[name])
+            own = Computed(str(unread), known="unknown", version=RECORD[name][2])
         except RefusedError as refused:
-            own = Computed(str(refused), version=VERSIONS[name])
+            own = Computed(str(refused), version=RECORD[name][2])
         others = {
-            r: Computed(f"{r} reads no GGUF files", known="no model", version=VERSIONS[r])
+            r: Computed(f"{r} reads no GGUF files", known="no model", version=RECORD[r][2])
             for r in RUNTIMES
         }
         return {**others, name: own}
@@ -116,7 +124,8 @@ class Case:
         if self.metadata is None:
             known_family(self.model)
         if not self.judges:
-            said = [f"{name}: {self.computed[name].answer}" for name in self.named]
+            answers = [(name, self.computed[name]) for name in self.named]
+            said = [f"{n}: {c.error if n in self.versions else c.answer}" for n, c in answers]
             raise UnknownFamilyError(f"{self._name}: {'; '.join(said)}")
 
     @property
@@ -132,8 +141,12 @@ class Case:
     def _differs(self, computed: Computed) -> frozenset[Aspect]:
         if not computed.knows:
             return frozenset()
-        if computed.error is not None:
-            return frozenset({"error" if _about_positions(computed.error) else "arguments"})
+        if (error := computed.error) is not None:
+            # mlx-lm stops for any missing key of its dataclass.
+            about_positions = "positional argument" not in error or any(
+                word in error for word in ("rope", "rotary", "max_position")
+            )
+            return frozenset({"error" if about_positions else "arguments"})
         if self.meaning is None:
             return frozenset()
         return differences(computed, self.meaning.computed)
@@ -175,11 +188,6 @@ class Case:
         value = self.config.get("rope_parameters")
         return value if isinstance(value, Mapping) and value else None
 
-    @property
-    def effective(self) -> Mapping[str, Any]:
-        """The dict that most runtimes read: rope_scaling, else rope_parameters."""
-        return self.old or self.new or {}
-
     def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield every flat rope dict of the file with its name."""
         for name, given in (("rope_scaling", self.old), ("rope_parameters", self.new)):
@@ -210,12 +218,6 @@ class Case:
                 yield name, p
 
 
-def _about_positions(error: str) -> bool:
-    """True if an error concerns positions. mlx-lm stops for any missing key of its dataclass."""
-    words = ("rope", "rotary", "max_position")
-    return "positional argument" not in error or any(word in error for word in words)
-
-
 def type_of(p: Mapping[str, Any]) -> str:
     """Return rope_type, else type, else default."""
     kind = p.get("rope_type", p.get("type"))
@@ -226,7 +228,7 @@ def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
     """Return the aspects in which one result differs from another."""
     found: set[Aspect] = set()
     for kind, layer in meant.layers.items():
-        same_kind = [v for name, v in computed.layers.items() if name.startswith(kind)]
+        same_kind = computed.of_kind(kind)
         if not same_kind:
             found.add("layers")
         for other in same_kind:

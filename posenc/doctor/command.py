@@ -9,6 +9,7 @@ import typer
 
 from posenc.doctor.options import Options
 from posenc.report.machine.options import with_options_of
+from posenc.report.page.visible import visible
 
 
 @with_options_of(Options)
@@ -32,7 +33,7 @@ def doctor(
     from posenc.doctor.running import run
 
     said, code = run(Options(tuple(paths or ()), **given))
-    typer.echo(said)
+    typer.echo(visible(said))
     if code == 2:  # of --each: what it is about stands above, file by file
         raise ValueError("not every path can be judged; see above.")
     return code

@@ -21,7 +21,7 @@ class Options:
         typer.Option(
             "--for",
             help="Runtimes that matter, with commas: transformers-4, transformers-5, vllm, sglang, "
-            "mlx-lm, llama.cpp.",
+            "mlx-lm, llama.cpp. NAME==VERSION asks for one version, as in transformers==5.9.",
             show_default="all six that know the model",
         ),
     ] = None

@@ -1,13 +1,14 @@
-"""A rule: what it checks, its severity, the cure, and where users met the mistake."""
+"""A rule: what it checks, its severity, and its page in `pages/`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
 from typing import Literal
 
-from posenc.doctor.case import Case
+from posenc.doctor.case import ALL, Case
 
 Severity = Literal["E", "W", "I"]
 SEVERITIES = {"E": "error", "W": "warning", "I": "note"}
@@ -29,6 +30,11 @@ class Hit:
     cure: str = ""
 
 
+def wrong(message: str, cure: str = "") -> Hit:
+    """Return a hit for a file that contradicts itself, whatever reads it."""
+    return Hit(message, (), ALL, True, cure)
+
+
 @dataclass(frozen=True)
 class Finding:
     """A hit with its rule: what the command prints."""
@@ -38,6 +44,7 @@ class Finding:
     message: str
     runtimes: tuple[str, ...]
     cure: str
+    contradiction: bool = False
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -54,19 +61,34 @@ class Rule:
     """One line of the table.
 
     severity: E if a hit means a wrong result, W if runtimes differ in something else, I for a note.
-    evidence: public threads, or the runtimes' own code.
     """
 
     code: str
-    title: str
     severity: Severity
-    cure: str
-    evidence: str
     check: Callable[[Case], Iterable[Hit]]
+
+    @cached_property
+    def page(self) -> str:
+        """The rule's page in Markdown: what, why, an example, the cure, and threads."""
+        page = resources.files("posenc.doctor").joinpath("pages", f"{self.code}.md")
+        return page.read_text(encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        return self.page.partition("\n")[0].partition(": ")[2]
+
+    def part(self, name: str) -> str:
+        """Return a section of the page: Why, Example, Cure or Threads."""
+        return self.page.partition(f"\n## {name}\n")[2].partition("\n## ")[0].strip()
 
     @property
     def why(self) -> str:
-        return " ".join((inspect.getdoc(self.check) or "").split())
+        return " ".join(self.part("Why").split())
+
+    @property
+    def cure(self) -> str:
+        """The first paragraph of the cure, without the example's fixed lines."""
+        return " ".join(self.part("Cure").partition("```")[0].split())
 
     def judge(self, case: Case) -> Iterator[Finding]:
         """Yield findings. An E becomes W if no named runtime is concerned."""
@@ -75,7 +97,8 @@ class Rule:
             if severity == "E" and not hit.concerned and not hit.contradiction:
                 severity = "W"
             runtimes = hit.concerned or tuple(r for r in hit.affected if case.computed[r].knows)
-            yield Finding(self.code, severity, hit.message, runtimes, hit.cure or self.cure)
+            cure = hit.cure or self.cure
+            yield Finding(self.code, severity, hit.message, runtimes, cure, hit.contradiction)
 
 
 @dataclass
@@ -85,13 +108,13 @@ class Table:
     rules: dict[str, Rule] = field(default_factory=dict)
 
     def rule(
-        self, code: str, severity: Severity, title: str, *, cure: str, evidence: str
+        self, code: str, severity: Severity
     ) -> Callable[[Callable[[Case], Iterable[Hit]]], Callable[[Case], Iterable[Hit]]]:
-        """Decorate check(case) -> hits; its docstring says why it matters."""
+        """Decorate check(case) -> hits."""
 
         def add(check: Callable[[Case], Iterable[Hit]]) -> Callable[[Case], Iterable[Hit]]:
             assert code not in self.rules, code
-            self.rules[code] = Rule(code, title, severity, cure, evidence, check)
+            self.rules[code] = Rule(code, severity, check)
             return check
 
         return add

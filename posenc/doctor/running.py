@@ -6,13 +6,13 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.versions import asked_for
 from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
@@ -20,6 +20,9 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
+from posenc.report.files.opened import text_of
+from posenc.report.files.record import bounded_json
+from posenc.report.machine.options import check_choice
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -27,6 +30,10 @@ SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
 
 
+SETTLED = ("PD002", "PD003", "PD006", "PD018")
+"""Contradictions that are settled as transformers 5 does."""
+UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
+"""Errors that a fix would have to guess at."""
 GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last."""
 
@@ -50,7 +57,7 @@ def run(options: Options) -> tuple[str, int]:
 def _run(options: Options) -> tuple[str, int]:
     _check(options)
     if options.explain is not None:
-        return terminal.explain(_rule(options.explain)), 0
+        return terminal.explain(RULES[check_choice("--explain", options.explain.upper(), RULES)]), 0
     if options.each:
         return _each(options)
     if len(options.paths) == 2:
@@ -66,13 +73,16 @@ def _run(options: Options) -> tuple[str, int]:
         return _positions(case, options.positions)
     if options.overrides is not None:
         _need_config(source, "--overrides")
+        check_choice("--overrides", options.overrides, RUNTIMES)
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
         from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
-        return fix(source, options.out, _named(options), options.length, options.like)
+        _require_clear(case)
+        named, versions = _named(options), _versions(options)
+        return fix(source, options.out, named, options.length, options.like, versions)
     found = findings(case, _ignored(source.folder))
     if not found and case.why_unclear:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
@@ -82,6 +92,19 @@ def _run(options: Options) -> tuple[str, int]:
     if options.as_sarif:
         return json.dumps(sarif.report(case, found), indent=2), code
     return terminal.text(case, found), code
+
+
+def _require_clear(case: Case) -> None:
+    """Raise ValueError if nobody but the file's author can say what it means."""
+    if case.metadata is not None:
+        return
+    for found in findings(case):
+        unclear = found.contradiction and found.code not in SETTLED
+        if unclear or (found.severity == "E" and found.code in UNCLEAR):
+            raise ValueError(
+                f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
+                f"{found.code}: {found.message}. {found.cure}"
+            )
 
 
 def _check(options: Options) -> None:
@@ -117,14 +140,7 @@ def _check(options: Options) -> None:
         raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
     if options.as_json and options.as_sarif:
         raise ValueError("give --json or --sarif, not both.")
-    single = (
-        options.positions,
-        options.fix,
-        options.overrides,
-        options.as_sarif,
-        options.layout,
-        writes,
-    )
+    single = (options.positions, options.overrides, options.as_sarif, options.layout, writes)
     if len(options.paths) == 2 and any(single):
         raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
 
@@ -162,7 +178,8 @@ def _adapter(options: Options) -> str:
     folder = options.paths[0]
     if options.fix:
         assert options.out is not None
-        return adapters.fix(folder, options.like, options.out, _named(options), options.length)
+        named, versions = _named(options), _versions(options)
+        return adapters.fix(folder, options.like, options.out, named, options.length, versions)
     if options.convert_layout is not None:
         assert options.out is not None
         to = layout.is_interleaved(options.convert_layout)
@@ -184,24 +201,27 @@ def _layout(options: Options) -> tuple[str, int]:
     return layout.report(folder, options.text, as_json=options.as_json)
 
 
-def _rule(code: str) -> Any:
-    rule = RULES.get(code.upper())
-    if rule is None:
-        raise ValueError(f"no rule {code!r}; they are {', '.join(RULES)}.")
-    return rule
-
-
 def _named(options: Options) -> tuple[str, ...]:
     if options.for_ is None:
         return tuple(RUNTIMES)
-    names = [name.strip() for name in options.for_.split(",") if name.strip()]
-    unknown = [name for name in names if name not in RUNTIMES]
-    if unknown or not names:
-        raise ValueError(
-            f"--for: unknown runtime {', '.join(unknown) or options.for_!r}; expected some of "
-            f"{', '.join(RUNTIMES)}."
-        )
-    return tuple(dict.fromkeys(names))
+    names = [name for name, _ in _asked(options)]
+    return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
+
+
+def _asked(options: Options) -> list[tuple[str, str | None]]:
+    return [asked_for(part) for part in (options.for_ or "").split(",") if part.strip()]
+
+
+def _versions(options: Options) -> dict[str, str]:
+    """Return the versions that --for names, such as transformers==5.9.
+
+    Raises: ValueError for two versions of one runtime.
+    """
+    found: dict[str, str] = {}
+    for name, version in _asked(options):
+        if version is not None and found.setdefault(name, version) != version:
+            raise ValueError(f"--for: one version of {name} at a time, {found[name]} or {version}.")
+    return found
 
 
 def _need_config(source: Source, what: str) -> None:
@@ -216,18 +236,17 @@ def _positions(case: Case, path: Path) -> tuple[str, int]:
     _need_config(case.source, "--positions")
     lines = problems(read_json(path, LARGEST_INDEX), case.model)
     said = "" if lines else f"position ids are as the code of {case.model.model_type} makes them."
-    return "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)]), int(
-        bool(lines)
-    )
+    said = "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)])
+    return said, int(bool(lines))
 
 
 def _case(source: Source, options: Options) -> Case:
     named = _named(options)
     if options.with_ is None:
-        return Case(source, named, options.length)
+        return Case(source, named, options.length, versions=_versions(options))
     _need_config(source, "--with")
     try:
-        given = json.loads(options.with_)
+        given = bounded_json(options.with_)
     except ValueError as error:
         raise ValueError(f"--with: expected JSON, {error}.") from error
     if not isinstance(given, dict):
@@ -239,7 +258,9 @@ def _case(source: Source, options: Options) -> Case:
     raw = {**source.raw, OVERRIDES: given}
     merged = overridden(source.config, given, "sglang")
     served = overridden(source.config, given, server)
-    return Case(replace(source, raw=raw, config=merged), (server,), options.length, served)
+    versions = _versions(options)
+    source = replace(source, raw=raw, config=merged)
+    return Case(source, (server,), options.length, served, versions)
 
 
 def _ignored(folder: Path) -> frozenset[str]:
@@ -250,7 +271,7 @@ def _ignored(folder: Path) -> frozenset[str]:
         return frozenset()
     codes: set[str] = set()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = text_of(path).splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
     for line in lines:

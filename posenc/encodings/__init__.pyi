@@ -30,10 +30,13 @@ from posenc.encodings.queries_keys.rope_scaling import YaRN as YaRN
 from posenc.encodings.queries_keys.rope_scaling import rope_frequencies as rope_frequencies
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry.build import create as create
+from posenc.encodings.registry.build import named as named
 from posenc.encodings.registry.code import find as find
 from posenc.encodings.registry.code import is_encoding as is_encoding
+from posenc.encodings.registry.code import own_line as own_line
 from posenc.encodings.registry.code import path_of as path_of
 from posenc.encodings.registry.content import code_of as code_of
+from posenc.encodings.registry.content import source_of as source_of
 from posenc.encodings.registry.grammar import parse as parse
 from posenc.encodings.registry.known import entry as entry
 from posenc.encodings.registry.known import names as names
@@ -43,4 +46,8 @@ from posenc.encodings.registry.portable import tidy as tidy
 from posenc.encodings.scores.alibi import ALiBi as ALiBi
 from posenc.encodings.scores.forgetting import FoX as FoX
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
+from posenc.encodings.terms.by_distance import ByDistance as ByDistance
+from posenc.encodings.terms.dense import Dense as Dense
+from posenc.encodings.terms.term import ScoreMod as ScoreMod
+from posenc.encodings.terms.term import Term as Term
 from posenc.encodings.terms.tokens import Tokens as Tokens

@@ -41,7 +41,8 @@ def run(
     written.
 
     Raises: ValueError, before measuring, for anything that cannot be extended or written. RunFailed
-    if `method` cannot be measured, or the export cannot be proved.
+    if `method` cannot be measured, or the export cannot be proved: then its `outcome` has what was
+    measured.
 
     >>> import tempfile
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -68,6 +69,7 @@ def run(
         options=options,
         as_bytes=as_bytes,
         as_ids=as_ids,
+        foreign=documents is None,
         progress=progress,
     )
     written = None if out is None or outcome.proof is None else Path(out)

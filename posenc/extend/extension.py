@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from posenc.extend.measure.samples import halves, sample_windows
 from posenc.extend.measure.short_text import regression, short_pieces
 from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.extend.recommendation import recommend
+from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_folders, check_request
 from posenc.extend.restart import locked, own_state
 from posenc.extend.tune.lora import save_adapter
@@ -38,6 +37,7 @@ from posenc.extend.variants.variant import Variant, as_is
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
 from posenc.hf.rope.apply import applied
+from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed
 
 
@@ -45,8 +45,9 @@ from posenc.report.page.failure import RunFailed
 class Outcome:
     """All variants measured, the recommendation, and what was exported.
 
-    failed: by name, why a variant could not be measured on this checkpoint. short_documents: the
-    document of every token of the short texts.
+    recommended: a method, "none" to leave the model as it is, "" without a recommendation. failed:
+    by name, why a variant could not be measured on this checkpoint. short_documents: the document
+    of every token of the short texts.
     """
 
     checkpoint: Checkpoint
@@ -78,6 +79,14 @@ class Outcome:
         return found if self.tuned is None else {**found, "tuned": self.tuned}
 
 
+class NotExported(RunFailed):
+    """The export failed. `outcome` has everything that was measured."""
+
+    def __init__(self, reason: str, outcome: Outcome) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
 def extend(
     folder: str | Path,
     to: int,
@@ -88,6 +97,7 @@ def extend(
     options: Options = DEFAULTS,
     as_bytes: bool = False,
     as_ids: bool = False,
+    foreign: bool = False,
     progress: Progress = lambda what, share: None,
 ) -> Outcome:
     """Stretch the checkpoint in `folder` to `to` tokens and measure it before and after.
@@ -101,12 +111,13 @@ def extend(
         out: a new folder for the extended checkpoint. Nothing is written, and `proof` is None, if
             it is None or if the recommendation is to leave the model unchanged.
         as_bytes, as_ids: documents are bytes, or token ids in words; no tokenizer is used.
+        foreign: the documents were not chosen for this model, which may not know such text.
 
     Raises: ValueError, with the reason, for anything that cannot be extended. RunFailed if `method`
-    cannot be measured on this checkpoint, or the export cannot be proved.
+    cannot be measured on this checkpoint; NotExported if the export cannot be proved.
     """
     out = None if out is None else Path(out)
-    check_folders(Path(folder), out, options)
+    check_folders(Path(folder), out, method, options)
     checkpoint = _load(folder, options)
     check_request(checkpoint, to, method, writes=out is not None, options=options, words=not as_ids)
     vocabulary = checkpoint.config.vocab_size
@@ -129,14 +140,25 @@ def extend(
         measured, failed = _measure_all(
             checkpoint, builders, method, windows, options, progress, None if as_ids else encode
         )
-        recommended, reason = recommend(measured, checkpoint.trained_length, options)
+        given = (measured, checkpoint.trained_length, options, windows.documents.numpy())
+        recommended, reason = recommend(*given, foreign=foreign)
         short = short_pieces(windows, checkpoint.trained_length).documents.numpy()
         outcome = Outcome(checkpoint, to, measured, recommended, reason, failed, short)
-        if out is not None and (method or recommended) != "none":
-            chosen = measured[method or recommended][0]
-            words = None if as_ids else encode
-            export_variant(outcome, chosen, out, prover, fitting, windows, options, progress, words)
-            shutil.rmtree(own_state(out), ignore_errors=True)
+        # Tuning may make a method better than what is best before it.
+        chosen = method or (best_method(measured, options) if options.tune else recommended)
+        if out is not None and chosen not in (None, "", "none"):
+            variant, words = measured[chosen][0], None if as_ids else encode
+            try:
+                export_variant(
+                    outcome, variant, out, prover, fitting, windows, options, progress, words
+                )
+            except RunFailed as error:
+                raise NotExported(str(error), outcome) from error
+            finally:
+                if outcome.tuned is not None:
+                    tuned = (chosen, outcome.tuned)
+                    outcome.recommended, outcome.reason = recommend(*given, tuned, foreign=foreign)
+            remove_folder(own_state(out))
     return outcome
 
 
@@ -164,7 +186,7 @@ def evaluate(
 
 
 def _load(folder: str | Path, options: Options) -> Checkpoint:
-    dtype = options.dtype
+    dtype = options.precision
     if dtype == "auto" and options.tune is not None:
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits
     return load_checkpoint(folder, dtype=dtype, device=options.device)
@@ -228,7 +250,7 @@ def export_variant(
             assert options.state is not None
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
             adapter = options.state / ADAPTER
-            shutil.rmtree(adapter, ignore_errors=True)
+            remove_folder(adapter)
             outcome.tuning_losses = tune(
                 checkpoint.model,
                 fitting,

@@ -21,9 +21,9 @@ class Options:
     windows: windows of the target length to read. search_evaluations: sets of frequencies that the
     search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
     with the length. state: folder for the state of search and tuning, for restarts; None: next to
-    the new folder, or nowhere. device, dtype: device and dtype of the run; written weights keep the
-    folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
-    whose loss is measured with growing context. tasks: tasks at every length and depth, see
+    the new folder, or nowhere. device, precision: device and dtype of the run; written weights keep
+    the folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
+    whose loss is measured with growing context. task: tasks at every length and depth, see
     measure/tasks.py. task_trials: prompts for each.
     """
 
@@ -32,7 +32,10 @@ class Options:
         int, option("Sets of frequencies that the search tries; 0 leaves it out.", min=0)
     ] = 64
     allow_cache_unsafe: Annotated[
-        bool, option("Also write methods whose frequencies change with the length.")
+        bool,
+        option(
+            "Also write methods whose frequencies change with the length.", "--allow-cache-unsafe"
+        ),
     ] = False
     state: Annotated[
         Path | None,
@@ -41,21 +44,22 @@ class Options:
     device: Annotated[str, option("Where to run: auto, cpu, cuda or mps; auto takes a GPU.")] = (
         "auto"
     )
-    dtype: Annotated[
+    precision: Annotated[
         str,
         option(
-            "dtype to run in: float32, bfloat16, float16, or auto, that of the folder "
+            "Precision to run in: float32, bfloat16, float16, or auto, that of the folder "
             "(float32 while tuning). The weights that are written keep theirs."
         ),
     ] = "auto"
     tune: TuneConfig | None = None
-    tasks: Annotated[
-        str,
+    task: Annotated[
+        list[str] | None,
         option(
-            "Tasks at every length and depth, separated by commas: passkey, needle, needles, "
-            "variables, common-words; or none."
+            "Task at every length and depth; may be repeated: passkey, needle, needles, "
+            "variables, common-words; or none.",
+            shown="passkey",
         ),
-    ] = "passkey"
+    ] = None
     task_trials: Annotated[int, option("Prompts per task, length and depth.", min=1)] = 2
     targets: int = 64
 

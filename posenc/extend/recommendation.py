@@ -1,53 +1,138 @@
-"""Recommend a method of extending, with the reason."""
+"""Recommend what to do with a checkpoint: extend it, leave it, or cut texts to its window."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
+
 from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.measure.intervals import Estimate, estimate
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW, Variant
 
+Measured = dict[str, tuple[Variant, Evaluation]]
+LEVEL = 0.02
+"""A smaller gain over the window, in nats per token, is worth no extension."""
+UNREADABLE = math.log(1000)
+"""A model with a higher loss within its training length, in nats, does not know this text."""
 
-def recommend(
-    measured: dict[str, tuple[Variant, Evaluation]], trained: int, options: Options
-) -> tuple[str, str]:
-    """Return the variant with the lowest mean loss over all buckets that stock tools can load, and
-    why.
+
+def best_method(measured: Measured, options: Options) -> str | None:
+    """Return the method with the lowest mean loss over all buckets that stock tools can load.
 
     Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
     """
     allowed = {
-        name: evaluation
+        name: evaluation.average()
         for name, (variant, evaluation) in measured.items()
-        if not variant.needs_runtime and (variant.cache_safe or options.allow_cache_unsafe)
+        if name != "none"
+        and not variant.needs_runtime
+        and (variant.cache_safe or options.allow_cache_unsafe)
     }
-    best = min(allowed, key=lambda name: allowed[name].average())
-    base, chosen = measured["none"][1], allowed[best]
-    if best == "none":
-        return best, (
-            "No method tried lowers the mean loss over all positions: leave the checkpoint as it "
-            f"is, or tune. {_against_window(measured, best, trained)}"
-            f"{_better_map(measured, best)}".rstrip()
+    return min(allowed, key=lambda name: allowed[name], default=None)
+
+
+def recommend(
+    measured: Measured,
+    trained: int,
+    options: Options,
+    documents: np.ndarray | None = None,
+    tuned: tuple[str, Evaluation] | None = None,
+    *,
+    foreign: bool = False,
+) -> tuple[str, str]:
+    """Compare the best method, or the tuned one, with the unchanged model and with the window.
+
+    Args:
+        documents: the document of every measured token; without it there are no intervals.
+        tuned: the method that was tuned, and what was measured after it.
+        foreign: True if the text was not chosen for this model.
+
+    Returns: the method to use, "none" to leave the model as it is, or "" without a recommendation;
+    and the reason, whose first sentence says what to do.
+    """
+    base = measured["none"][1]
+    if foreign and not base.short(trained) <= UNREADABLE:
+        perplexity = math.exp(min(base.short(trained), 50))
+        return "", (
+            "No recommendation: the model does not know this text, its perplexity is "
+            f"{perplexity:,.0f} within its training length. Give --text with text like the model's "
+            "own."
         )
-    lost = chosen.short(trained) - base.short(trained)
-    gained = base.long(trained) - chosen.long(trained)
-    if math.isnan(gained):
-        return best, (
-            f"{best} has the lowest mean loss over all position buckets, "
-            f"{chosen.long(trained):.2f} nats per token beyond {trained} tokens, where the model "
-            f"could not read before; within them it costs {lost:.2f}."
-        )
-    return best, (
-        f"{best} has the lowest mean loss over all position buckets: beyond {trained} tokens it "
-        f"saves {gained:.2f} nats per token, within them it costs {lost:.2f}. "
-        f"{_against_window(measured, best, trained)}{_better_map(measured, best)}"
-        "This says nothing about tasks that need a fact from far back; see the passkey grid for "
-        "that."
+    name = tuned[0] if tuned else best_method(measured, options)
+    chosen = tuned[1] if tuned else measured[name][1] if name else base
+    label = f"{name}, tuned," if tuned else f"{name}"
+    window = measured[WINDOW][1] if WINDOW in measured else None
+    hint = "" if tuned else " Tuning may change that (--tune)."
+    cut = f"cutting to the last {trained} tokens"
+    if name is None or not chosen.average() < base.average():
+        if window is not None and window.average() < base.average():
+            return "none", (
+                f"Do not extend this one: {cut} reads better. Against the unchanged model it saves "
+                f"{_saved(window, base, trained)}, and no method saves anything over all positions."
+                f"{hint}"
+            )
+        said = "Leave this one as it is: no method that stock tools load lowers its mean loss."
+        return "none", f"{said}{hint}{_better_map(measured, base)}"
+    against = (
+        "against the unchanged model it costs "
+        f"{chosen.short(trained) - base.short(trained):.2f} nats per token within {trained} tokens "
+        f"and saves {_saved(chosen, base, trained)}."
+    )
+    rest = f"{_better_map(measured, chosen)}{_retrieval(chosen)}"
+    if window is None:
+        return name, f"Extend it with {label.rstrip(',')}: {against}{rest}"
+    gap = difference(chosen, window, documents)
+    said, interval = f"{label} is {abs(gap.mean):.2f} nats per token", _interval(gap)
+    if gap.mean > 0 and not gap.low <= 0:
+        worse = f"{said} worse over all positions{interval}; {against}"
+        return "none", f"Do not extend this one: {cut} reads better. {worse}{hint}{rest}"
+    if not gap.mean < -LEVEL or gap.high >= 0:
+        alike = f"{label} and {cut} differ by {gap.mean:+.2f} nats per token{interval}; {against}"
+        return "none", f"Do not extend this one on this evidence: {alike}{hint}{rest}"
+    return name, (
+        f"Extend it with {label.rstrip(',')}: it reads better than {cut}. {said} better over all "
+        f"positions{interval}; {against}{rest}"
     )
 
 
-def _better_map(measured: dict[str, tuple[Variant, Evaluation]], best: str) -> str:
+def difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Estimate:
+    """Return the mean loss of `a` minus that of `b` on the same tokens, in nats, each bucket of
+    positions with the same weight. The interval is NaN without the losses of every token."""
+    if a.losses is None or b.losses is None or documents is None:
+        return Estimate(a.average() - b.average(), math.nan, math.nan, 0)
+    buckets = list(itertools.pairwise(a.edges))
+    gaps = a.losses - b.losses
+    for low, high in buckets:
+        gaps[:, low:high] *= np.isfinite(gaps).sum() / (
+            len(buckets) * np.isfinite(gaps[:, low:high]).sum()
+        )
+    return estimate(gaps, documents)
+
+
+def _interval(found: Estimate) -> str:
+    if math.isnan(found.low):
+        return " (too few documents for an interval)"
+    return f" (95 % interval {found.low:+.2f} to {found.high:+.2f})"
+
+
+def _saved(better: Evaluation, base: Evaluation, trained: int) -> str:
+    saved = base.long(trained) - better.long(trained)
+    if math.isnan(saved):  # a table that ends
+        return f"all text beyond, which it reads at {better.long(trained):.2f} nats per token"
+    return f"{saved:.2f} nats per token beyond"
+
+
+def _retrieval(chosen: Evaluation) -> str:
+    if chosen.passkey or chosen.tasks:
+        shown = "tasks" if chosen.tasks else "passkeys on the page"
+        return f" Loss says nothing about facts from far back: see the {shown} for that."
+    return " Whether it finds facts from far back was not measured."
+
+
+def _better_map(measured: Measured, chosen: Evaluation) -> str:
     """Return a sentence about a position map that reads better than all that stock tools load."""
     maps = {
         name: evaluation.average()
@@ -55,28 +140,7 @@ def _better_map(measured: dict[str, tuple[Variant, Evaluation]], best: str) -> s
         if variant.needs_runtime and variant.window is None
     }
     first = min(maps, key=lambda name: maps[name], default=None)
-    if first is None:
+    if first is None or not chosen.average() - maps[first] > 0:  # NaN is none
         return ""
-    gain = measured[best][1].average() - maps[first]
-    if not gain > 0:  # NaN is none
-        return ""
-    return f"{first} reads {gain:.2f} nats better over all positions, but no stock tool runs it. "
-
-
-def _against_window(
-    measured: dict[str, tuple[Variant, Evaluation]], best: str, trained: int
-) -> str:
-    if WINDOW not in measured:
-        return ""
-    more = measured[best][1].long(trained) - measured[WINDOW][1].long(trained)
-    if math.isnan(more):  # a table that ends
-        return ""
-    if more > 0:
-        return (
-            f"The model as trained, reading only the last {trained} tokens, is {more:.2f} nats "
-            "better there: what lies further back does not help yet; tuning may change that. "
-        )
-    return (
-        f"It reads {-more:.2f} nats better there than the model as trained with only the last "
-        f"{trained} tokens: it uses what lies further back. "
-    )
+    gain = chosen.average() - maps[first]
+    return f" {first} reads {gain:.2f} nats better over all positions, but no stock tool runs it."

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.families import all_families
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.export.folder import SERVE
-from posenc.extend.measure.tasks import PASSKEY, parse_tasks
+from posenc.extend.measure.tasks import PASSKEY, check_tasks
 from posenc.extend.options import Options
 from posenc.extend.restart import own_state
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.hf import tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
-from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import other_frequencies, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYERS
+from posenc.report.files.opened import remove_folder
+from posenc.report.machine.options import check_choice
 
+ROTATING = (*METHODS, "search", DUAL_CHUNK)
+"""Methods for models with rotary keys."""
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
 """Kinds of layers with a window."""
@@ -40,8 +43,13 @@ NO_EXTENSION = {
 }
 
 
-def check_folders(folder: Path, out: Path | None, options: Options) -> None:
+def check_folders(folder: Path, out: Path | None, method: str | None, options: Options) -> None:
     """Refuse before the model is loaded, if possible. Raises: ValueError with the reason."""
+    check_tasks(options.task)
+    check_choice("--device", options.device, DEVICES)
+    check_choice("--precision", options.precision, DTYPES)
+    if method is not None:
+        check_choice("--method", method, (*ROTATING, *tables.METHODS))
     raw = read_config(folder)
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:
@@ -66,7 +74,7 @@ def _stopped(out: Path) -> str:
     state = own_state(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""
-    shutil.rmtree(state, ignore_errors=True)
+    remove_folder(state)
     return ": it is written and proved, only its page is not, since the command was stopped"
 
 
@@ -83,8 +91,8 @@ def check_request(
 
     Raises: ValueError with the reason.
     """
-    if (in_words := set(parse_tasks(options.tasks)) - {PASSKEY}) and not words:
-        raise ValueError(f"--tasks {', '.join(sorted(in_words))}: --ids leaves no words to write.")
+    if (in_words := set(check_tasks(options.task)) - {PASSKEY}) and not words:
+        raise ValueError(f"--task {', '.join(sorted(in_words))}: --ids leaves no words to write.")
     rotary, table = checkpoint.rotary, tables.find_table(checkpoint.model)
     inner = checkpoint.config.get_text_config()
     if not rotary and table is None and inner is not checkpoint.config:
@@ -103,10 +111,8 @@ def check_request(
         )
     if reason := _nothing_to_extend(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
-    rotating = (*METHODS, "search", DUAL_CHUNK)
-    known: tuple[str, ...] = rotating if rotary else ("none", *tables.METHODS)
-    if method is not None and method not in known:
-        raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
+    if method is not None:
+        check_choice("--method", method, ROTATING if rotary else ("none", *tables.METHODS))
     if method == "none" and writes:
         raise ValueError(
             "none stretches nothing, so that there is nothing to write; leave out --out."

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import held
+from posenc.report.files.opened import make_folder, text_of
 from posenc.report.files.record import seal, unseal
+from posenc.report.page.visible import visible
 
 LOG = logging.getLogger("posenc.extend")
 """Reports on stderr what starts again and why; applications may redirect it."""
@@ -74,7 +76,7 @@ _OF_THE_FOLDER = ("_name_or_path", "transformers_version")
 
 def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
     """Write content with the identity of its run and a hash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, seal({"of": whose, "content": content}))
 
 
@@ -87,9 +89,7 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        if not path.is_file():
-            raise ValueError("it is not an ordinary file")
-        found = unseal(path.read_text(encoding="utf-8"))
+        found = unseal(text_of(path))
         differs = [k for k in sorted({*whose, *found["of"]}) if found["of"].get(k) != whose.get(k)]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         start_again(path, error)
@@ -103,7 +103,7 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
 
 def start_again(path: Path, error: BaseException) -> None:
     """Say that a file cannot be used, and delete it."""
-    LOG.warning("%s is damaged (%s): its work is done again.", path, error)
+    LOG.warning("%s", visible(f"{path} is damaged ({error}): its work is done again."))
     path.unlink(missing_ok=True)
 
 

@@ -96,18 +96,22 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
     assert table is not None
     module, config = table.module, model.config
     weight, rows, maximum = module.weight, module.num_embeddings, getattr(config, table.key)
+    # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
+    keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
     with torch.no_grad():
         longer = METHODS[method][1](weight.detach(), length, offset_rows=table.offset_rows)
     buffers = _position_buffers(model, table.length + table.counted_rows)
     module.weight, module.num_embeddings = nn.Parameter(longer), len(longer)
-    setattr(config, table.key, length + table.counted_rows)
+    for key in keys:
+        setattr(config, key, length + table.counted_rows)
     for owner, name, buffer in buffers:
         setattr(owner, name, _longer_buffer(name, buffer, length + table.counted_rows))
     try:
         yield model
     finally:
         module.weight, module.num_embeddings = weight, rows
-        setattr(config, table.key, maximum)
+        for key in keys:
+            setattr(config, key, maximum)
         for owner, name, buffer in buffers:
             setattr(owner, name, buffer)
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from posenc.list import complete
 from posenc.report.machine.options import Figures, option
 
 DEFAULTS = (64, 8, 2048)
@@ -23,10 +24,11 @@ def inspect(
             "package.module:Class, an encoding or a foreign module; a model's folder; or the "
             "word claims.",
             metavar="NAME...",
+            autocompletion=complete,
         ),
     ],
     head_dim: Annotated[int, option("Size of one head.", min=1)] = DEFAULTS[0],
-    num_heads: Annotated[int, option("Number of query heads.", min=1)] = DEFAULTS[1],
+    heads: Annotated[int, option("Number of query heads.", min=1)] = DEFAULTS[1],
     train_length: Annotated[
         int, option("Longest sequence of the training, in tokens.", min=1)
     ] = DEFAULTS[2],
@@ -60,7 +62,7 @@ def inspect(
             metavar="EXPRESSION",
         ),
     ] = None,
-    text: Annotated[
+    sentence: Annotated[
         str | None,
         option(
             "Sentence that the model reads.",
@@ -70,15 +72,15 @@ def inspect(
     swap: Annotated[
         tuple[str, str] | None,
         option(
-            "Two words of the text to exchange, with positions and without.",
+            "Two words of the sentence to exchange, with positions and without.",
             shown="two of the default sentence",
         ),
     ] = None,
     layers: Annotated[
         list[int] | None, option("Layer of the model to draw; repeatable.", "--layer")
     ] = None,
-    as_bytes: Annotated[bool, option("The model reads the text as bytes.", "--bytes")] = False,
-    as_ids: Annotated[bool, option("The text is token ids between spaces.", "--ids")] = False,
+    as_bytes: Annotated[bool, option("The model reads the sentence as bytes.", "--bytes")] = False,
+    as_ids: Annotated[bool, option("The sentence is token ids between spaces.", "--ids")] = False,
     out: Annotated[
         Path | None,
         option("Where to write the page.", shown="runs/inspect.html; with --json nowhere"),
@@ -87,8 +89,8 @@ def inspect(
 ) -> None:
     """Measure and draw what encodings and models do with position; nothing is taken from their
     claims."""
-    shape_given = (head_dim, num_heads, train_length) != DEFAULTS
-    of_model = text is not None or swap or layers or as_bytes or as_ids
+    shape_given = (head_dim, heads, train_length) != DEFAULTS
+    of_model = sentence is not None or swap or layers or as_bytes or as_ids
     given = bool(arguments or call)
     kinds = {"module" if given and _is_module(name) else _kind(name) for name in names}
     if contract and (kinds != {"encoding"} or compare or out or figures or shape_given or of_model):
@@ -115,13 +117,13 @@ def inspect(
     if of_model or "folder" in kinds:
         if len(names) > 1 or compare or shape_given:
             raise ValueError(
-                "posenc inspect FOLDER takes --text, --swap, --layer, --bytes, --ids, --json, "
+                "posenc inspect FOLDER takes --sentence, --swap, --layer, --bytes, --ids, --json, "
                 "--out and --figures, and one folder."
             )
         from posenc.inspect.checkpoint.command import inspect_checkpoint
         from posenc.inspect.checkpoint.sheet import Request as ModelRequest
 
-        asked = ModelRequest(Path(names[0]), text, swap, layers or (), as_bytes, as_ids)
+        asked = ModelRequest(Path(names[0]), sentence, swap, layers or (), as_bytes, as_ids)
         inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
         return
     if "claims" in kinds:
@@ -134,8 +136,7 @@ def inspect(
     from posenc.encodings import ModelShape
     from posenc.inspect.encoding.command import run
 
-    width = head_dim * num_heads
-    shape = ModelShape(width, num_heads, head_dim=head_dim, train_length=train_length)
+    shape = ModelShape(head_dim * heads, heads, head_dim=head_dim, train_length=train_length)
     run(names, shape, compare, as_json, out, figures)
 
 

@@ -128,28 +128,52 @@ def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
-def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
-    """Show keys that come earlier in a factorisation order (XLNet).
+def permutation(
+    *,
+    order: Int[Tensor, "*batch len"] | None = None,
+    rank: Int[Tensor, "*batch len"] | None = None,
+    stream: str,
+) -> Mask:
+    """Show keys that come earlier in a factorisation order (XLNet). Give the order or the ranks.
 
     Args:
-        order: each token's rank in the order, (len) or (batch, len). A negative rank marks context,
-            which every query sees.
+        order: the tokens in the order in which they are predicted, (len) or (batch, len): XLNet's
+            3 -> 2 -> 4 -> 1, counted from 0, is [2, 1, 3, 0].
+        rank: each token's rank in the order, its argsort: [3, 1, 0, 2]. A negative rank marks
+            context, which every query sees.
         stream: "content": tokens also see themselves; "query": they do not, so they can be
             predicted.
 
     Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
+
+    >>> mask = posenc.masks.permutation(order=torch.tensor([2, 1, 3, 0]), stream="query")
+    >>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+    tensor([[0, 1, 1, 1],
+            [0, 0, 1, 0],
+            [0, 0, 0, 0],
+            [0, 1, 1, 0]], dtype=torch.int32)
     """
     if stream not in ("content", "query"):
         raise ValueError(f'permutation: stream must be "content" or "query", got {stream!r}.')
-
+    if (order is None) == (rank is None):
+        raise ValueError("permutation: give one of order= and rank=.")
+    if rank is None:
+        assert order is not None
+        rank = order.argsort(-1)
+        every = torch.arange(order.shape[-1], device=order.device)
+        if not torch.compiler.is_compiling() and not bool((order.gather(-1, rank) == every).all()):
+            raise ValueError(
+                f"permutation: order must name each token from 0 to {len(every) - 1} once; places "
+                "that may be negative are rank=."
+            )
     return Mask(
-        partial(_earlier, order, stream == "content"),
-        reads=(Read("order", order, ("batch", "kv_len")[-order.ndim :]),),
+        partial(_earlier, rank, stream == "content"),
+        reads=(Read("rank", rank, ("batch", "kv_len")[-rank.ndim :]),),
     )
 
 
-def _earlier(order: Tensor, and_itself: bool, sight: Sight) -> Tensor:
-    own = take(order, sight.batch, sight.q_idx)
-    other = take(order, sight.batch, sight.kv_idx)
+def _earlier(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
+    own = take(rank, sight.batch, sight.q_idx)
+    other = take(rank, sight.batch, sight.kv_idx)
     earlier = (other < own) | (other < 0)
     return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier

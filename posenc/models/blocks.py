@@ -56,22 +56,22 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width = config.ffn_dim
+        wide, width, bias = config.embed_dim, config.ffn_dim, config.ffn_bias
         assert width is not None
         self.activation = config.activation
-        self.gate_proj = (
-            nn.Linear(config.embed_dim, width, bias=False)
-            if config.activation == "swiglu"
-            else None
-        )
-        self.up_proj = nn.Linear(config.embed_dim, width, bias=False)
-        self.down_proj = nn.Linear(width, config.embed_dim, bias=False)
+        gated = config.activation == "swiglu"
+        self.gate_proj = nn.Linear(wide, width, bias=bias) if gated else None
+        self.up_proj = nn.Linear(wide, width, bias=bias)
+        self.down_proj = nn.Linear(width, wide, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         if self.gate_proj is not None:
             return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        act = F.gelu if self.activation == "gelu" else F.relu
-        return self.down_proj(act(self.up_proj(x)))
+        hidden = self.up_proj(x)
+        if self.activation == "relu":
+            return self.down_proj(F.relu(hidden))
+        form = "tanh" if self.activation == "gelu_tanh" else "none"
+        return self.down_proj(F.gelu(hidden, approximate=form))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from posenc.attend.multihead import Projections
 from posenc.encodings import ModelShape
 
-Activation = Literal["swiglu", "gelu", "relu"]
+Activation = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rms", "layer"]
 NormPosition = Literal["pre", "post"]
 
@@ -34,9 +34,11 @@ class DecoderConfig:
         ffn_dim: hidden width of the feed-forward; None means 8/3 embed_dim rounded up to a multiple
             of 32 for swiglu, 4 embed_dim otherwise.
         norm: "rms" (RMSNorm) or "layer" (LayerNorm).
-        norm_position: "pre" (before each sublayer, and once at the end) or "post" (after each sum).
+        norm_position: "pre" (before each sublayer) or "post" (after each sum).
+        final_norm: whether there is one more norm at the end; None means with "pre".
         norm_eps: number that the norm adds to the variance.
-        activation: "swiglu", "gelu" or "relu".
+        activation: "swiglu", "gelu", "gelu_tanh" (GPT-2's approximation) or "relu".
+        ffn_bias: True if the feed-forward has biases.
         tie_embeddings: use the token embedding as the head.
         attention_bias: True if the projections of attention have a bias.
         projections: which of q, k and v share a projection, see posenc.Attention.
@@ -60,8 +62,10 @@ class DecoderConfig:
     ffn_dim: int | None = None
     norm: Norm = "rms"
     norm_position: NormPosition = "pre"
+    final_norm: bool | None = None
     norm_eps: float = 1e-6
     activation: Activation = "swiglu"
+    ffn_bias: bool = False
     tie_embeddings: bool = False
     attention_bias: bool = False
     projections: Projections = "separate"
@@ -84,6 +88,8 @@ class DecoderConfig:
         shape = self.shape()
         object.__setattr__(self, "num_kv_heads", shape.num_kv_heads)
         object.__setattr__(self, "head_dim", shape.head_dim)
+        if self.final_norm is None:
+            object.__setattr__(self, "final_norm", self.norm_position == "pre")
         if self.ffn_dim is None:
             gated = -(-8 * self.embed_dim // 96) * 32
             width = gated if self.activation == "swiglu" else 4 * self.embed_dim

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding, check_tokens
+from posenc.encodings import PositionEncoding, check_tokens, named
 from posenc.masks import Mask
 from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
@@ -29,21 +29,23 @@ class Decoder(Stack):
 
     Args:
         config: sizes and choices.
-        encoding: the position encoding; None for none.
+        encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError if tokens and caches do not fit.
 
     >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
-    >>> model = posenc.Decoder(config, posenc.create("rope", config.shape()))
+    >>> model = posenc.Decoder(config, "rope")
     >>> model(torch.tensor([[5, 7, 9]])).shape
     torch.Size([1, 3, 256])
     """
 
     default_mask = masks.causal
 
-    def __init__(self, config: DecoderConfig, encoding: PositionEncoding | None = None) -> None:
-        super().__init__(config, encoding)
+    def __init__(
+        self, config: DecoderConfig, encoding: PositionEncoding | str | None = None
+    ) -> None:
+        super().__init__(config, named("Decoder", encoding, config.shape(), "train_length"))
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.head = head_layer(config)
         self.reset_parameters()

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.encodings import PositionEncoding, check_tokens
+from posenc.encodings import PositionEncoding, check_tokens, named
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
@@ -23,7 +23,7 @@ class Encoder(Stack):
 
     Args:
         config: sizes and choices, without tie_embeddings.
-        encoding: the position encoding, built with ModelShape(causal=False).
+        encoding: the position encoding, built with ModelShape(causal=False), or its name.
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> (batch, len, embed_dim).
     Raises: ValueError for an encoding that needs causal attention. NoPE is one: without a causal
@@ -37,11 +37,12 @@ class Encoder(Stack):
 
     default_mask = masks.full
 
-    def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
-        require_bidirectional("Encoder", encoding)
+    def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
+        built = named("Encoder", encoding, config.shape(causal=False), "train_length")
+        require_bidirectional("Encoder", built)
         if config.tie_embeddings:
             raise ValueError("Encoder: tie_embeddings ties a head, and an encoder has none.")
-        super().__init__(config, encoding)
+        super().__init__(config, built)
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.reset_parameters()
 

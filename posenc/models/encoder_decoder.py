@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding, check_tokens, one_per_model
+from posenc.encodings import PositionEncoding, check_tokens, named, one_per_model
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
@@ -29,7 +29,8 @@ class EncoderDecoder(nn.Module):
 
     Args:
         config: sizes and choices of both stacks.
-        encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False).
+        encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False); like
+            the others, also by name.
         decoder_encoding: the decoder's.
         cross_encoding: the position encoding of the attention to the source; None for none, as in
             the original Transformer and T5.
@@ -47,24 +48,28 @@ class EncoderDecoder(nn.Module):
     def __init__(
         self,
         config: DecoderConfig,
-        encoder_encoding: PositionEncoding,
-        decoder_encoding: PositionEncoding | None = None,
-        cross_encoding: PositionEncoding | None = None,
+        encoder_encoding: PositionEncoding | str,
+        decoder_encoding: PositionEncoding | str | None = None,
+        cross_encoding: PositionEncoding | str | None = None,
     ) -> None:
-        require_bidirectional("EncoderDecoder: encoder_encoding", encoder_encoding)
-        if cross_encoding is not None:
-            require_bidirectional("EncoderDecoder: cross_encoding", cross_encoding)
-            if 1 in cross_encoding.claims.places:
+        own, both = config.shape(), config.shape(causal=False)
+        ours = named("EncoderDecoder", encoder_encoding, both, "train_length")
+        cross = named("EncoderDecoder", cross_encoding, both, "train_length")
+        require_bidirectional("EncoderDecoder: encoder_encoding", ours)
+        if cross is not None:
+            require_bidirectional("EncoderDecoder: cross_encoding", cross)
+            if 1 in cross.claims.places:
                 raise ValueError(
-                    f"EncoderDecoder: cross_encoding is {type(cross_encoding).__name__}, which "
+                    f"EncoderDecoder: cross_encoding is {type(cross).__name__}, which "
                     "acts at the embeddings; give it to the encoder or the decoder."
                 )
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
-        self.encoder = Stack(config, encoder_encoding)
-        self.decoder = Stack(config, decoder_encoding, cross=True)
-        self.cross_encoding = one_per_model(cross_encoding, config.num_layers)
+        self.encoder = Stack(config, ours)
+        decoder = named("EncoderDecoder", decoder_encoding, own, "train_length")
+        self.decoder = Stack(config, decoder, cross=True)
+        self.cross_encoding = one_per_model(cross, config.num_layers)
         self.head = head_layer(config)
         self.reset_parameters()
 

@@ -64,7 +64,9 @@ def generate(
         top_p: sample among the likeliest tokens with this total probability only.
         num_beams: above 1, search for the likeliest sequence with this many candidates.
         length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
-        stop_token: token that ends a row and then fills it; None for none.
+        stop_token: token that ends a row and then fills it; None for none. In beam search a
+            finished candidate keeps its place while it is among the best; transformers gives the
+            place to another one, so that a few rows differ (3 of 108 tried).
         valid: (batch, len), False for padding.
         length: the final length in tokens, for encodings whose frequencies depend on it, because
             cached keys are wrong if it changes.

@@ -36,7 +36,7 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(Layer(config, cross=cross) for _ in range(config.num_layers))
-        self.norm = norm_layer(config) if config.norm_position == "pre" else None
+        self.norm = norm_layer(config) if config.final_norm else None
         self.encoding = one_per_model(encoding, config.num_layers)
 
     @property

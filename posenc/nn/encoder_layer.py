@@ -19,7 +19,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
 
     Args:
         d_model, nhead, ...: torch's.
-        encoding: the position encoding of the attention; None for none.
+        encoding: the position encoding of the attention, or its name; None for none.
 
     >>> layer = posenc.nn.TransformerEncoderLayer(
     ...     64, 4, batch_first=True, encoding=posenc.ALiBi(num_heads=4))
@@ -33,7 +33,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         d_model: int,
         nhead: int,
         *arguments: Any,
-        encoding: PositionEncoding | None = None,
+        encoding: PositionEncoding | str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(d_model, nhead, *arguments, **options)

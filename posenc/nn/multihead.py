@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.attend.attention import attention
-from posenc.encodings import PositionEncoding, check_encoding
+from posenc.attend.attention import attention, attention_weights
+from posenc.encodings import ModelShape, PositionEncoding, check_encoding, named
 from posenc.nn.masks import mask_of
 from posenc.positions import as_range, counted, positions_from_mask, tensor
 
@@ -22,7 +21,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Args:
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: torch's.
-        encoding: the position encoding; None for none.
+        encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
 
     It differs from torch's layer in two ways: a query that sees no key gives zeros, not NaN, and
     returned weights are those before dropout.
@@ -49,7 +48,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: Any = None,
         dtype: Any = None,
         *,
-        encoding: PositionEncoding | None = None,
+        encoding: PositionEncoding | str | None = None,
     ) -> None:
         if add_bias_kv or add_zero_attn:
             raise ValueError(
@@ -67,7 +66,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             device=device,
             dtype=dtype,
         )
-        self.encoding = check_encoding("MultiheadAttention", encoding)
+        shape = ModelShape(embed_dim, num_heads)
+        built = named("MultiheadAttention", encoding, shape, "train_length", "causal")
+        self.encoding = check_encoding("MultiheadAttention", built)
 
     def forward(  # type: ignore[override]
         self,
@@ -122,23 +123,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
         assert isinstance(out, Tensor)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
-        weights = self._weights(q, k, options, average_attn_weights) if need_weights else None
+        weights = attention_weights(q, k, self.encoding, **options) if need_weights else None
+        if weights is not None:
+            weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
-
-    def _weights(self, q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
-        """Return the attention weights, computed as the attention output for one-hot values."""
-        if 4 in self.encoding.claims.places:
-            raise ValueError(
-                f"MultiheadAttention: {type(self.encoding).__name__} changes values by position, "
-                "and its weights are not computed. Call with need_weights=False."
-            )
-        keys = k.shape[2]
-        one = torch.eye(keys, dtype=q.dtype, device=q.device).expand(*k.shape[:2], keys, keys)
-        weights = attention(q, k, one, self.encoding, **options)
-        assert isinstance(weights, Tensor)
-        return weights.mean(1) if average else weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         if self._qkv_same_embed_dim:

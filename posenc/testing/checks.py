@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.encodings import ModelShape, PositionEncoding, create
+from posenc.encodings import ModelShape, PositionEncoding, create, own_line
 from posenc.testing import claims, memory, modules, numbers, sequences, tracing
 from posenc.testing.harness import Make
 
@@ -32,10 +32,11 @@ TRACED: dict[str, Callable[[Make], None]] = {
 VOIDING = {
     "outputs_are_finite": "its results are not finite",
     "gradients_are_finite": "its gradients are not finite",
+    "inputs_are_not_written_to": "it changes its inputs in place",
+    "earlier_calls_leave_no_trace": "its results depend on earlier calls",
     "the_future_is_invisible": "a query sees later tokens",
     "decoding_matches_prefill": "its results depend on how a sequence is cut into calls",
     "rows_are_independent": "its results depend on other rows of the batch",
-    "earlier_calls_leave_no_trace": "its results depend on earlier calls",
 }
 """Checks without which results of a comparison mean nothing, and what a failure says."""
 
@@ -50,10 +51,12 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the result of a check. failure: the reason, or None if the encoding passed."""
+    """Hold the result of a check. failure: the reason, or None if the encoding passed. raised: the
+    encoding raised an error, so the check says nothing of what it looks for."""
 
     check: str
     failure: str | None
+    raised: bool = False
 
 
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
@@ -84,14 +87,16 @@ def verdicts(make: Make, checks: dict[str, Callable[[Make], None]]) -> Iterator[
     if not __debug__:
         raise ValueError("The contract needs assertions: run Python without -O.")
     for name, check in checks.items():
-        yield Verdict(name, _failure(check, make))
+        yield Verdict(name, *_failure(check, make))
 
 
-def _failure(check: Callable[[Make], None], make: Make) -> str | None:
+def _failure(check: Callable[[Make], None], make: Make) -> tuple[str | None, bool]:
     try:
         check(make)
-    except Exception as error:  # a user's encoding may raise anything
-        lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-        text = " ".join(lines)[:300] or "fails"
-        return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
-    return None
+    except (Exception, SystemExit) as error:  # a user's encoding may raise anything
+        line, text = own_line(error), " ".join(str(error).split())[:300]
+        if isinstance(error, AssertionError) and not line:  # of the check
+            return text or "fails", False
+        said = f"{type(error).__name__}: {text}".rstrip(" .:")
+        return f"{said}, at {line}" if line else said, True
+    return None, False

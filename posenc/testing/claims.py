@@ -111,21 +111,25 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
 def assert_places_as_claimed(make: Make) -> None:
     """Check that the encoding acts at each claimed place and at no other."""
     encoding = build(make, dtype=torch.float64)
-    methods = {1: "embed", 2: "transform", 3: "term", 4: "term"}
-    for place, name in methods.items():
-        acts = getattr(type(encoding), name) is not getattr(PositionEncoding, name)
+    at_values = ("transform_values", "transform_output")
+    methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *at_values)}
+    for place, names in methods.items():
+        acts = [getattr(type(encoding), n) is not getattr(PositionEncoding, n) for n in names]
         if place in encoding.claims.places:
-            assert acts, f"place {place} is claimed, but {name} is not overridden"
+            assert any(acts), f"place {place} is claimed, but {names[0]} is not overridden"
     length = room(encoding, 9)
-    positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
+    positions, x, (q, k, v) = tokens(encoding, length), hidden(length), heads(length)
     if 1 not in encoding.claims.places:
         assert encoding.embed(x, positions) is x
     encoding = encoding.for_layer(0)
     if 2 not in encoding.claims.places:
         new_q, new_k = turned(encoding, q, k, positions, positions)
         assert new_q is q and new_k is k
+    axes = encoding.claims.num_axes
+    if 4 not in encoding.claims.places:
+        values, _ = sides(v, None, positions, positions, num_axes=axes)
+        assert all(getattr(encoding, name)(values) is v for name in at_values)
     if not {3, 4} & set(encoding.claims.places):
-        axes = encoding.claims.num_axes
         assert encoding.term(*sides(q, None, positions, positions, num_axes=axes)) is None
 
 

@@ -66,6 +66,22 @@ def precision(
         assert error <= bound, f"{place} in {dtype} at {offset}: off by {error:.3g} > {bound:.3g}"
 
 
+def assert_inputs_are_not_written_to(make: Make) -> None:
+    """Check that no method changes the values of its inputs."""
+    encoding = build(make, dtype=torch.float64)
+    length = room(encoding, 9)
+    x, positions, (q, k, v) = hidden(length), tokens(encoding, length), heads(length)
+    given = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
+    before = {name: tensor.clone() for name, tensor in given.items()}
+    encoding.embed(x, positions)
+    acting = encoding.for_layer(0)
+    state = acting.state(x, positions)
+    where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
+    attention(q, k, v, acting, q_state=state, kv_state=state, mask=masks.causal, **where)
+    for name, tensor in given.items():
+        assert torch.equal(tensor, before[name]), f"{name} has other values after a call"
+
+
 def assert_float32_is_precise(make: Make) -> None:
     precision(make, torch.float32)
     precision(make, torch.float32, offset=5000)

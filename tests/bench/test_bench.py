@@ -92,7 +92,7 @@ def test_titles_tell_the_cases_of_a_group_apart():
         (("--repeats", "1000000000"), "days"),
         (("--all", "--out", "."), "is a folder; name a file in it"),
         (("--out", "/dev/null/rows.json"), "/dev/null"),
-        (("--only", "attention,rope"), "--only needs some of attention, backward"),
+        (("--only", "attention,rope"), "--only must be attention, backward"),
         (("--lengths", "1k"), "'1k'"),
         (("--head-dim", "63"), "--head-dim needs an even number, got 63"),
         (("--heads", "4", "--kv-heads", "3"), "a multiple of --kv-heads, got 4 and 3"),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import prose
+
 
 @pytest.fixture
 def run(monkeypatch, capsys):
@@ -27,5 +29,5 @@ def run(monkeypatch, capsys):
 def text(tmp_path):
     """A file of 96,000 bytes."""
     path = tmp_path / "text.txt"
-    path.write_text("the cat sat on the mat. " * 4000, encoding="utf-8")
+    path.write_bytes(prose(96_000))
     return path

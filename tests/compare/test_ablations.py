@@ -57,7 +57,7 @@ def test_shared_projections_are_shared_and_another_trial():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"projections": "kv"}, "--projections must be one of separate, k=v, q=k, none, got 'kv'"),
+        ({"projections": "kv"}, "--projections must be separate, k=v, q=k or none, got 'kv'"),
         ({"projections": "q=k", "kv_heads": 1}, "--projections q=k needs as many key/value heads"),
     ],
 )

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from posenc.dialects.meaning import UnknownFamilyError
 from posenc.dialects.model import model_of
 from posenc.dialects.position_ids import problems
 from posenc.doctor.options import Options
@@ -119,6 +120,32 @@ def test_grids_that_do_not_fit_are_refused():
         problems(batch, model("qwen2_vl"))
     with pytest.raises(ValueError, match="a grid of 1"):
         problems({**batch, "image_grid_thw": [[1, 8, 8]]}, model("qwen2_vl"))
+
+
+def test_packed_documents_start_again_with_their_images():
+    kinds, document = [0, 1, 0], [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    batch = {
+        "position_ids": [[[token[a] for token in document * 2]] for a in range(3)],
+        "mm_token_type_ids": [kinds * 2], "documents": [[5, 5, 5, 6, 6, 6]],
+        "image_grid_thw": [[1, 2, 2]] * 2,
+    }  # fmt: skip
+    assert problems(batch, model("qwen2_vl")) == []
+    (line,) = problems({**batch, "documents": [[5] * 6]}, model("qwen2_vl"))
+    assert "token 3 has the position (0, 0, 0), (3, 3, 3) is made" in line
+
+
+def test_what_is_not_looked_at_is_refused():
+    batch = {"position_ids": [[[0, 1]]] * 3, "mm_token_type_ids": [[0, 0]]}
+    with pytest.raises(ValueError, match="1 grids of the kind 1 have no tokens"):
+        problems({**batch, "image_grid_thw": [[1, 2, 2]]}, model("qwen2_vl"))
+    vision = {"spatial_merge_size": 0}
+    broken = model_of({**BASE, "model_type": "qwen2_vl_text", "vision_config": vision})
+    with pytest.raises(ValueError, match="spatial_merge_size must be an integer above 0, got 0"):
+        problems(batch, broken)
+    for key, value in (("mm_token_type_ids", [[0, 1]]), ("image_grid_thw", [[1, 2, 2]])):
+        for other in (LLAMA, model("qwen2_5_vl")):
+            with pytest.raises(UnknownFamilyError, match=f"which {key} asks for"):
+                problems({"position_ids": [[0, 1]], key: value}, other)
 
 
 def test_the_command(tmp_path):

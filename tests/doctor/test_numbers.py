@@ -51,7 +51,7 @@ PLANTED = [
 def test_a_planted_mistake_is_an_error_with_its_key_and_values(code, config, words):
     (found,) = [f for f in judge(config) if f.code == code][:1]
     assert words in found.message and found.cure
-    assert found.severity == ("W" if "multiple" in words else "E")  # a class may round down itself
+    assert found.severity == "E"
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,23 @@ def test_a_version_that_reads_an_export_otherwise_or_a_broken_one_alike_is_named
     for python, wrong in told.items():
         (root := tmp_path / python).mkdir()
         assert exports.check_exports(root, root, {"transformers4": python}, read, 1e-3) == wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "wrong"),
+    [
+        ("llama", [(False, 9.0), (True, 1e-5)], False),
+        ("llama", [(False, 9.0), (True, 0.25)], True),
+        ("llama", [(False, 9.0), (True, float("nan"))], True),
+        ("llama", [(False, 1e-5), (True, 1e-5)], True),
+        ("llama", [(True, float("inf")), (True, 1e-5)], True),
+        ("llama", [(False, 9.0), (False, 9.0)], True),
+        ("gemma", [(False, 9.0), (False, 9.0)], False),
+        ("gemma", [(False, 9.0), (False, 1e-5)], True),
+        ("gemma", [(False, 9.0), (True, 1e-5)], True),
+    ],
+)
+def test_what_fix_proves_is_held_to_the_logits(name, seen, wrong):
+    from tests.doctor.oracles.families import verdict
+
+    assert bool(verdict(name, {"mlx-lm": seen})) is wrong

@@ -14,12 +14,13 @@ MISREAD = {
     "deepseek_v2": ("mlx-lm",),
     "minicpm3": ("mlx-lm",),
     "glm_moe_dsa": ("vllm",),
+    "falcon_h1": ("mlx-lm",),
     "minimax": ("mlx-lm",),
     "minimax_m2": ("mlx-lm",),
 }
 """Families that a runtime misreads in any spelling, or refuses without a key of its own: mlx-lm
-wants a rope_scaling of DeepSeek 2 and MiniCPM 3, and MiniMax's rotary_dim; vLLM wants GLM-5's
-indexer_rope_interleave."""
+wants a rope_scaling of DeepSeek 2 and MiniCPM 3, and MiniMax's rotary_dim, and takes Falcon-H1's
+head_dim for 64 where none is given; vLLM wants GLM-5's indexer_rope_interleave."""
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_an_unread_column_is_named_and_changes_no_exit_code(file):
     assert "vllm" not in all_families()["helium"]
     said, code = run(Options((file(raw),)))
     (row,) = [line for line in said.splitlines() if line.startswith("vllm ")]
-    assert row.split(maxsplit=1)[1] == "not known to posenc"
+    assert row.split(maxsplit=2)[2] == "not known to posenc"
     assert code == 0 and "Not known to posenc, and not judged: vllm, sglang" in said
 
 
@@ -110,7 +110,7 @@ def test_a_cell_is_needed_for_every_runtime():
 def test_five_refusals_are_an_error(file):
     yarn = {**SIMPLE, "rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 99}}
     said, code = run(Options((file(yarn),)))
-    assert code == 1 and said.count("E PD039") == 5
+    assert code == 1 and said.count("refuses") == 5 and "E PD052" in said
 
 
 def test_fix_names_a_key_that_it_does_not_understand(file, tmp_path):

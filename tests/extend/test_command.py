@@ -30,10 +30,11 @@ def test_a_folder_that_compare_exported_is_extended(text, tmp_path, call):
     assert call("compare", "rope", *tiny.split(), "--batch", 2, *where)[0] == 0
     (folder,) = tmp_path.glob("study/**/huggingface")
     where = ("--text", text, "--out", tmp_path / "longer")
-    code, _, err = call(
+    code, out, err = call(
         "extend", folder, "--to", TARGET, "--method", "linear", "--windows", 2, *where
     )
     assert code == 0 and "Written and proved" in err
+    assert out.split()[0] in ("Extend", "Do", "Leave") and "Perplexity by position" in out
     config = json.loads((tmp_path / "longer" / "config.json").read_text())
     assert config["rope_parameters"]["rope_type"] == "linear"
     assert config["max_position_embeddings"] == TARGET
@@ -61,6 +62,16 @@ def test_a_few_long_documents_are_cut_and_shared_out():
     assert set(fit) == set(many[:20])
     assert fit != many[:20]
     assert samples.halves(["short"], 64)[0] == []
+
+
+def test_windows_come_from_as_many_documents_as_possible():
+    texts = [f"{i} " * 4000 for i in range(8)]
+    windows = samples.sample_windows(lambda said: list(said.encode()), texts, 64, 16)
+    assert windows.tokens.shape == (16, 64) and windows.documents.unique().tolist() == list(
+        range(8)
+    )
+    short = samples.sample_windows(lambda said: list(said.encode()), ["ab" * 40] * 3, 64, 16)
+    assert short.documents.unique().tolist() == [0, 1, 2]
 
 
 def test_a_window_reads_each_token_with_the_last_few_before_it(tmp_path):

@@ -79,8 +79,8 @@ def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_pa
         pass
 
 
-@pytest.mark.parametrize("family", PARTIAL)
-def test_a_map_on_part_of_the_channels_is_exact_inside_its_window(family, tmp_path):
+@pytest.mark.parametrize("family", [*PARTIAL, "gpt_oss"])
+def test_a_map_on_part_of_the_channels_or_beside_sinks_is_exact_inside_its_window(family, tmp_path):
     checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
     tokens = torch.arange(3, 3 + LENGTH // 2)[None]
     with torch.no_grad():
@@ -103,8 +103,8 @@ def test_what_fails_is_a_row_with_its_reason(tmp_path, call):
     text.write_text("<|endoftext|>".join(DOCUMENTS))
     page = tmp_path / "extend.html"
     asked = ["--to", TARGET, "--text", text, "--windows", 1, "--search-evaluations", 0]
-    code, _, err = call("extend", folder, *asked, "--report", page)
-    said = " ".join(err.split())
+    code, out, _ = call("extend", folder, *asked, "--report", page)
+    said = " ".join(out.split())
     assert code == 0, said
     for name in MAPS:
         assert f"{name}: not measured: within its window it must change nothing" in said

@@ -20,7 +20,7 @@ from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import NUMBERS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-QUICK = Options(windows=1, search_evaluations=0, tasks="none")
+QUICK = Options(windows=1, search_evaluations=0, task=["none"])
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0, "beta_slow": 1.0,
         "original_max_position_embeddings": LENGTH // 4}  # fmt: skip
 FAMILIES = {

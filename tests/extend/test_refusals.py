@@ -88,7 +88,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
 
 OPTIONS: dict[str, list[str]] = {
     f"not beyond the training length of {LENGTH}": ["--to", str(LENGTH)],
-    "Unknown method 'yam'": ["--method", "yam"],
+    "got 'yran'. Did you mean 'yarn'?": ["--method", "yran"],
     "Give --allow-cache-unsafe": ["--method", "dynamic"],
     "needs at least 192": ["--text", "{short}"],
     "missing.txt: no such file": ["--text", "missing.txt"],
@@ -104,8 +104,8 @@ OPTIONS: dict[str, list[str]] = {
     "none stretches nothing": ["--method", "none"],
     "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
-    "--batch, --lora, --no-distill, --gradient-checkpointing: nothing is tuned": [
-        *"--batch 8 --lora 4 --no-distill --gradient-checkpointing".split()
+    "--batch, --lora, --no-distill, --recompute: nothing is tuned": [
+        *"--batch 8 --lora 4 --no-distill --recompute".split()
     ],
     "a text is one or the other": ["--ids", "--bytes"],
 }
@@ -166,12 +166,12 @@ def test_a_model_that_reads_best_as_it_is_is_not_written(
     models, texts, tmp_path, call, monkeypatch
 ):
     """A copy would promise a length that nothing was done for."""
-    monkeypatch.setattr(extension, "recommend", lambda *rest: ("none", "It reads best as it is."))
+    monkeypatch.setattr(extension, "recommend", lambda *_, **__: ("none", "It is best."))
     out = tmp_path / "out"
-    asked = "--search-evaluations 0 --windows 1 --tasks none --bytes".split()
+    asked = "--search-evaluations 0 --windows 1 --task none --bytes".split()
     where = ["--text", texts["long"], "--out", out]
-    code, _, said = call("extend", models / "llama", "--to", TARGET, *where, *asked)
+    code, shown, said = call("extend", models / "llama", "--to", TARGET, *where, *asked)
     assert code == 1
-    assert "It reads best as it is." in said
-    assert f"{out} is not written" in said.splitlines()[-1]
+    assert shown.startswith("It is best.")
+    assert f"{out} is not written: It is best" in said.splitlines()[-1]
     assert not out.exists()

@@ -51,7 +51,7 @@ def test_a_method_without_tuning_copies_the_files_as_they_are(halves, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_dtype_in_memory_changes_nothing_on_the_disk(dtype, halves, tmp_path):
-    out, options = tmp_path / "out", Options(**QUICK, dtype=dtype)
+    out, options = tmp_path / "out", Options(**QUICK, precision=dtype)
     outcome = hf.extend(halves, TARGET, DOCUMENTS, method="ntk", out=out, options=options)
     assert outcome.checkpoint.model.dtype == getattr(torch, dtype)
     assert shards(out) == shards(halves)
@@ -112,8 +112,8 @@ def test_weights_on_the_cpu_are_read_where_their_file_lies(halves):
 
 
 WRONG = {
-    "--device tpu": "device must be one of auto, cpu, cuda, mps, got 'tpu'",
-    "--dtype float8": "dtype must be one of auto, float32, bfloat16, float16, got 'float8'",
+    "--device tpu": "--device must be auto, cpu, cuda or mps, got 'tpu'",
+    "--precision float8": "--precision must be auto, float32, bfloat16 or float16, got 'float8'",
 }
 if not torch.cuda.is_available():
     WRONG["--device cuda"] = "torch sees no such device"

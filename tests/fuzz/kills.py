@@ -19,7 +19,9 @@ import time
 import uuid
 from pathlib import Path
 
-TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
+from tests.texts import prose
+
+TEXT = prose(9000)
 COMMAND = (
     "compare rope t5 --text text.txt --out out --train-length 16 --test-lengths 32 --seeds 1 "
     "--steps 12 --batch 2 --width 32 --layers 2 --heads 2 --checkpoint-steps 3 --workers 2 "
@@ -31,7 +33,7 @@ WRITES = {"command": 8, "worker": 13}
 # Python runs this at every start. The nth file that a process of this kind makes durable is cut in
 # half instead, and the command is killed there and then.
 _SITE = """
-import os, signal, sys
+import os, signal, stat, sys
 kind, nth = os.environ.get("KILL", "- 0").split()
 if sys.argv[:1] != ["-c"]:
     os.environ["KILL_PID"] = str(os.getpid())  # the command's, which its workers inherit
@@ -41,7 +43,8 @@ if kind == ("worker" if sys.argv[:1] == ["-c"] else "command"):
         global seen
         seen += 1
         if seen == int(nth):
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # otherwise a folder
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
             os.kill(int(os.environ["KILL_PID"]), signal.SIGKILL)
             signal.pause()
         made(descriptor)

@@ -11,6 +11,21 @@ def test_command_lines_end_well(tmp_path):
     assert commands.fuzz(60, 20261121, tmp_path / "inner", only=("list", "compare", "report")) == []
 
 
+@pytest.mark.slow
+def test_command_lines_that_run_end_well(tmp_path):
+    (tmp_path / "inner").mkdir()
+    assert commands.fuzz(300, 20261124, tmp_path / "inner") == []
+
+
+REFUSED = "posenc: it is refused for a reason.\n"
+
+
+def test_too_many_refusals_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "FEWEST", 4)
+    monkeypatch.setattr(commands, "run", lambda line: commands.Ended(line, 2, "", REFUSED, 0.0))
+    assert commands.fuzz(4, 0, tmp_path) == ["only 0 of 4 were accepted"]
+
+
 @pytest.mark.parametrize(
     ("planted", "problem"),
     [

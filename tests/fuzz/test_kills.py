@@ -1,10 +1,11 @@
 """A short run of the kills, whose checks detect planted damage."""
 
+import contextlib
 import sys
 
 import pytest
 
-from tests.fuzz import kills
+from tests.fuzz import kills, kills_fix
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -63,3 +64,22 @@ def test_orphan_is_seen(studies, monkeypatch):
         process.kill()
         process.communicate()
     studies[0]._check_orphans("a-mark-of-this-test")
+
+
+@linux
+@pytest.mark.slow
+def test_kills_of_the_doctor_leave_all_or_nothing(tmp_path):
+    assert kills_fix.kill_all(tmp_path, every=5) >= 5
+
+
+@linux
+@pytest.mark.slow
+def test_a_copy_that_is_written_in_place_is_seen(tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def in_place(out):
+        out.mkdir(exist_ok=True)
+        yield out
+
+    monkeypatch.setattr("posenc.doctor.cures.fixing.new_folder", in_place)
+    with pytest.raises(AssertionError, match="half of it is there"):
+        kills_fix.kill_all(tmp_path)

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from tests.texts import prose
+
 NAMES = ("rope", "alibi", "t5", "nope", "learned", "ropee", "ROPE", "claims")
 PATHS = (
     "text.txt", "short.txt", "empty.txt", "名 <b>.txt", "pipe", "folder", "bare", "broken", "loop",
@@ -29,11 +31,12 @@ _CONFIG = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
     "intermediate_size": 32, "vocab_size": 64, "max_position_embeddings": 32,
 }  # fmt: skip
+_YARN = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
 
 
 def build(root: Path) -> None:
     """Make the folder."""
-    text = b"the quick brown fox jumps over the lazy dog.\n" * 400
+    text = prose(18_000)
     for name in ("text.txt", "名 <b>.txt", "-x", "notes [1].txt", "caf\udce9.txt"):
         (root / name).write_bytes(text)
     (root / "short.txt").write_bytes(b"abc")
@@ -61,6 +64,7 @@ def build(root: Path) -> None:
         "model-nan": json.dumps(_CONFIG | {"rope_theta": float("nan")}).encode(),
         "model-null": json.dumps(dict.fromkeys(_CONFIG)).encode(),
         "model-index": json.dumps(_CONFIG).encode(),
+        "model-yarn": json.dumps(_CONFIG | _YARN).encode(),
     }  # fmt: skip
     for name, content in models.items():
         (root / name).mkdir()

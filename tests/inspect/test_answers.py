@@ -219,7 +219,7 @@ def test_the_line_to_run():
 
 
 def change(last, every) -> Change:
-    return Change([0.1], last, every, every, 1.0, 0.1)
+    return Change([0.1], last, every, 1.0, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_who_saw_whom(causal, removed, said):
     swap = Swap(("dog", "cat"), [1, 0], causal, True, ["rope"] if removed else [], kept, removed)
     found = of_checkpoint.who_saw_whom(swap)
     assert found.startswith("With dog and cat exchanged") and said in found
-    assert "differs from layer 1 on, by 0.25 of its length in the end" in found
+    assert "differs from layer 1 on, by 0.25 of its norm in the last layer" in found
 
 
 def test_what_is_seen_in_a_checkpoint():

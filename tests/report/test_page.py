@@ -3,7 +3,6 @@
 import re
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -350,10 +349,10 @@ def test_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
     target = tmp_path / "a.html"
     target.write_text("old")
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     with pytest.raises(OSError, match="No space left"):
         Page("new").write(target)
     assert [p.name for p in tmp_path.iterdir()] == ["a.html"]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways.cost import Cost
+from posenc.encodings import ScoreMod
 from posenc.encodings.base.base import check_heads
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.terms.term import ScoreMod
 from posenc.masks import Mask
 from posenc.positions import tensor
 

@@ -23,6 +23,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
     needed."""
+    weights, lse = weigh(problem, start, stop)
+    if problem.dropout_p:
+        weights = F.dropout(weights, problem.dropout_p)
+    return problem.combine(weights, start, stop), lse
+
+
+def weigh(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    """Return the weights of all keys for queries [start, stop), and the log-sum-exp if needed."""
     visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
     # The lowest finite number, not -inf: a row that sees no key must not become NaN before it is
@@ -38,6 +46,4 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         weights = weights.masked_fill(~visible, 0)
         if lse is not None:
             lse = lse.masked_fill(~visible.any(-1), -torch.inf)
-    if problem.dropout_p:
-        weights = F.dropout(weights, problem.dropout_p)
-    return problem.combine(weights, start, stop), lse
+    return weights, lse

@@ -46,11 +46,14 @@ class Engine(Protocol):
 
 
 class Local:
-    """`workers` trials at a time, each with a thread that listens to it."""
+    """`workers` trials at a time, each with a thread that listens to it.
 
-    def __init__(self, workers: int) -> None:
-        self.workers, self.about = workers, {}
-        self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread]] = {}
+    gpus: as CUDA_VISIBLE_DEVICES names them; a trial gets the one with the fewest trials.
+    """
+
+    def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
+        self.workers, self.gpus, self.about = workers, gpus, {}
+        self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread, str | None]] = {}
         self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
     def slots(self) -> int:
@@ -60,9 +63,11 @@ class Local:
         self.folder, self.checkpoint_steps = folder, checkpoint_steps
 
     def submit(self, trial: TrialConfig) -> None:
-        started = TrialProcess(self.folder, trial, self.checkpoint_steps)
+        used = [gpu for _, _, gpu in self.running.values()]
+        gpu = min(self.gpus, key=used.count, default=None)
+        started = TrialProcess(self.folder, trial, self.checkpoint_steps, gpu=gpu)
         listener = threading.Thread(target=self._listen, args=(started,), daemon=True)
-        self.running[trial] = started, listener
+        self.running[trial] = started, listener, gpu
         listener.start()
 
     def wait(self) -> tuple[TrialConfig, Heard]:
@@ -70,9 +75,9 @@ class Local:
         return trial, self.running.pop(trial)[0].result() if event is None else event
 
     def cancel(self) -> None:
-        for started, _ in self.running.values():
+        for started, _, _ in self.running.values():
             started.kill()
-        for _, listener in self.running.values():
+        for _, listener, _ in self.running.values():
             listener.join()
 
     def _listen(self, started: TrialProcess) -> None:

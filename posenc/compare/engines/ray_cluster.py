@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.remote import Job, Remote, difference, facts, processors_of
+from posenc.compare.engines.remote import Job, Remote, difference, facts
 from posenc.compare.engines.storage import Storage, answer
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import every
+from posenc.report.machine.processor import processors_of
 from posenc.report.page.failure import RunFailed, one_line
 
 PATIENCE = 10.0
@@ -51,7 +52,9 @@ class RayCluster(Remote):
             self.nodes = look_at(self.ray, self.resource)
             check_nodes(self.here, self.nodes)
             self.about = {"engine": "ray", "machines": str(len(self.nodes))}
-            self.about |= processors_of(list(self.nodes.values()))
+            builds = {each["build of torch"] for each in self.nodes.values()}
+            self.about |= {"build of torch": ", ".join(sorted(builds))}
+            self.about |= processors_of(self.nodes.values())
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
             own = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
             self.run = self.ray.remote(scheduling_strategy="SPREAD", **own)(run_job)
@@ -211,9 +214,9 @@ def check_folder(
         advice = "Give a URL that all machines reach, with the same credentials."
     with storage.token() as (name, word):
         found = ask(ray, nodes, answer, storage.url, name, word)
-    for node, wrong in found.items():
-        if wrong is not None:
-            raise ValueError(f"{where}: machine {nodes[node]['name']}: {wrong}. {advice}")
+        for node, wrong in found.items():
+            if wrong is not None:
+                raise ValueError(f"{where}: machine {nodes[node]['name']}: {wrong}. {advice}")
 
 
 def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -> dict[str, Any]:

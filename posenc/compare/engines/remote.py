@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import platform
 import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from posenc import __version__
 from posenc.compare.engines.engine import Heard
-from posenc.compare.engines.storage import Mirror, Storage, take_checkpoint, take_result
+from posenc.compare.engines.storage import Mirror, Storage, take_all, take_result
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import is_done, path_of
+from posenc.compare.trial.files import is_done, load_results, path_of
 from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
-from posenc.report.machine.processor import processor
+from posenc.report.files.opened import make_inside, private_folder
+from posenc.report.machine.facts import difference, facts
 from posenc.report.page.failure import one_line
 
 MOST = 3
 """Losses in a row without a step beyond those before; one more, and the trial counts as failed."""
-
-
-def facts() -> dict[str, str]:
-    """Return the versions that decide numbers, and the CPU, of the machine that this runs on."""
-    # Loads no torch, which would take as long as the shortest trials.
-    return {
-        "python": platform.python_version(),
-        "posenc": __version__,
-        "code": code_hash(),
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-        "processor": processor(),
-    }
-
-
-def difference(here: dict[str, str], there: dict[str, str]) -> str | None:
-    """Say how another machine differs from this one, but for its CPU; None where it does not.
-
-    >>> difference({"python": "3.11.9", "torch": "2.13.0"}, {"python": "3.12.1", "torch": "2.13.0"})
-    'it has python 3.12.1, and here is 3.11.9'
-    """
-    for name, value in here.items():
-        if name != "processor" and there.get(name) != value:
-            what = "posenc with other files, hash" if name == "code" else name
-            return f"it has {what} {there.get(name)}, and here is {value}"
-    return None
-
-
-@functools.cache
-def code_hash() -> str:
-    """Hash posenc's own source, which differs between two checkouts of one version."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".json"):
-            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def processors_of(found: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Name the CPUs of machines, with a warning where they differ."""
-    names = sorted({each["processor"] for each in found})
-    processors = ", ".join(names)
-    warning = (
-        f"the machines have different processors ({processors}), which may differ in the last bits "
-        "of a sum: a trial gives the same numbers again only on the same kind"
-    )
-    return {"processor": processors} | ({"warning": warning} if len(names) > 1 else {})
 
 
 class Lost(Exception):
@@ -113,11 +62,13 @@ class Job:
 
     def _run_with(self, storage: Storage, folder: Path, tell: Tell) -> TrialResult:
         if self.trial.of_text:
-            kept = path_of(texts_of_this_machine(), self.trial.corpus)
+            # Kept between trials; no other user can write there.
+            texts = private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
+            kept = path_of(texts, self.trial.corpus)
             storage.take_text(kept)
             path_of(folder, self.trial.corpus).symlink_to(kept)
         home = folder / self.trial.folder
-        take_checkpoint(storage, home)
+        take_all(storage, home)
         mirror = Mirror(storage, home)
 
         def keep_and_tell(event: dict[str, Any]) -> None:
@@ -132,6 +83,8 @@ class Job:
         return result
 
     def _run_below(self, folder: Path, tell: Tell) -> TrialResult:
+        if is_done(folder, self.trial):  # its machine was lost after the result was written
+            return load_results(folder, [self.trial])[0][self.trial]
         process = TrialProcess(folder, self.trial, self.checkpoint_steps)
         try:
             for event in process.events():
@@ -142,15 +95,6 @@ class Job:
         if signal is not None:
             raise Lost(f"its process was ended by {signal}")
         return process.result()
-
-
-def texts_of_this_machine() -> Path:
-    """Return where texts are kept between trials; no other user can write there."""
-    folder = Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise OSError(f"{folder} belongs to somebody else")
-    return folder
 
 
 @dataclass
@@ -220,6 +164,7 @@ class Remote:
         if result.reason is not None:
             write_failure(self.folder / trial.folder, result)
         elif self.storage is not None:
+            make_inside(self.folder / trial.folder)  # raises if the disk was removed
             take_result(self.storage, self.folder / trial.folder)
         self.heard.append((trial, result))
 

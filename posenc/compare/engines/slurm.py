@@ -18,6 +18,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import every
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import make_inside, remove_folder, text_of
 from posenc.report.page.failure import one_line
 
 POLL = 2.0
@@ -64,11 +65,11 @@ class Slurm(Remote):
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         super().settle(folder, trials, checkpoint_steps)
-        home = self.folder / "slurm"
+        home = make_inside(self.folder / "slurm")
         for earlier in home.glob("run-*"):
-            shutil.rmtree(earlier)
+            remove_folder(earlier)
         self.run = home / f"run-{secrets.token_hex(8)}"
-        self.run.mkdir(parents=True)
+        make_inside(self.run)
         self.executor = self.submitit.AutoExecutor(home, cluster=self.cluster)
         self.executor.update_parameters(**self.asked)
 
@@ -82,7 +83,7 @@ class Slurm(Remote):
         for trial, job in list(self.running.items()):
             words = self.run / f"{trial.folder}.json"
             with contextlib.suppress(OSError):  # it has said nothing more
-                event = json.loads(words.read_text(encoding="utf-8"))
+                event = json.loads(text_of(words))
                 words.unlink()
                 self.told(trial, event)
             if job.done():

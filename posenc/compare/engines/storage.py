@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.opened import (
+    bytes_of,
+    make_folder,
+    make_inside,
+    missing,
+    remove_empty,
+    remove_folder,
+    text_of,
+)
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.failure import one_line
 
@@ -58,9 +66,11 @@ class Storage:
 
     def write(self, name: str, content: bytes) -> None:
         path = self.path(name)
-        if isinstance(self.fs, LocalFileSystem):  # elsewhere a name makes its folders
-            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self.fs.pipe_file(path, content)
+        if isinstance(self.fs, LocalFileSystem):
+            make_folder(Path(path).parent)
+            write_atomically(path, content)
+        else:
+            self.fs.pipe_file(path, content)
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -70,14 +80,14 @@ class Storage:
     def give(self, home: Path, names: Iterable[str]) -> None:
         """Copy files of a folder there, in this order."""
         for name in names:
-            self.write(f"{home.name}/{name}", (home / name).read_bytes())
+            self.write(f"{home.name}/{name}", bytes_of(home / name, None))
 
     def take(self, home: Path, names: Iterable[str]) -> None:
         """Copy files into a folder, in this order, but for those that have gone meanwhile."""
         for name in names:
             content = self.read(f"{home.name}/{name}")
             if content is not None:
-                (home / name).parent.mkdir(parents=True, exist_ok=True)
+                make_folder((home / name).parent)
                 write_atomically(home / name, content)
 
     def names(self, folder: str) -> list[str]:
@@ -93,21 +103,24 @@ class Storage:
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
         """Keep a file with a random word, which every machine must be able to read and to answer.
-        Raises: ValueError where this one cannot write it."""
+        After an error it leaves no folder. Raises: ValueError where this one cannot write it."""
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name, word = f".shared.{secrets.token_hex(8)}.partial", secrets.token_hex(8)
+        made = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
         try:
-            self.write(name, word.encode())
-            if self.read(name) != word.encode():
-                raise OSError("what was written there cannot be read")
-        except Exception as error:  # of any of fsspec's file systems
-            why = f"this machine cannot write there ({one_line(error)})."
-            raise ValueError(f"--storage {self.url}: {why}") from error
-        try:
+            try:
+                self.write(name, word.encode())
+                if self.read(name) != word.encode():
+                    raise OSError("what was written there cannot be read")
+            except Exception as error:  # of any of fsspec's file systems
+                why = f"this machine cannot write there ({one_line(error)})."
+                raise ValueError(f"--storage {self.url}: {why}") from error
             yield name, word
+            made = []
         finally:
             with contextlib.suppress(Exception):
                 self.remove([name])
+            remove_empty(made)
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
@@ -125,7 +138,7 @@ class Storage:
             raise OSError(f"{self.url} does not hold {folder.name} whole") from None
         if _hashes(folder) == contents:
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
             partial = Path(scratch) / folder.name
             self.take(partial, contents)
@@ -146,11 +159,11 @@ class Mirror:
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
         try:
-            state = (self.home / STATE).read_text(encoding="utf-8")
+            state = text_of(self.home / STATE)
             if state == self.copied:
                 return
             name = Cursor.from_json(state).tensors
-            tensors = (self.home / name).read_bytes()
+            tensors = bytes_of(self.home / name, None)
         except FileNotFoundError:  # there is none, or a newer one has just replaced it
             return
         try:
@@ -174,11 +187,11 @@ class Mirror:
         self.storage.remove(f"{self.home.name}/{name}" for name in old)
 
 
-def take_checkpoint(storage: Storage, home: Path) -> None:
-    """Make `home` anew with the checkpoint that the storage has of it, if there is one."""
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
-    storage.take(home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
+def take_all(storage: Storage, home: Path) -> None:
+    """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
+    remove_folder(home)
+    make_inside(home)
+    storage.take(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
 
 
 def take_result(storage: Storage, home: Path) -> None:
@@ -195,7 +208,7 @@ def _result_last(names: Iterable[str]) -> list[str]:
 def _hashes(text: Path) -> dict[str, str]:
     """Hash the files of a text that are in its folder."""
     found = sorted(text.glob("*.u16"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in found}
 
 
 def answer(url: str, name: str, word: str) -> str | None:

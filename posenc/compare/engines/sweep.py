@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,12 @@ from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import PARTIAL, CorruptResult, load_result
+from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import remove_partials
-from posenc.report.machine.machine import num_cores
+from posenc.report.files.new_folder import UNPROVED
+from posenc.report.files.opened import remove_folder
+from posenc.report.machine.machine import gpus, num_cores
+from posenc.report.page.failure import RunFailed
 
 
 class Watcher(Protocol):
@@ -33,8 +36,8 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
     Raises: ValueError where it cannot be reached, or its machines differ from this one.
     """
     if options.engine == "local":
-        workers = options.workers or (1 if device == "cuda" else num_cores())
-        return Local(min(workers, count))
+        seen = gpus() if device == "cuda" else []
+        return Local(min(options.workers or len(seen) or num_cores(), count), seen)
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
@@ -48,7 +51,10 @@ def run_trials(
     folder: Path, trials: Sequence[TrialConfig], engine: Engine, watchers: Sequence[Watcher]
 ) -> None:
     """Run all trials that have no result yet or have failed, on an engine that is settled. After an
-    interruption of any kind the same call goes on from the last checkpoints."""
+    interruption of any kind the same call goes on from the last checkpoints.
+
+    Raises: RunFailed if the folder vanishes, which is then not made again.
+    """
 
     def tell(event: str, *values: Any, **named: Any) -> None:
         for watcher in watchers:
@@ -66,21 +72,36 @@ def run_trials(
             tell("finished", trial, result)
         else:
             waiting.append(trial)
-    running = 0
-    while waiting or running:
-        while waiting and running < engine.slots():
-            engine.submit(waiting.popleft())
-            running += 1
-        trial, heard = engine.wait()
-        if isinstance(heard, TrialResult):
-            running -= 1
-            tell("finished", trial, heard)
-        else:
-            tell(heard.pop("kind"), trial, **heard)
+    running, device = 0, folder.stat().st_dev
+    try:
+        while waiting or running:
+            while waiting and running < engine.slots():
+                engine.submit(waiting.popleft())
+                running += 1
+            trial, heard = engine.wait()
+            _check_there(folder, device)
+            if isinstance(heard, TrialResult):
+                running -= 1
+                tell("finished", trial, heard)
+            else:
+                tell(heard.pop("kind"), trial, **heard)
+    except OSError:
+        _check_there(folder, device)
+        raise
+
+
+def _check_there(folder: Path, device: int) -> None:
+    """Raise RunFailed if the folder is gone, or is on another device: a mount point without its
+    disk is an empty folder."""
+    with contextlib.suppress(OSError):
+        if folder.stat().st_dev == device:
+            return
+    gone = f"The results folder {folder} is gone, perhaps with its disk."
+    raise RunFailed(f"{gone} Once it is back, the same command goes on from there.")
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the half-written files that killed runs left in a study's folder. Hold its lock."""
-    for path in folder.glob(f"corpus-*{PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(f".corpus-*{UNPROVED}"):
+        remove_folder(path)
     remove_partials(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -27,7 +27,7 @@ _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"
 
 
 def conclude(study: Study) -> Study:
-    """The study with the summaries and the two lines that its results carry."""
+    """Return the study with its summaries and its two lines."""
     shown = labelled(study)
     text = shown.of_task(TEXT)
     study = replace(
@@ -38,27 +38,29 @@ def conclude(study: Study) -> Study:
 
 
 def answer(study: Study) -> str:
-    """Which encoding to use and why, in at most 60 words; in plain words why none can be named."""
+    """Say which encoding to use and why, in at most 60 words, or why none can be named."""
     if not study.finished:
-        failed = ", ".join(dict.fromkeys(r.config.encoding for r in study.failed))
+        failed = _some(r.config.encoding for r in study.failed)
         return f"No trial has finished{f', and {failed} failed' if failed else ''}."
-    said = [*_own_first(study)]
+    own = [*_own_first(study)]
+    said = [*own]
     overall = standing_of_tasks(study)
     if overall is not None:
         said.append(_use("", overall, [(overall, "lowest mean rank over {}")]))
     if any(result.config.task == TEXT for result in study.finished):
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
-        said += filter(None, (_of_task(study, task) for task in _tasks(study)))
-    return _within(ANSWER_WORDS, [*said, *_unchecked(study)])
+        said += filter(None, (_of_task(study, task) for task in study.drawn))
+    void = [f"The losses of {name} mean nothing: it fails a check." for name in study.unchecked]
+    return _within(ANSWER_WORDS, [*said, *void], first=min(len(own), len(said) - 1))
 
 
 def limits(study: Study) -> str:
-    """What the study cannot say, in at most 40 words."""
+    """Say what the study cannot say, in at most 40 words."""
     if not study.finished:
         return ""
     trials = [result.config for result in study.finished]
-    steps, tasks = {trial.steps for trial in trials}, _tasks(study)
+    steps, tasks = {trial.steps for trial in trials}, study.drawn
     size = fmean(result.parameters for result in study.finished)
     parts = [_count(len({trial.seed for trial in trials}), "seed")]
     parts += ["one text"] if TEXT in {trial.task for trial in trials} else []
@@ -69,7 +71,7 @@ def limits(study: Study) -> str:
 
 
 def _may_turn(study: Study) -> str:
-    """What longer training may change."""
+    """Say how much the loss still falls, and which differences twice the steps may turn."""
     fell = falls(study.of_task(TEXT).finished)
     if not fell:
         return "what longer training changes was not measured"
@@ -77,11 +79,11 @@ def _may_turn(study: Study) -> str:
     if len(fell) == 1:
         return still
     apart = math.sqrt(2) * stdev(fell.values())  # the root mean square over all pairs
-    return f"{still}, so differences under {apart:.2f} may turn with longer training"
+    return f"{still}, so differences under {apart:.2f} may turn with twice the steps"
 
 
 def why_unsure(standing: Standing) -> str | None:
-    """Why nothing at all is significant there, and what to do; None where intervals exist."""
+    """Say why no difference can be significant there and what to do; None if intervals exist."""
     pairs = standing.pairs
     if pairs.least < math.inf or len(pairs.names) < 2:
         return None
@@ -101,7 +103,7 @@ def _of_text(study: Study, brief: bool) -> Iterator[str]:
     near = standing_at(study, config.train_length)
     far = standing_at(study, max(config.test_lengths))
     if near is None:
-        yield f"{listed(study.encodings)} can run at no tested length."
+        yield f"{_some(study.encodings)} can run at no tested length."
         return
     lowest = near.mean(near.order[0])
     frequent = study.corpus.byte_entropy if study.corpus else None
@@ -129,7 +131,7 @@ def _of_text(study: Study, brief: bool) -> Iterator[str]:
 
 
 def _use(opening: str, chosen_by: Standing, places: Sequence[tuple[Standing, str]]) -> str:
-    """The sentence that names the encoding to use.
+    """Write the sentence that names the encoding to use.
 
     opening: "" or the start of the sentence with the first letter of "use".
     places: standings, and what the first of each has, with room for where.
@@ -156,8 +158,8 @@ def _use(opening: str, chosen_by: Standing, places: Sequence[tuple[Standing, str
 
 
 def _chosen(standings: Sequence[Standing]) -> str | None:
-    """The encoding that is first at the longest length and tied at the others, or the other way
-    round, or tied everywhere; None where no encoding is."""
+    """Return the encoding that is first at the longest length and tied elsewhere, or the
+    reverse, or else tied everywhere; None if there is none."""
     *_, last = standings
     tied = set.intersection(*(set(standing.first) for standing in standings))
     for standing in reversed(standings):
@@ -167,8 +169,7 @@ def _chosen(standings: Sequence[Standing]) -> str | None:
 
 
 def _numbers(standing: Standing, name: str) -> str:
-    """The mean of an encoding, who is tied with the first, and by how much the next one is
-    worse."""
+    """Write the mean of an encoding, those tied with it, and by how much the next one is worse."""
     parts = [f"{standing.mean(name):.2f}"]
     tied = [other for other in standing.first if other != name]
     named = tied if len(tied) <= 2 else tied[:1]
@@ -184,7 +185,7 @@ def _numbers(standing: Standing, name: str) -> str:
 
 
 def _another_text(places: Sequence[tuple[Standing, str]]) -> Iterator[str]:
-    """Whether the windows of the text leave open what the seeds decide."""
+    """Name encodings whose significant difference has an interval over windows that includes 0."""
     for standing, _ in places:
         best = standing.order[0]
         behind = [name for name in standing.order if (name, best) in standing.worse]
@@ -194,7 +195,7 @@ def _another_text(places: Sequence[tuple[Standing, str]]) -> Iterator[str]:
 
 
 def _with_length(study: Study) -> Iterator[str]:
-    """Which encodings do not lose with length."""
+    """Name the encodings whose loss does not rise with length."""
     found = rises(study)
     if len(found) < 2 or max(study.trials[0].test_lengths) == study.trials[0].train_length:
         return
@@ -207,23 +208,25 @@ def _with_length(study: Study) -> Iterator[str]:
     elif len(kept) == len(found):
         yield "None gets worse with length."
     else:
-        yield f"{listed(kept)} do not get worse with length."
+        yield f"{_some(kept)} do not get worse with length."
 
 
 def _of_task(study: Study, task: str) -> str | None:
-    standing = standing_of_task(study, task)
-    if standing is None or len(standing.order) < 2:
+    standing, part = standing_of_task(study, task), study.of_task(task)
+    if standing is None:
         return None
-    part = study.of_task(task)
     passed = {result.config.encoding for result in part.finished if learned(result)}
     if not passed:
         return f"No trial has learned {task}, so nothing is said of it: give more --steps."
-    what = f"highest {metric_beyond(task, part.trials[0].train_length)}"
-    return _use("", standing, [(standing, what)])
+    metric = metric_beyond(task, part.trials[0].train_length)
+    if len(standing.order) == 1:
+        (name,) = standing.order
+        return f"{name} is the only encoding: {standing.mean(name):.2f} {metric}. Add another."
+    return _use("", standing, [(standing, f"highest {metric}")])
 
 
 def _own_first(study: Study) -> Iterator[str]:
-    """The user's own encodings against a baseline."""
+    """Compare the user's own encodings with a baseline."""
     text = study.of_task(TEXT)
     own = [n for n in text.encodings if any(t.code for t in text.trials if t.encoding == n)]
     base = next((name for name in BASELINES if name in text.encodings and name not in own), None)
@@ -252,30 +255,28 @@ def _against(standing: Standing, name: str, base: str) -> str:
 
 
 def _left_out(study: Study) -> Iterator[str]:
-    """Encodings of which no trial has finished."""
+    """Name encodings without a finished trial."""
     done = {result.config.encoding for result in study.finished}
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
     if gone:
-        yield f"{listed(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
+        yield f"{_some(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
 
 
-def _unchecked(study: Study) -> Iterator[str]:
-    for name in study.unchecked:
-        yield f"The losses of {name} mean nothing: it fails a check."
+def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:
+    """Join the sentence number `first` and those of the others for which there is room."""
+    kept = {first}
+    for i in range(len(sentences)):
+        if len(" ".join(sentences[j] for j in {*kept, i}).split()) <= words:
+            kept.add(i)
+    return " ".join(sentences[i] for i in sorted(kept))
 
 
-def _tasks(study: Study) -> list[str]:
-    return list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
-
-
-def _within(words: int, sentences: Sequence[str]) -> str:
-    """The first sentence, and of the others those for which there is room."""
-    said: list[str] = []
-    for sentence in sentences:
-        if not said or len(" ".join([*said, sentence]).split()) <= words:
-            said.append(sentence)
-    return " ".join(said)
+def _some(names: Iterable[str]) -> str:
+    """List at most six names, and how many others there are."""
+    found = list(dict.fromkeys(names))
+    more = [f"{len(found) - 5} others"] if len(found) > 6 else []
+    return listed([*found[:5], *more] if more else found) if found else ""
 
 
 def _count(number: int, noun: str) -> str:
@@ -289,7 +290,7 @@ def _signed(gap: Gap) -> str:
 
 
 def _interval(gap: Gap) -> str:
-    """With as many digits as it takes to see on which side of 0 it ends."""
+    """Write a difference and its half interval with enough digits to see whether it excludes 0."""
     near = min(abs(gap.value), gap.half, abs(abs(gap.value) - gap.half))
     digits = 2 if near >= 0.01 else 3
     return f"{gap.value:+.{digits}f} ± {gap.half:.{digits}f}"

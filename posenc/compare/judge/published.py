@@ -11,13 +11,7 @@ from statistics import fmean, stdev
 from posenc.compare.judge.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
-from posenc.statistics.agreement import (
-    Rho,
-    agreement_p,
-    separated_pairs,
-    sign_agreement,
-    spearman,
-)
+from posenc.statistics.agreement import Rho, agreement_p, separated_pairs, sign_agreement, spearman
 from posenc.tasks.known import TEXT
 
 TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"
@@ -38,8 +32,8 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """A study against one published table at one multiple of the training length, or, of a task,
-    over all lengths beyond it.
+    """Agreement of a study with one published table: at one multiple of the training length or, for
+    a task, over all lengths beyond it.
 
     ours: what the study measured, lower is better.
     told: the pairs that the publication tells apart beyond its seeds, the better first.
@@ -80,7 +74,7 @@ def agreements(study: Study) -> list[Agreement]:
 
 
 def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
-    """As words, one row each, and then of text and of tasks the sum of the pairs beyond x1."""
+    """Return one row of text per table, then the sums of the pairs beyond x1 for text and tasks."""
     for each in found:
         rho, p = ("–", "–") if each.rho is None else (f"{each.rho.value:.2f}", f"{each.rho.p:.3f}")
         names = f"{len(each.ours)}: {' '.join(each.ours)}"
@@ -93,7 +87,7 @@ def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
 
 
 def _counted(found: list[Agreement]) -> str:
-    """How many pairs agree, and how likely that is by chance."""
+    """Say how many pairs agree, with the p-value."""
     agreeing, pairs = sum(a.agreeing for a in found), sum(a.pairs for a in found)
     if not pairs:
         return "–"
@@ -103,12 +97,12 @@ def _counted(found: list[Agreement]) -> str:
 
 
 def read_tables(name: str) -> list[dict]:
-    """Of TEXT_TABLES or TASK_TABLES."""
+    """Read TEXT_TABLES or TASK_TABLES."""
     return json.loads(resources.files("posenc.compare.judge").joinpath(name).read_bytes())
 
 
 def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
-    """The accuracies of a table against our mean scores beyond the training length."""
+    """Compare a table's accuracies with mean scores beyond the training length."""
     part = study.of_task(table["task"])
     if not part.trials:
         return
@@ -128,7 +122,7 @@ def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
 
 
 def told_in_task(table: dict, names: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of these encodings that one of TASK_TABLES tells apart, the better first."""
+    """Return the pairs of these encodings that a table of TASK_TABLES separates, better first."""
     means = {name: -fmean(table["seeds"][name]) for name in names}
     deviations = {name: stdev(table["seeds"][name]) for name in names}
     count = min(len(each) for each in table["seeds"].values())
@@ -169,7 +163,7 @@ def _column(table: dict, multiple: int) -> int | None:
 
 
 def _means(study: Study, length: int) -> dict[str, float]:
-    """Mean loss of posenc's own encodings; a file or module of the user's is none of them."""
+    """Return mean losses of posenc's own encodings only, not of a user's file or module."""
     found: dict[str, list[float]] = {}
     for result in study.finished:
         config = result.config

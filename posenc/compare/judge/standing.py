@@ -27,7 +27,7 @@ Values = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Standing:
-    """What the seeds say of an order.
+    """The order of encodings at one place, and which differences are significant by seeds.
 
     where: in words, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
@@ -42,29 +42,30 @@ class Standing:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The encodings, the best mean first."""
+        """Return the encodings, best mean first."""
         return tuple(
             sorted(self.pairs.names, key=self.pairs.means.__getitem__, reverse=self.higher)
         )
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
-        """Pairs (a, b) of which `a` is significantly worse than `b`."""
+        """Return the pairs (a, b) in which `a` is significantly worse than `b`."""
         above = self.pairs.worse
         return frozenset((b, a) for a, b in above) if self.higher else above
 
     @cached_property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """Those that are worse than none, then those that are worse than these only, and so on."""
+        """Group encodings: those worse than none, then those worse only than earlier groups."""
         return tiers(self.order, self.worse)
 
     def tier(self, name: str) -> int:
-        """Which tier, from 1."""
+        """Return the number of its tier, from 1."""
         return next(i for i, names in enumerate(self.tiers, 1) if name in names)
 
     @cached_property
     def first(self) -> tuple[str, ...]:
-        """The best, and all that are tied with it: those that are significantly worse than none."""
+        """Return the best and those tied with it: encodings that are significantly worse than
+        none."""
         behind = {a for a, _ in self.worse}
         return tuple(name for name in self.order if name not in behind)
 
@@ -72,12 +73,12 @@ class Standing:
         return fmean(self.pairs.values[name].values())
 
     def gap(self, name: str) -> Gap:
-        """What `name` has more than the first of the order."""
+        """Return the difference from the first of the order."""
         return self.pairs.gap(name, self.order[0])
 
 
 def standing_at(study: Study, length: int) -> Standing | None:
-    """Bits per byte at a length of the text; None where no encoding runs there."""
+    """Compare bits per byte at a length of the text; None if no encoding runs there."""
     losses: Values = {}
     by_window: dict[str, list[Sequence[float]]] = {}
     for result in _checked(study.of_task(TEXT)):
@@ -95,14 +96,14 @@ def standing_at(study: Study, length: int) -> Standing | None:
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
-    """The mean score over all tests beyond the training length, of every trial that runs them,
-    whether it learned the task or not; None where there is none."""
+    """Compare mean scores over all tests beyond the training length. Every trial that runs them
+    counts, learned or not; None if there is none."""
     scores = scores_of_task(study, task)
     return Standing(task, Pairs(scores, "task", 1 / SEQUENCES), higher=True) if scores else None
 
 
 def standing_of_tasks(study: Study) -> Standing | None:
-    """Mean ranks over all tasks, text among them, of the encodings that run all of them.
+    """Compare mean ranks over all tasks, including text, of the encodings that run all of them.
 
     The ranks are those of the trials of a seed. Trials that did not learn their task share the
     last ranks of it. None with fewer than three tasks or two encodings.
@@ -121,7 +122,7 @@ def standing_of_tasks(study: Study) -> Standing | None:
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:
-    """The rank of each trial among those of its task and seed, 1 the best.
+    """Return the rank of each trial among those of its task and seed; 1 is best.
 
     Of the encodings that have the most seeds with all tasks, and of the seeds that all of these
     have.
@@ -145,7 +146,7 @@ def ranks_by_task(study: Study) -> dict[str, Values]:
 
 
 def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
-    """The best and the worst rank of each encoding over all choices of a task to leave out."""
+    """Return each encoding's best and worst rank if any one task is left out."""
     ranks, found = ranks_by_task(study), {}
     for left in ranks:
         means = {
@@ -162,7 +163,7 @@ def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
 
 
 def scores_of_task(study: Study, task: str) -> Values:
-    """The mean of the task's metric over all tests but that of the training length."""
+    """Return means of the task's metric over all tests beyond the training length."""
     scores: Values = {}
     for result in _checked(study.of_task(task)):
         found = [metric_of(task, score) for score in result.by_case[1:]]
@@ -173,12 +174,12 @@ def scores_of_task(study: Study, task: str) -> Values:
 
 
 def metric_beyond(task: str, train_length: int) -> str:
-    """What `scores_of_task` is, in words."""
+    """Name what `scores_of_task` returns."""
     return f"{TASKS[task].metric} on {task} beyond {train_length:,} {TASKS[task].counts}"
 
 
 def _keys(study: Study, task: str) -> Values:
-    """What orders the trials of a task, lower is better; infinite where one did not learn it."""
+    """Return the key by which a task's trials are ranked, lower is better; inf if not learned."""
     part = study.of_task(task)
     if task == TEXT:
         found: Values = {}
@@ -196,14 +197,14 @@ def _keys(study: Study, task: str) -> Values:
 
 
 def _rank(keys: Values, names: Sequence[str], name: str, seed: int) -> float:
-    """Equal keys share the mean of their ranks."""
+    """Return the rank of a trial; equal keys share the mean of their ranks."""
     mine, all_of_them = keys[name][seed], [keys[other][seed] for other in names]
     equal = sum(key == mine for key in all_of_them)
     return sum(key < mine for key in all_of_them) + (equal + 1) / 2
 
 
 def _over_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[tuple[str, str], Gap]:
-    """Differences of the means over seeds, by windows; nothing where a result lacks them."""
+    """Compare means over seeds by windows of the text; {} if a result lacks windows."""
     if len({len(windows) for each in by_window.values() for windows in each}) != 1:
         return {}
     means = {
@@ -214,5 +215,5 @@ def _over_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[tuple[
 
 
 def _checked(study: Study) -> list[TrialResult]:
-    """The finished trials of encodings that are held to the contract."""
+    """Return the finished trials of encodings that pass the contract."""
     return [r for r in study.finished if r.config.encoding not in study.unchecked]

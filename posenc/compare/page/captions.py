@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at
@@ -11,7 +10,7 @@ from posenc.report.page.sentence import listed, sentence
 
 
 def in_by_length(study: Study) -> str:
-    """Which encodings keep their loss to the longest length, and which rises most."""
+    """Name the encodings whose loss stays to the longest length, and the one that rises most."""
     train, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
     ends = {
         row.encoding: (mean_at(row.by_length, train), mean_at(row.by_length, longest))
@@ -22,7 +21,8 @@ def in_by_length(study: Study) -> str:
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
     parts = []
     if kept:
-        parts.append(f"up to {longest:,} bytes {listed(kept)} {_verb(kept, 'keep')} the loss")
+        verb = "keeps" if len(kept) == 1 else "keep"
+        parts.append(f"up to {longest:,} bytes {listed(kept)} {verb} the loss")
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
         parts.append(f"{worst} rises most, by {rises[worst]:.2f} bits per byte")
@@ -32,7 +32,7 @@ def in_by_length(study: Study) -> str:
 
 
 def in_by_context(study: Study) -> str:
-    """Whose line falls beyond the training length, in every seed."""
+    """Name the encodings that gain from context beyond the training length in every seed."""
     gains = {r.encoding: context_gains(study, r.encoding) for r in study.summary}
     measured = {name: found[1] for name, found in gains.items() if found is not None}
     falls = [name for name, found in measured.items() if all(g > 0 for g in found)]
@@ -51,7 +51,7 @@ def in_by_context(study: Study) -> str:
 
 
 def in_by_position(study: Study) -> str:
-    """Which encoding's loss rises most from the end of the trained length to the end."""
+    """Name the encoding whose loss rises most beyond the training length."""
     train, rises = study.trials[0].train_length, {}
     for result in study.finished:
         before = [s.bits_per_byte for s in result.by_position if train / 2 <= s.start < train]
@@ -73,16 +73,12 @@ def in_by_position(study: Study) -> str:
 
 
 def in_training(study: Study) -> str:
-    """How far the losses still fall."""
+    """Say how much the losses still fall."""
     fell = falls(study.finished)
     if not fell:
-        return "The training was too short to see whether it had settled."
+        return "The training was too short to estimate how much the loss still falls."
     least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
     return (
-        f"In the second half of the training the loss of {most} fell most, by {fell[most]:.2f} "
-        f"bits, and that of {least} least, by {fell[least]:.2f}."
+        f"In the last doubling of the steps (estimated) the loss of {most} fell most, by "
+        f"{fell[most]:.2f} bits, and that of {least} least, by {fell[least]:.2f}."
     )
-
-
-def _verb(names: Sequence[str], verb: str) -> str:
-    return f"{verb}s" if len(names) == 1 else verb

@@ -15,7 +15,7 @@ Styles = Mapping[str, LineStyle]
 
 
 def by_length(study: Study, styles: Styles) -> Figure:
-    """Mean bits per byte at each test length; bars reach from the best seed to the worst."""
+    """Draw mean bits per byte at each test length; bars span the seeds."""
     with figure("test length, bytes", "bits per byte") as (drawn, axes):
         for row in study.summary:
             points = [s for s in row.by_length if s.mean is not None]
@@ -34,7 +34,7 @@ def by_length(study: Study, styles: Styles) -> Figure:
 
 
 def by_context(study: Study, styles: Styles) -> Figure:
-    """Mean bits per byte of the same target bytes as more context is shown before them."""
+    """Draw mean bits per byte of the same target bytes, by length of context."""
     with figure("window that ends in the targets, bytes", "bits per byte") as (drawn, axes):
         shown: set[int] = set()
         for encoding, trials in _by_encoding(study):
@@ -52,7 +52,7 @@ def by_context(study: Study, styles: Styles) -> Figure:
 
 
 def by_position(study: Study, styles: Styles) -> Figure:
-    """Mean bits per byte at each place inside the longest window that an encoding can run."""
+    """Draw mean bits per byte by position inside the longest window."""
     with figure("position in the window, bytes", "bits per byte") as (drawn, axes):
         first = longest = max(_lengths(study))
         for encoding, trials in _by_encoding(study):
@@ -60,7 +60,7 @@ def by_position(study: Study, styles: Styles) -> Figure:
                 trials, lambda t: _merged(t.by_position, t.config.train_length)
             )
             axes.plot(middles, means, **_named(encoding), **styles[encoding].curve(len(middles)))
-            first = min(first, *middles)
+            first = min([first, *middles])
         doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
         length_axis(axes, doublings[:: 1 + len(doublings) // 9], study.trials[0].train_length)
     label_ends(drawn, axes)
@@ -68,7 +68,7 @@ def by_position(study: Study, styles: Styles) -> Figure:
 
 
 def training(study: Study, styles: Styles) -> Figure:
-    """Bits per byte on the validation text while training, and on the batches as thin lines."""
+    """Draw bits per byte in training: validation with markers, batches as thin lines."""
     with figure("training step", "bits per byte") as (drawn, axes):
         for encoding, trials in _by_encoding(study):
             steps, valid = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
@@ -81,7 +81,7 @@ def training(study: Study, styles: Styles) -> Figure:
 
 
 def _named(encoding: str) -> dict[str, str]:
-    """What a line is called in the figure's numbers, at its end and under the mouse."""
+    """Return the name of a line for its data, its end and its hover title."""
     return {"label": encoding, "gid": HOVER + encoding}
 
 
@@ -107,7 +107,7 @@ def _lengths(study: Study) -> list[int]:
 
 
 def _by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]:
-    """Every encoding with finished trials, and those trials."""
+    """Yield each encoding with its finished trials."""
     for encoding in study.encodings:
         trials = [t for t in study.finished if t.config.encoding == encoding]
         if trials:
@@ -117,7 +117,7 @@ def _by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]:
 def _mean_curve(
     trials: list[TrialResult], points: Callable[[TrialResult], list[tuple[float, float]]]
 ) -> tuple[list[float], list[float]]:
-    """The mean over trials at every x that all of them have."""
+    """Return the mean over trials at every x that all of them have."""
     curves = [dict(points(trial)) for trial in trials]
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     return shared, [fmean(curve[x] for curve in curves) for x in shared]

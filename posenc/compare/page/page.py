@@ -9,8 +9,7 @@ from importlib.metadata import metadata
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.standing import Standing
-from posenc.compare.page import captions, figures, rates, rows, task_page
-from posenc.compare.page.specs import specs_table
+from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
@@ -65,9 +64,8 @@ def _what_was_tried(study: Study) -> str:
             f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
         )
         said += filter(None, [objective_of(config).said])
-    tasks = dict.fromkeys(t.task for t in study.trials if t.task != TEXT)
-    if tasks:
-        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(tasks)}.")
+    if study.drawn:
+        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(study.drawn)}.")
     return " ".join(said)
 
 
@@ -76,6 +74,8 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Headline(study.recommendation)
     if study.limits:
         yield Limits(study.limits)
+    for where, count in study.reused.items():
+        yield f"{_count(count, 'trial')} reused from {where}."
     for name, why in study.unchecked.items():
         yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
     done, planned = len(study.results), len(study.trials)
@@ -124,7 +124,7 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
-    """Every seed, and the difference from the first with both intervals."""
+    """Return a table of every seed, and of differences from the first with both intervals."""
     first, cells = standing.order[0], []
     for name in standing.order:
         seeds = standing.pairs.values[name]
@@ -198,7 +198,7 @@ def _curves(study: Study) -> Iterator[Plot]:
 
 
 def describe_by_length(study: Study) -> str:
-    """The curves over test length in words, for readers who cannot see them."""
+    """Describe the curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
         points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
@@ -216,16 +216,16 @@ def _details(study: Study) -> Iterator[Block]:
     if study.tasks:
         yield Fold("Every task", [*task_page.tables(study)])
     if study.rates:
-        header, *tried = rates.rate_rows(study)
-        yield Fold("Learning rates", [rates.MEANING, Table(header, tried)])
+        header, *tried = settings.rate_rows(study)
+        yield Fold("Learning rates", [settings.MEANING, Table(header, tried)])
     if study.finished:
-        yield Fold("The settings of every encoding", [specs_table(study)])
+        yield Fold("The settings of every encoding", [settings.specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
     yield Links(_links(study))
 
 
 def _links(study: Study) -> dict[str, str]:
-    """The documentation, where this installation knows its place, and the papers."""
+    """Return links to the documentation, if known to this installation, and to papers."""
     urls = [url.split(", ") for url in metadata("posenc").get_all("Project-URL") or ()]
     found = {name: url for name, url in urls if name.lower() == "documentation"}
     for result in study.finished:
@@ -242,7 +242,9 @@ def _facts(study: Study) -> Mapping[str, object]:
         "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
         f"on {config.kv_heads} key/value heads, projections {config.projections}",
         **{
-            _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
+            "training"
+            + f" on {trial.task}"
+            * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
             f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
             f"{trial.precision} on {trial.device}"
             for trial in study.trials
@@ -267,7 +269,7 @@ def _text(study: Study) -> dict[str, str]:
 
 
 def _training_of(trial: TrialConfig) -> str:
-    return "training" if trial.task == TEXT else f"training on {trial.task}"
+    return "training" if trial.of_text else f"training on {trial.task}"
 
 
 def _rate_of(trial: TrialConfig, study: Study) -> str:
@@ -282,7 +284,7 @@ def _unit(trial: TrialConfig) -> str:
 
 
 def _code(study: Study) -> dict[str, str]:
-    """Which code an encoding that is not posenc's had."""
+    """Return the code hashes of encodings outside posenc."""
     found = {t.encoding: t.code for t in study.trials if t.code}
     said = ", ".join(f"{encoding} {code}" for encoding, code in found.items())
     return {"hash of the code": said} if said else {}

@@ -18,12 +18,12 @@ ALL = "all trials"
 
 
 def unit_of(trial: TrialConfig) -> str:
-    """What a loss is the mean of."""
+    """Return the unit of a loss."""
     return "byte" if trial.task == TEXT else "target"
 
 
 class PlainLines:
-    """A line at every tenth of a trial."""
+    """Print a line at every tenth of a trial."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -59,7 +59,7 @@ class PlainLines:
 
 
 class LiveBars:
-    """One bar for all trials and one for each running trial, with loss and time left."""
+    """Show one bar for all trials and one per running trial, with loss and time left."""
 
     def __init__(self, console: Console, trials: Sequence[TrialConfig], workers: int) -> None:
         self.bars = Bars(console)
@@ -109,7 +109,7 @@ class LiveBars:
 
 
 def outcome(trial: TrialConfig, result: TrialResult) -> str:
-    """One line about a trial that has ended."""
+    """Return a line about a trial that has ended."""
     if result.reason is not None:
         return f"{name_of(trial)}: failed: {result.reason}"
     if trial.task != TEXT:

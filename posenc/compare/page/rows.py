@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from posenc.compare.judge.standing import Standing, standing_at
@@ -21,7 +21,7 @@ EXPLAINED = (
 
 @dataclass(frozen=True)
 class Loss:
-    """One cell: the mean over seeds, and what it says against the best of its length.
+    """One cell: the mean over seeds, and its verdict against the best at its length.
 
     verdict: "best", "tied" or "worse"; "" at a length that is not tested, or without intervals.
     apart: the difference from the best, and half of its interval.
@@ -35,7 +35,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Row:
-    """One encoding."""
+    """Numbers of one encoding."""
 
     summary: EncodingSummary
     losses: Sequence[Loss]
@@ -43,20 +43,24 @@ class Row:
 
 
 def standings(study: Study) -> list[Standing]:
-    """At the training length and at the longest one, where an encoding runs."""
+    """Return the standings at the training length and at the longest, where an encoding runs."""
     config = study.trials[0]
     lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
     return [found for length in lengths if (found := standing_at(study, length)) is not None]
 
 
 def best_first(study: Study) -> list[str]:
-    """By the longest length, then those that run only at the training length, then the others."""
-    orders = [standing.order for standing in reversed(standings(study))]
-    return list(dict.fromkeys([*(name for order in orders for name in order), *study.encodings]))
+    """Sort encodings by the longest length; those that run only at shorter ones come later."""
+    return in_order(study, reversed(standings(study)))
+
+
+def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
+    """Sort encodings by the first of these standings, then by the next ones."""
+    return list(dict.fromkeys([*(name for each in found for name in each.order), *study.encodings]))
 
 
 def text_rows(study: Study) -> list[Row]:
-    """A row for each encoding with a finished trial, best first."""
+    """Return a row for each encoding with a finished trial, best first."""
     found = {standing.where: standing for standing in standings(study)}
     order = best_first(study)
     return [
@@ -73,7 +77,7 @@ def text_rows(study: Study) -> list[Row]:
 
 
 def detectable(study: Study) -> str:
-    """The least difference that the study could detect, at each tested length."""
+    """Say the least difference that the study could detect, at each tested length."""
     found = [
         f"{standing.pairs.least:.2f} at {standing.where}"
         for standing in standings(study)
@@ -85,7 +89,7 @@ def detectable(study: Study) -> str:
 
 
 def verdict_of(standing: Standing, name: str) -> str:
-    """ "best", "tied" or "worse"; "" where nothing can be significant."""
+    """Return "best", "tied" or "worse"; "" if nothing can be significant."""
     if standing.pairs.least == math.inf or len(standing.order) < 2:
         return ""
     if name not in standing.first:
@@ -94,7 +98,7 @@ def verdict_of(standing: Standing, name: str) -> str:
 
 
 def said(standing: Standing, name: str) -> str:
-    """The difference from the first, and half of its interval where it has one."""
+    """Write the difference from the first, and half of its interval if it has one."""
     gap = standing.gap(name)
     return f"{round(gap.value, 3) + 0.0:+.3f}" + (
         f" ± {gap.half:.3f}" if gap.half < math.inf else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare.page import tables, task_tables
+from posenc.compare.page.as_json import answer_json
 from posenc.compare.results import Study, labelled
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
@@ -34,10 +35,13 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]
 
 
-def show_study(study: Study, folder: Path, console: Console) -> None:
-    """Print tables and recommendation, and where the page is."""
+def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:
+    """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
     out = stdout(160)
     shown = labelled(study)
+    if as_json:
+        print(answer_json(shown, folder))
+        return
     if study.corpus is not None:
         out.print(tables.summary_table(shown.of_task(TEXT)))
     for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(shown)):

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.page import rates, rows
+from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
@@ -23,8 +23,7 @@ _table = partial(text_table, named="encoding", title_justify="left")
 
 
 def summary_table(study: Study) -> Table:
-    """One row per encoding, best first: bits per byte at each length, what more context does,
-    speed."""
+    """Return one row per encoding, best first: losses by length, gain from context, speed."""
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
     header, lines = ["encoding", *lengths, "more context", "parameters", "tokens/s"], []
     for row in rows.text_rows(study):
@@ -38,13 +37,13 @@ def summary_table(study: Study) -> Table:
 
 
 def rate_tables(study: Study) -> list[Table]:
-    """The learning rates that were tried, where they were."""
-    found = rates.rate_rows(study)
-    return [_table(found[0], found[1:], title=rates.TITLE)] if found else []
+    """Return the learning rates that were tried; [] if none were."""
+    found = settings.rate_rows(study)
+    return [_table(found[0], found[1:], title=settings.TITLE)] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:
-    """A study against published tables."""
+    """Return the agreement of a study with published tables."""
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
     title, caption = "Agreement with published orders", published.MEANING
     rows = published.rows(found)
@@ -63,6 +62,7 @@ def notes(study: Study) -> list[str]:
     for row in study.summary:
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
         lines += [f"{row.encoding}: cannot run at some lengths: {reason}" for reason in reasons]
+    lines += [f"reused {count} trials from {where}" for where, count in study.reused.items()]
     for result in study.failed:
         lines.append(f"{name_of(result.config)} failed: {result.reason}")
     if study.missing:
@@ -72,7 +72,7 @@ def notes(study: Study) -> list[str]:
 
 
 def _of_several_axes(study: Study) -> dict[str, str]:
-    """How many components a position has, by encoding, where it was compared in a row of tokens."""
+    """Return the number of axes of each encoding that has several but read a row of tokens."""
     return {
         trial.config.encoding: trial.spec[AXES]
         for trial in study.finished

@@ -46,25 +46,23 @@ EXPLAINED = (
 
 
 def matrix(study: Study) -> Iterator[Block]:
-    """A row for each encoding, best first, and a column for each task."""
+    """Yield a table with a row per encoding, best first, and a column per task."""
     standings = _columns(study)
-    tasks = _tasks(study)
     counts = {(row.encoding, row.task): (row.learned, row.num_seeds) for row in study.tasks}
     overall = standings.get("all")
     places = ranks_without_a_task(study) if overall else {}
-    names = list(dict.fromkeys(n for each in standings.values() for n in each.order))
-    names += [name for name in study.encodings if name not in names]
     cells = []
-    for name in names:
+    for name in rows.in_order(study, standings.values()):
         row: list = [name]
         for key, standing in standings.items():
             seeds = counts.get((name, key))
             small = f"learned {seeds[0]}/{seeds[1]}" if seeds else ""
             if key == "all" and name in places:
-                small = _places(*places[name])
+                low, high = places[name]
+                small = f"({low})" if low == high else f"({low}–{high})"
             row.append(_cell(standing, name, small))
-        passed = [counts[name, task] for task in tasks if (name, task) in counts]
-        row.append(f"{sum(n == of for n, of in passed)} of {len(tasks)}")
+        passed = [counts[name, task] for task in study.drawn if (name, task) in counts]
+        row.append(f"{sum(n == of for n, of in passed)} of {len(study.drawn)}")
         cells.append(row)
     header = ["encoding", *(_heading(study, key) for key in standings)]
     header.append(Heading("tasks learned", "by every seed"))
@@ -73,14 +71,14 @@ def matrix(study: Study) -> Iterator[Block]:
 
 
 def tables(study: Study) -> Iterator[Table]:
-    """A table for each task, with every seed."""
+    """Yield a table for each task, with every seed."""
     for task, found in by_task(study.tasks):
         yield page_table(task, found)
 
 
 def figures_of(study: Study) -> Iterator[Plot]:
-    """Each task by length, and every trial as a dot."""
-    styles = ranked_styles(_best_first(study))
+    """Yield a figure of each task by length, and one of all trials as dots."""
+    styles = ranked_styles(rows.in_order(study, _columns(study).values()))
     for task, found in by_task(study.tasks):
         yield Plot(
             _by_length(task, found, styles),
@@ -100,13 +98,12 @@ def figures_of(study: Study) -> Iterator[Plot]:
 
 
 def every_trial(study: Study) -> Figure:
-    """The score of every trial of a task: a row for each encoding, a marker for each task."""
-    names = _best_first(study)[::-1]
-    tasks = _tasks(study)
+    """Draw the score of every trial: a row per encoding, a marker per task."""
+    names = rows.in_order(study, _columns(study).values())[::-1]
     passed = {result.config for result in study.finished if learned(result)}
-    height, styles = 1.0 + 0.28 * len(names), line_styles(tasks)
+    height, styles = 1.0 + 0.28 * len(names), line_styles(study.drawn)
     with figure("score beyond the training length", "", height=height) as (drawn, axes):
-        for task in tasks:
+        for task in study.drawn:
             scores = scores_of_task(study, task)
             place = styles[task]
             for learned_it, marker in ((True, place.marker), (False, "x")):
@@ -126,24 +123,14 @@ def every_trial(study: Study) -> Figure:
 
 
 def _columns(study: Study) -> dict[str, Standing]:
-    """What each column of the matrix shows: all tasks, the text at two lengths, each task."""
+    """Return the standing of each column: all tasks, text at two lengths, each task."""
     found: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
     text = study.of_task(TEXT)
     if text.trials:
         found |= {each.where: each for each in rows.standings(text)}
-    for task in _tasks(study):
+    for task in study.drawn:
         found[task] = standing_of_task(study, task)
     return {key: standing for key, standing in found.items() if standing is not None}
-
-
-def _tasks(study: Study) -> list[str]:
-    return list(dict.fromkeys(trial.task for trial in study.trials if trial.task != TEXT))
-
-
-def _best_first(study: Study) -> list[str]:
-    """By the first column of the matrix, then the next."""
-    orders = [standing.order for standing in _columns(study).values()]
-    return list(dict.fromkeys([*(name for order in orders for name in order), *study.encodings]))
 
 
 def _cell(standing: Standing, name: str, small: str) -> Cell:
@@ -163,13 +150,9 @@ def _heading(study: Study, key: str) -> Heading:
     return Heading(key, f"{TASKS[key].metric}, {seeds} seeds")
 
 
-def _places(low: int, high: int) -> str:
-    return f"({low})" if low == high else f"({low}–{high})"
-
-
 def _every_score(study: Study) -> str:
     found: dict[str, list[str]] = {}
-    for task in _tasks(study):
+    for task in study.drawn:
         for name, seeds in scores_of_task(study, task).items():
             said = ", ".join(f"{value:.2f}" for value in seeds.values())
             found.setdefault(name, []).append(f"{task} {said}")
@@ -204,7 +187,7 @@ def _described(task: str, found: Sequence[TaskSummary]) -> str:
 
 
 def _seen(task: str, found: Sequence[TaskSummary]) -> str:
-    """Who keeps what it learned to the longest length that it can run."""
+    """Name the encodings that keep the task to the longest length."""
     longest = max(n for row in found for n in _points(row))
     ends = {row.encoding: _points(row).get(longest) for row in found}
     kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]

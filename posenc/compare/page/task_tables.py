@@ -18,13 +18,13 @@ Rows = Sequence[TaskSummary]
 
 
 def by_task(rows: Rows) -> Iterator[tuple[str, list[TaskSummary]]]:
-    """Each task and its rows."""
+    """Yield each task with its rows."""
     for task, group in groupby(rows, key=lambda row: row.task):
         yield task, list(group)
 
 
 def task_tables(rows: Rows) -> Iterator[Printed]:
-    """A table for each task: how many seeds learned it, and its metric at every case."""
+    """Yield a table per task: how many seeds learned it, and its metric in every case."""
     for task, group in by_task(rows):
         made = TASKS[task]
         header = ["encoding", "learned", *map(_heading, group[0].cases)]
@@ -37,14 +37,14 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
 
 
 def task_notes(rows: Rows) -> Iterator[str]:
-    """What the tables do not show: who cannot run where, and why."""
+    """Yield why encodings cannot run at some lengths."""
     for row in rows:
         for reason in dict.fromkeys(case.cannot for case in row.cases if case.cannot):
             yield f"{row.encoding} on {row.task}: cannot run at some lengths: {reason}"
 
 
 def page_table(task: str, rows: Rows) -> Table:
-    """The table of one task, with every seed behind each mean."""
+    """Return the table of one task, with every seed behind each mean."""
     made = TASKS[task]
     return Table(
         [

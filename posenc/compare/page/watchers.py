@@ -15,6 +15,7 @@ from rich.console import Console
 from posenc.compare.page.progress import LiveBars, PlainLines
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
+from posenc.report.files.opened import append_to
 
 EVENTS = "events.jsonl"
 
@@ -23,7 +24,7 @@ EVENTS = "events.jsonl"
 def watching(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
 ) -> Iterator[list[Any]]:
-    """What watches a comparison. Raises: ValueError where tensorboard is asked for and missing."""
+    """Open the watchers of a comparison. Raises ValueError if tensorboard is missing."""
     live = console.is_terminal
     screen = LiveBars(console, study.trials, workers) if live else PlainLines(console)
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
@@ -46,7 +47,7 @@ class EventFile:
         self.last: dict[TrialConfig, float] = {}
 
     def __enter__(self) -> EventFile:
-        self.file = self.path.open("a", buffering=1, encoding="utf-8")
+        self.file = append_to(self.path)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 
 from posenc.compare.plan.encodings import Compared
@@ -21,7 +23,8 @@ def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
     """
     found = {}
     for each in compared:
-        why = _why_void(each) if each.code else None
+        with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
+            why = _why_void(each) if each.code else None
         if why is None:
             continue
         if not allowed:
@@ -46,6 +49,9 @@ def _why_void(compared: Compared) -> str | None:
                 f"heads and {SHAPE.num_kv_heads} key/value heads of {SHAPE.head_dim}: {text}"
             )
         for verdict in verdicts(maker(str(part)), _CHECKS):
-            if verdict.failure is not None:
-                return f"{VOIDING[verdict.check]} ({verdict.failure.rstrip('.')})"
+            why = (verdict.failure or "").rstrip(".")
+            if verdict.raised:
+                return f"{why} (in the check {verdict.check})"
+            if why:
+                return f"{VOIDING[verdict.check]} ({why})"
     return None

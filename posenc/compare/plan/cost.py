@@ -172,11 +172,13 @@ def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
     # float32, and gradients
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
     each = BYTES_PER_PARAMETER * parameters + logits
-    available = machine.memory_bytes()
-    if trial.device == "cuda" and torch.cuda.is_available():  # otherwise on another machine
-        available = torch.cuda.mem_get_info()[1]
+    available, where = machine.memory_bytes(), ""
+    seen = torch.cuda.device_count() if trial.device == "cuda" else 0
+    if seen:  # otherwise there is none, or on another machine
+        available = min(torch.cuda.get_device_properties(i).total_memory for i in range(seen))
+        workers, where = -(-workers // seen), " on one GPU"
     check_memory(
-        f"{workers} {'worker' if workers == 1 else 'workers'} at a model of {parameters:,} "
+        f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
         f"parameters and {trial.batch:,} {_windows(trial)} a step",
         workers * each,
         available,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posenc.encodings import anywhere, code_of, names, parse, tidy
+from posenc.encodings import anywhere, code_of, names, parse, source_of, tidy
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,13 @@ class Compared:
     text: argument for `posenc.create` in any process started in the same folder.
     label: name shown to the user.
     code: hash of files outside posenc; "" if there are none.
+    source: hash of posenc's own files.
     """
 
     text: str
     label: str
     code: str
+    source: str = ""
 
 
 def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
@@ -53,4 +55,4 @@ def read_encoding(text: str) -> Compared:
             f"{spec.label!r} is the name of an encoding, and {shown} is another one: use another "
             f"label, as in my-{spec.label}={shown}."
         )
-    return Compared(here, spec.label or shown, code)
+    return Compared(here, spec.label or shown, code, source_of(text))

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
+from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
+from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import Compared, read_encodings
@@ -26,6 +27,7 @@ from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, create
 from posenc.report.files.atomic import check_figures
 from posenc.report.machine import machine
+from posenc.report.machine.options import check_choice
 from posenc.tasks.known import TASKS, TEXT, task_named
 from posenc.tasks.task import Task
 from posenc.text import embedded, find_text
@@ -48,6 +50,7 @@ class Plan:
     compared: the encodings.
     tasks: one trial for each task, of the first encoding and seed 0.
     cut: the text; None if no task reads one, and before `with_text`.
+    note: what the user should know of the text, or "".
     """
 
     options: Options
@@ -55,6 +58,7 @@ class Plan:
     compared: tuple[Compared, ...]
     tasks: tuple[TrialConfig, ...]
     cut: Cut | None = None
+    note: str = ""
 
     @property
     def count(self) -> int:
@@ -65,7 +69,7 @@ class Plan:
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
-            replace(trial, encoding=each.text, code=each.code, seed=seed)
+            replace(trial, encoding=each.text, code=each.code, source=each.source, seed=seed)
             for trial in self.tasks
             for seed in range(self.seeds)
             for each in self.compared
@@ -85,8 +89,18 @@ def make_plan(options: Options) -> Plan:
     options = with_suite(options)
     check_figures(options.figures)
     check_engine(options)
-    compared = _read(options.encodings or _usual(options))
-    return Plan(options, chosen(options).seeds, compared, plan_trials(options, compared))
+    if options.as_json and options.dry_run:
+        raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
+    for place in options.reuse or ():
+        if not Path(place).is_dir():
+            raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
+    usual = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
+    compared = _read(options.encodings or usual)
+    seeds = chosen(options).seeds
+    standard = options.budget == "standard" and not options.suite
+    if len(compared) == 2 and options.seeds is None and standard:
+        seeds = PAIR_SEEDS
+    return Plan(options, seeds, compared, plan_trials(options, compared))
 
 
 def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
@@ -105,16 +119,17 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
 def with_text(plan: Plan, folder: Path) -> Plan:
     """Return the plan with its text, cut for its trials.
     folder: a folder on the disk to which the text will be copied.
-    Raises: ValueError for a text that cannot be read or is too short.
+    Raises: ValueError for a text that cannot be read, is too short or has nothing to learn.
     """
     trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
     if trial is None:
         return plan
     source = find_text(plan.options.text) if plan.options.text else embedded()
+    note = check_content(source) if plan.options.text else ""
     need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
     cut = cut_text(source, need, folder)
     tasks = [replace(t, corpus=cut.info.hash) if t.task == TEXT else t for t in plan.tasks]
-    return replace(plan, cut=cut, tasks=tuple(tasks))
+    return replace(plan, cut=cut, tasks=tuple(tasks), note=note)
 
 
 def chosen(options: Options) -> Budget:
@@ -123,9 +138,7 @@ def chosen(options: Options) -> Budget:
     Raises: ValueError for an unknown name.
     """
     known = SUITES if options.suite else BUDGETS
-    named = known.get(options.budget)
-    if named is None:
-        raise ValueError(f"--budget must be {', '.join(known)}, got {options.budget!r}.")
+    named = known[check_choice("--budget", options.budget, known)]
     return named._replace(
         seeds=named.seeds if options.seeds is None else options.seeds,
         steps=named.steps if options.steps is None else options.steps,
@@ -155,9 +168,7 @@ def with_suite(options: Options) -> Options:
 
 def check_engine(options: Options) -> None:
     """Raise ValueError for an unknown engine, or for an option of another."""
-    own = OWN.get(options.engine)
-    if own is None:
-        raise ValueError(f"--engine must be {', '.join(OWN)}, got {options.engine!r}.")
+    own = OWN[check_choice("--engine", options.engine, OWN)]
     for name in dict.fromkeys(name for names in OWN.values() for name in names):
         if getattr(options, name) is not None and name not in own:
             engines = " or ".join(engine for engine in OWN if name in OWN[engine])
@@ -188,11 +199,7 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
         raise ValueError(
             "--text: none of the tasks reads a text. Add --task text, or leave it out."
         )
-    objective = OBJECTIVES.get(options.objective)
-    if objective is None:
-        raise ValueError(
-            f"--objective must be one of {', '.join(OBJECTIVES)}, got {options.objective!r}."
-        )
+    objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
     if not all(objective.stacks):
         _check_both_directions(objective, names, compared)
     shared = _shared(options, compared[0].text)
@@ -205,9 +212,8 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
 
 def _shared(options: Options, encoding: str) -> dict[str, Any]:
     """Return the options that the trials of all tasks share."""
-    device = machine.default_device() if options.device == "auto" else options.device
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
+    device = check_choice("--device", options.device, ("auto", "cpu", "cuda"))
+    device = machine.default_device() if device == "auto" else device
     elsewhere = options.engine != "local" and not torch.cuda.is_available()
     if device == "cuda" and elsewhere and options.precision == "auto":
         raise ValueError(
@@ -216,18 +222,14 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
         )
     if device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
-    precision = options.precision
+    precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     precision = machine.default_precision(device) if precision == "auto" else precision
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.check_lr:
         check_rates(options.lr)
     sizes = sizes_of(options)
-    if options.projections not in PROJECTIONS:
-        known = ", ".join(PROJECTIONS)
-        raise ValueError(f"--projections must be one of {known}, got {options.projections!r}.")
+    check_choice("--projections", options.projections, PROJECTIONS)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
         raise ValueError(
             f"--projections {options.projections} needs as many key/value heads as query heads, "
@@ -324,7 +326,3 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
                     f"its own --text: --text FIRST --text {shlex.quote(text)}."
                 ) from None
         raise
-
-
-def _usual(options: Options) -> tuple[str, ...]:
-    return DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL

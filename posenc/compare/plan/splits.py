@@ -4,16 +4,19 @@ more, each file is in one split only."""
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.compare.trial.files import PARTIAL, SPLITS, path_of
+from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_disk
+from posenc.report.files.new_folder import new_folder
+from posenc.report.files.opened import make_folder, open_new, open_ordinary, remove_folder
 from posenc.text import Source
 
 SEPARATOR = 256
@@ -74,9 +77,10 @@ class Cut:
     info: CorpusInfo
     written: dict[str, int]
 
-    def write(self, folder: Path) -> str | None:
+    def write(self, folder: Path, runs: Sequence[Path] = ()) -> str | None:
         """Write the splits into a folder below `folder`, named by the hash. Existing splits are
-        compared with the text and written again if they differ.
+        compared with the text and written again if they differ. If one of the `runs` has the same
+        splits on this disk, they are linked, so that a text is stored once.
         Returns: what was wrong with existing splits, or None.
         Raises: ValueError if the text has changed after it was cut, or does not fit on the disk.
         """
@@ -84,22 +88,33 @@ class Cut:
         wrong = self._difference(target) if target.exists() else None
         if target.exists() and wrong is None:
             return None
-        folder.mkdir(parents=True, exist_ok=True)
-        check_disk("The text's copy", self._size(), shutil.disk_usage(folder).free, ADVICE)
-        partial = target.with_name(target.name + PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
-            for split in SPLITS:
-                with (partial / f"{split}.u16").open("wb") as out:
-                    for symbols in self._symbols(split):
-                        out.write(symbols)
+        make_folder(folder)
+        remove_folder(target)
+        with new_folder(target) as partial:
+            if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
+                size = 2 * sum(b - a + 1 for s in SPLITS for _, a, b in self.stretches[s])
+                free = shutil.disk_usage(folder).free
+                check_disk("The text's copy", size, free, ADVICE)
+                for split in SPLITS:
+                    with open_new(partial / f"{split}.u16") as out:
+                        for symbols in self._symbols(split):
+                            out.write(symbols)
             self._check_unchanged()
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return wrong
+
+    def _link(self, other: Path, partial: Path) -> bool:
+        """Link the splits of another run into `partial`. Return False, and leave nothing, if it
+        lacks them, is a link, is on another disk, or has other content."""
+        try:
+            for split in SPLITS if not other.is_symlink() else ():
+                os.link(other / f"{split}.u16", partial / f"{split}.u16", follow_symlinks=False)
+            same = self._difference(partial) is None
+        except OSError:
+            same = False
+        if not same:
+            for split in SPLITS:
+                (partial / f"{split}.u16").unlink(missing_ok=True)
+        return same
 
     def _symbols(self, split: str) -> Iterator[bytes]:
         """Yield the content of a split's file, in pieces."""
@@ -115,7 +130,7 @@ class Cut:
             path = target / f"{split}.u16"
             if not path.is_file():
                 return f"{path} is missing"
-            with path.open("rb") as file:
+            with open_ordinary(path) as file:
                 same = all(file.read(len(part)) == part for part in self._symbols(split))
                 if not same or file.read(1):
                     return f"{path} is damaged"
@@ -126,10 +141,6 @@ class Cut:
         for name, path in self.source.files:
             if path.stat().st_mtime_ns != self.written[name]:
                 raise ValueError(f"{path} changed while it was read. Start again.")
-
-    def _size(self) -> int:
-        """Return the bytes on disk."""
-        return 2 * sum(b - a + 1 for split in SPLITS for _, a, b in self.stretches[split])
 
 
 def cut_text(source: Source, need: Need, folder: Path) -> Cut:
@@ -166,12 +177,12 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         valid_bytes=totals["valid"],
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
-        byte_entropy=_entropy(counts),
+        byte_entropy=entropy(counts),
     )
     return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
 
 
-def _entropy(counts: np.ndarray) -> float:
+def entropy(counts: np.ndarray) -> float:
     """Return the entropy of these frequencies in bits."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
@@ -212,7 +223,7 @@ def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
 
 def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
     """Yield the bytes [start, stop) of a file in pieces. Raises ValueError if it is shorter."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         file.seek(start)
         while start < stop:
             chunk = file.read(min(_CHUNK, stop - start))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
+from posenc.report.files.opened import append_to, make_inside
 from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -
 
     one_each = {kind_of(trial): trial for trial in trials}
     for trial in one_each.values():
-        (folder / trial.folder).mkdir(exist_ok=True)
-        write_trial(folder / trial.folder, trial)
+        write_trial(make_inside(folder / trial.folder), trial)
     at_once = min(at_once, len(one_each))
     shares = [list(one_each.values())[i::at_once] for i in range(at_once)]
     each: dict[str, float] = {kind: seconds_of(trial, 1, 1) for kind, trial in one_each.items()}
@@ -78,7 +78,7 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
     the log of the first trial has the reason."""
     homes = [folder / trial.folder for trial in trials]
     with (
-        (homes[0] / "log.txt").open("a", encoding="utf-8") as log,
+        append_to(homes[0] / "log.txt") as log,
         subprocess.Popen(
             process.command("posenc.compare.plan.time_estimate", folder, *homes),
             stdin=subprocess.PIPE,  # closes when this process ends, and the other one ends too

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from posenc.report.machine.options import Figures, option
+from posenc.report.machine.options import Figures, Json, option
 
 
 def report(
@@ -26,15 +26,15 @@ def report(
         ),
     ] = None,
     published: Annotated[
-        bool,
-        option("Compare the order with published tables, with p-values.", "--published"),
+        bool, option("Compare the order with published tables, with p-values.", "--published")
     ] = False,
     figures: Figures = None,
+    as_json: Json = False,
 ) -> None:
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
     from posenc.compare.reports import report_runs
 
-    report_runs.report_runs(runs, out, published, figures)
+    report_runs.report_runs(runs, out, published, figures, as_json)
 
 
 def leaderboard(
@@ -50,8 +50,18 @@ def leaderboard(
         option("Folder for the page.  ", shown="a folder below runs/ named by the trials"),
     ] = None,
     figures: Figures = None,
+    as_json: Json = False,
 ) -> None:
-    """Show the published leaderboard: the best encodings for each task, with significance."""
+    """Show the published leaderboard: the best encodings for each task, with significance.
+
+    Without options it prints the stored answer. --mine, --out and --figures compute the answer
+    again from the trials and write the page.
+    """
+    if not mine and out is None and figures is None:
+        from posenc.compare.reports.board import show_published
+
+        show_published(as_json)
+        return
     from posenc.compare.reports import report_runs
 
-    report_runs.show_leaderboard(mine or [], out, figures)
+    report_runs.show_leaderboard(mine or [], out, figures, as_json)

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
+from posenc.compare.reports.board import ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import make_folder, text_of
 from posenc.report.files.record import Record
-
-ROWS = "trials.jsonl"
-PUBLISHED = Path("results/leaderboard")
-"""Below the root of the repository; a wheel has it as leaderboard.jsonl beside this module."""
 
 
 @dataclass(frozen=True)
 class Row(Record):
-    """A trial as it was published.
+    """A published trial.
 
     hash: of its config when it ran, which names it; configs of later versions have other hashes.
     commit: of the code that ran.
@@ -42,7 +39,7 @@ class Row(Record):
 
 
 def rows_of(study: Study, commit: str) -> list[Row]:
-    """A row for every finished trial of a study."""
+    """Return a row for every finished trial of a study."""
     return [
         Row(
             result.config.hash,
@@ -57,9 +54,9 @@ def rows_of(study: Study, commit: str) -> list[Row]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Raises: ValueError, with the line, for one that is damaged."""
+    """Read rows. Raises ValueError with the number of a damaged line."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_of(path).splitlines(), 1):
         try:
             rows.append(Row.from_json(line))
         except ValueError as error:
@@ -84,7 +81,7 @@ def add_rows(path: Path, new: Iterable[Row]) -> int:
                 "recipe number."
             )
     ordered = sorted(known.values(), key=lambda row: row.folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     return len(known) - count
@@ -95,16 +92,11 @@ def published() -> list[Row]:
 
     Raises: ValueError where there are none.
     """
-    packaged = Path(str(resources.files("posenc.compare.reports").joinpath("leaderboard.jsonl")))
-    here = Path(__file__).parents[3] / PUBLISHED / ROWS
-    for path in (packaged, here):
-        if path.is_file():
-            return read_rows(path)
-    raise ValueError(f"This posenc brings no leaderboard: neither {packaged} nor {here} is there.")
+    return read_rows(published_file(ROWS))
 
 
 def study_of(rows: Sequence[Row]) -> Study:
-    """The rows as one study, whose tables and page the others have too.
+    """Return the rows as one study, for tables and page.
 
     Raises: ValueError for rows of different recipes.
     """
@@ -129,9 +121,17 @@ def study_of(rows: Sequence[Row]) -> Study:
     )
 
 
+def _without_source(study: Study) -> Study:
+    """Return the study without the hashes of posenc's source, which older rows lack, so that equal
+    trials count once."""
+    results = [replace(r, config=replace(r.config, source="")) for r in study.results]
+    trials = [replace(trial, source="") for trial in study.trials]
+    return replace(study, trials=tuple(trials), results=tuple(results))
+
+
 def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
-    """Raises: ValueError where trials of one task differ in more than encoding and seed, or all in
-    what every task is trained with."""
+    """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
+    differ in recipe, torch or precision."""
     of_all = recipe_of(trials)
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
@@ -143,12 +143,13 @@ def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
 
 
 def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """The leaderboard with your runs in it, of the tasks that one of yours has at least, all with
-    one recipe; and a line about each task that is left out.
+    """Return the leaderboard joined with your runs, for tasks that one of yours has with the same
+    recipe, and a line about each task that is left out.
 
     Raises: ValueError where no task is left.
     """
     here = Path("the leaderboard")
+    board, mine = _without_source(board), [(folder, _without_source(each)) for folder, each in mine]
     runs = [(here, board), *mine]
     kept, lines = [], []
     for task in dict.fromkeys(trial.task for trial in board.trials):

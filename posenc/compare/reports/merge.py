@@ -10,13 +10,13 @@ from pathlib import Path
 from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, name_of
 
-_MAY_DIFFER = {"encoding", "seed", "code"}
+_MAY_DIFFER = {"encoding", "seed", "code", "source"}
 """Fields in which the trials of one study differ; all others are its recipe. Where learning rates
 were checked, they differ too."""
 
 
 def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """One study of all runs, and a line about each trial that two runs have with other numbers.
+    """Join runs into one study, with a line about each trial whose numbers differ between runs.
 
     A trial counts once, however many runs have it: the first that finished. Equal seeds are paired
     wherever they ran, which holds because a recipe fixes batches and initial weights.
@@ -30,8 +30,7 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
 
 
 def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """The same of runs that may have different tasks, where those that two have were found to be
-    of one recipe."""
+    """Join runs of different tasks whose recipes have been checked."""
     first = runs[0][1]
     labels: dict[str, str] = {}
     unchecked: dict[str, str] = {}
@@ -58,7 +57,7 @@ def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]
 
 
 def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
-    """The values that trials have in each field of their recipe."""
+    """Return the values that trials have in each field of their recipe."""
     fields: dict[str, set[object]] = {}
     for trial in trials:
         for name, value in asdict(trial).items():
@@ -93,16 +92,17 @@ def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
     seen: dict[str, tuple[Path, str]] = {}
     for folder, study in runs:
         for trial in study.trials:
-            where, code = seen.setdefault(trial.encoding, (folder, trial.code))
-            if code != trial.code:
+            mine = " ".join(filter(None, (trial.code, trial.source))) or "none"
+            where, code = seen.setdefault(trial.encoding, (folder, mine))
+            if code != mine:
                 raise ValueError(
-                    f"{trial.encoding} was other code in {folder} (hash {trial.code or 'none'}) "
-                    f"than in {where} (hash {code or 'none'}). Run it again in one of them."
+                    f"{trial.encoding} was other code in {folder} (hash {mine}) than in {where} "
+                    f"(hash {code}). Run it again in one of them."
                 )
 
 
 def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
-    """The checks of all runs. Raises: ValueError where two runs came to different rates."""
+    """Return the rate checks of all runs. Raises ValueError if two runs chose different rates."""
     seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
     for folder, study in runs:
         for check in study.rates:
@@ -140,7 +140,9 @@ def _results(
             known = found.get(config)
             if known is None or (known.reason is not None and result.reason is None):
                 found[config], source[config] = result, folder
-            elif result.reason is None and _numbers(result) != _numbers(known):
+            elif result.reason is None and replace(result, timing=None) != replace(
+                known, timing=None
+            ):
                 label = study.labels.get(config.encoding, config.encoding)
                 name = name_of(replace(config, encoding=label))
                 conflicts.append(
@@ -150,12 +152,8 @@ def _results(
     return found, conflicts
 
 
-def _numbers(result: TrialResult) -> TrialResult:
-    return replace(result, timing=None)
-
-
 def _where(a: TrialResult, b: TrialResult) -> str:
-    """The window length at which two results of one trial differ most."""
+    """Name the window length at which two results of one trial differ most."""
     gaps = [
         (abs(x.bits_per_byte - y.bits_per_byte), x.length, y.bits_per_byte, x.bits_per_byte)
         for x, y in zip(a.by_length, b.by_length, strict=False)
@@ -166,7 +164,7 @@ def _where(a: TrialResult, b: TrialResult) -> str:
 
 
 def joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Every value that a key has, once."""
+    """Return every value of each key once."""
     values: dict[str, dict[str, None]] = {}
     for record in records:
         for key, value in record.items():

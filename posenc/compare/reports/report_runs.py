@@ -21,7 +21,8 @@ from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.report.files.atomic import check_figures
 from posenc.report.files.lock import locked
-from posenc.report.page.console import stdout
+from posenc.report.files.opened import make_folder, text_of
+from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
 
 
@@ -30,6 +31,7 @@ def report_runs(
     out: Path | None = None,
     published: bool = False,
     figures: Path | None = None,
+    as_json: bool = False,
 ) -> Study:
     """Write and print the report of runs, finished or not.
 
@@ -40,7 +42,7 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_figures(figures)
-    console = Console(stderr=True)
+    console = stderr()
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
@@ -49,24 +51,30 @@ def report_runs(
     else:
         study, lines = _together(runs)
         home = _new_page(study, out, "report", published)
-    _tell(study, lines, home, published, figures, console)
+    _tell(study, lines, home, published, figures, console, as_json)
     return study
 
 
 def show_leaderboard(
-    mine: Sequence[Path] = (), out: Path | None = None, figures: Path | None = None
+    mine: Sequence[Path] = (),
+    out: Path | None = None,
+    figures: Path | None = None,
+    as_json: bool = False,
 ) -> Study:
     """Write and print the published leaderboard, with runs of yours beside it.
 
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
     check_figures(figures)
+    if out is not None:
+        _check_free(out)
+    say(stderr(), "Reading the published trials and drawing their page: about half a minute.")
     study, lines = leaderboard.study_of(leaderboard.published()), []
     if mine:
         study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
     home = _new_page(study, out, "leaderboard", published=True)
-    _tell(study, lines, home, True, figures, Console(stderr=True))
+    _tell(study, lines, home, True, figures, stderr(), as_json)
     return study
 
 
@@ -77,11 +85,14 @@ def _tell(
     published: bool,
     figures: Path | None,
     console: Console,
+    as_json: bool,
 ) -> None:
-    """What the reader must know, the figures, the tables, and how far others agree."""
+    """Print notes, figures, tables and the agreement with published orders."""
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
-    show_study(study, home, console)
+    show_study(study, home, console, as_json)
+    if as_json:
+        return
     found = publications.agreements(study) if published else []
     if found:
         stdout(160).print(tables.agreement_table(found))
@@ -94,7 +105,7 @@ def _read(folder: Path) -> Study:
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
     try:
-        return Study.from_json(path.read_text(encoding="utf-8"))
+        return Study.from_json(text_of(path))
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:
@@ -104,7 +115,7 @@ def _read(folder: Path) -> Study:
 
 
 def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """All runs as one study, and what the reader must know."""
+    """Join runs into one study, with notes for the reader."""
     lines: list[str] = []
     read = [_collected(folder, lines, study) for folder, study in runs]
     study, conflicts = merge(read)
@@ -112,7 +123,7 @@ def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
 
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
-    """A run with the results that lie in its folder; what is damaged is added to `lines`."""
+    """Return a run with the results in its folder; add damaged ones to `lines`."""
     study, damaged = collect(_read(folder) if study is None else study, folder)
     lines += damaged
     return folder, study
@@ -122,6 +133,14 @@ def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Pat
     """Write the page into `out`, or a folder named by the trials; returns it."""
     trials = " ".join(sorted(trial.hash for trial in study.trials))
     folder = out or RUNS / f"{name}-{hashlib.sha256(trials.encode()).hexdigest()[:8]}"
+    _check_free(folder)
+    make_folder(folder)
+    write_page(study, folder, published)
+    return folder
+
+
+def _check_free(folder: Path) -> None:
+    """Raise ValueError where no page can be written: at a file, or into a run."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
     if (folder / STUDY).exists():
@@ -129,6 +148,3 @@ def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Pat
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_page(study, folder, published)
-    return folder

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import beside, bytes_of, text_of
 
 
 class CorruptCheckpoint(Exception):
@@ -45,13 +46,13 @@ def restore_checkpoint(
 
     Raises: CorruptCheckpoint, with model and optimizer untouched.
     """
-    if not (folder / STATE).is_file():
+    if not (folder / STATE).exists():
         return None
     try:
-        cursor = Cursor.from_json((folder / STATE).read_text(encoding="utf-8"))
+        cursor = Cursor.from_json(text_of(folder / STATE))
         if cursor.trial != trial:
             raise ValueError("it belongs to another trial")
-        content = (folder / cursor.tensors).read_bytes()
+        content = bytes_of(beside(folder, cursor.tensors), None)
         if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
             raise ValueError(f"{cursor.tensors} was changed after it was written")
         tensors = load(content)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import text_of
 from posenc.tasks.known import TEXT
 
 RECIPE = 5
@@ -46,6 +47,8 @@ class TrialConfig:
         task: "text", or a name in posenc.tasks.known.
         objective: for text, a name in posenc.compare.trial.objectives; for tasks "causal".
         projections: shared projections of queries, keys and values, see posenc.Attention.
+        source: hash of posenc's own files behind the encoding, so that a changed formula is trained
+            again; "" for results from before it was kept.
     """
 
     encoding: str
@@ -68,6 +71,7 @@ class TrialConfig:
     task: str = TEXT
     objective: str = CAUSAL
     projections: str = SEPARATE
+    source: str = ""
 
     @property
     def hash(self) -> str:
@@ -108,7 +112,7 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 
 def read_trial(folder: Path) -> TrialConfig:
     """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
-    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    fields = json.loads(text_of(folder / "config.json"))
     config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
     if config.folder != folder.name:
         raise ValueError(f"{folder}/config.json is the config of {config.folder}")

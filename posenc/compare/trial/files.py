@@ -9,12 +9,11 @@ from pathlib import Path
 from posenc.compare.results import Timing, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import text_of
 from posenc.report.files.record import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without suffix."""
-PARTIAL = ".partial"
-"""Suffix of a text's folder while it is being written."""
 STATE = "checkpoint.json"
 
 
@@ -41,15 +40,14 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     Raises: CorruptResult.
     """
     path = folder / trial.folder / "result.json"
-    for file in (path, path.with_name("timing.json")):
-        if file.exists() and not file.is_file():  # reading a pipe would wait
-            raise CorruptResult(f"{file} is not an ordinary file")
+    if path.parent.is_symlink():  # whose files would be replaced
+        raise CorruptResult(f"{path.parent} is a link; remove it")
     try:
-        result = TrialResult.from_json(path.read_text(encoding="utf-8"))
+        result = TrialResult.from_json(text_of(path))
         if result.config != trial:
             raise ValueError("it belongs to another trial")
         if result.reason is None:
-            timing = Timing.from_json(path.with_name("timing.json").read_text(encoding="utf-8"))
+            timing = Timing.from_json(text_of(path.with_name("timing.json")))
             result = TrialResult(**{**vars(result), "timing": timing})
     except FileNotFoundError as error:
         if path.exists():

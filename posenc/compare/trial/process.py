@@ -18,6 +18,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import append_to, make_inside, text_of
 
 if sys.platform == "linux":
     import fcntl
@@ -84,14 +85,20 @@ def _end_with_stdin() -> None:
 
 
 class TrialProcess:
-    """A running trial below `folder`, which also has its text."""
+    """A running trial below `folder`, which also has its text, on one GPU or any."""
 
     def __init__(
-        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
+        self,
+        folder: Path,
+        trial: TrialConfig,
+        checkpoint_steps: int,
+        module: str = WORKER,
+        gpu: str | None = None,
     ) -> None:
         self.folder, self.trial = folder, trial
         self.home = make_home(folder, trial)
-        with (self.home / "log.txt").open("a", encoding="utf-8") as log:
+        only = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        with append_to(self.home / "log.txt") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
                 stdin=subprocess.PIPE,
@@ -99,7 +106,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=environment(trial.device),
+                env=environment(trial.device) | only,
                 start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 
@@ -137,15 +144,14 @@ class TrialProcess:
             hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
             return f"its process was ended by {name}{hint}"
         log = self.home / "log.txt"
-        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        text = text_of(log, errors="replace") if log.exists() else ""
         said = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
         return f"its process ended with code {self.process.returncode}{said}"
 
 
 def make_home(folder: Path, trial: TrialConfig) -> Path:
     """Make a trial's folder below `folder`, with its config and without a result."""
-    home = folder / trial.folder
-    home.mkdir(parents=True, exist_ok=True)
+    home = make_inside(folder / trial.folder)
     (home / "result.json").unlink(missing_ok=True)
     write_trial(home, trial)
     return home
@@ -168,5 +174,5 @@ def every(seconds: float, tell: Tell) -> Tell:
 def write_failure(home: Path, result: TrialResult) -> None:
     """Write why a trial failed, if the disk has room."""
     with contextlib.suppress(OSError):  # the disk may be full
-        home.mkdir(parents=True, exist_ok=True)
+        make_inside(home)
         write_atomically(home / "result.json", result.to_json())

@@ -26,15 +26,12 @@ from posenc.encodings import create
 from posenc.hf.checkpoint.llama import export_llama, expressible
 from posenc.models import Decoder
 from posenc.report.files.atomic import write_atomically
+from posenc.report.machine import machine
 from posenc.report.page.failure import disk_is_full
 
 
 def run_trial(
-    config: TrialConfig,
-    study_folder: Path,
-    folder: Path,
-    event: Any,
-    checkpoint_steps: int,
+    config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
 ) -> None:
     """Train the trial from its last checkpoint in `folder`, test it, and write the result.
 
@@ -75,6 +72,7 @@ def run_trial(
             config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
             time.perf_counter() - began,
+            machine.kinds(config.device),
         ),
     )
     # Copies, because layers may share a parameter, and safetensors refuses shared memory.

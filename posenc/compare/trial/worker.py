@@ -26,7 +26,7 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     from posenc.compare.trial.config import read_trial
     from posenc.compare.trial.run_trial import reason_of, run_trial
     from posenc.compare.trial.train import TrialFailed
-    from posenc.encodings import code_of
+    from posenc.encodings import code_of, source_of
     from posenc.report.files.atomic import write_atomically
 
     folder = Path(trial_folder)
@@ -37,7 +37,8 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
         written({"kind": kind, **values})
 
     try:
-        if config.code and code_of(config.encoding) != config.code:
+        changed = config.code and code_of(config.encoding) != config.code
+        if changed or (config.source and source_of(config.encoding) != config.source):
             raise TrialFailed(
                 f"the code of {config.encoding} has changed since the comparison began; the same "
                 "command starts one with the new code"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.report.files.opened import open_ordinary
 
 FACTORS = {
     "rope_freqs": "rope_freqs.weight",
@@ -21,31 +23,40 @@ LARGEST_LAYERS = 2000
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Type of a value -> its bytes; 8 is a string, 9 an array."""
 STRING, ARRAY, DEEPEST = 8, 9, 4
+TEXT, LONGEST_TEXT = "bytes of text", 16 << 20
+MOST_VALUES = 1 << 22
+"""Values of all arrays, keys and tensors: a tokenizer of 262,144 tokens has about a million."""
+MOST_FACTORS = 1 << 16
 
 
 def check_counts(path: Path) -> None:
-    """Raise ValueError if a header announces more than the file can hold, before anything is read
-    or allocated for it."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        magic, version = file.read(4), int.from_bytes(file.read(4), "little")
-        if magic != b"GGUF" or version not in (2, 3):
-            return  # the reader says what is wrong, or reads the other byte order
+    """Raise ValueError if a header announces more than the file can hold, or more values than any
+    tokenizer has, before anything is read or allocated for it."""
+    with open_ordinary(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        magic, version = file.read(4), file.read(4)
+        little = int.from_bytes(version, "little") in (2, 3)
+        if magic != b"GGUF" or not (little or int.from_bytes(version, "big") in (2, 3)):
+            return  # the reader says what is wrong
+        values = 0
 
         def number(width: int) -> int:
-            return int.from_bytes(file.read(width), "little")
+            return int.from_bytes(file.read(width), "little" if little else "big")
 
         def need(count: int, width: int, what: str) -> None:
-            if count * width > size - file.tell():
+            nonlocal values
+            left, values = size - file.tell(), values + (0 if what == TEXT else count)
+            most = LONGEST_TEXT if what == TEXT else MOST_VALUES
+            if count * width > left or (count if what == TEXT else values) > most:
                 raise ValueError(
-                    f"{path}: damaged GGUF file: {count} {what} announced, with "
-                    f"{size - file.tell()} bytes left."
+                    f"{path}: damaged GGUF file: {count} {what} announced, with {left} bytes left "
+                    f"and at most {most} expected."
                 )
 
         def skip(kind: int, depth: int = 0) -> None:
             if kind == STRING:
                 length = number(8)
-                need(length, 1, "bytes of text")
+                need(length, 1, TEXT)
                 file.seek(length, 1)
             elif kind == ARRAY and depth < DEEPEST:
                 inner, count = number(4), number(8)
@@ -66,6 +77,11 @@ def check_counts(path: Path) -> None:
         for _ in range(pairs):
             skip(STRING)
             skip(number(4))
+        for _ in range(tensors):
+            skip(STRING)
+            dims = number(4)
+            need(dims, 8, "dimensions")
+            file.seek(8 * dims + 12, 1)
 
 
 def open_gguf(path: Path) -> Any:
@@ -113,6 +129,8 @@ def read_metadata(path: Path) -> Metadata:
     for name, tensor_name in FACTORS.items():
         for found in (tensor_name, f"blk.0.{tensor_name}"):
             if found in tensors:
+                if tensors[found].n_elements > MOST_FACTORS:
+                    raise ValueError(f"{path}: {found} has more than {MOST_FACTORS} elements.")
                 fields[name] = tuple(float(v) for v in tensors[found].data.ravel())
                 break
     head_dim = _head_dim(values, architecture, path)
@@ -155,8 +173,10 @@ def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:
     if given is None:
         hidden = values.get(f"{architecture}.embedding_length")
         heads = values.get(f"{architecture}.attention.head_count")
-        heads = heads[0] if isinstance(heads, list) else heads
-        if not hidden or not heads:
+        heads = heads[0] if isinstance(heads, list) and heads else heads
+        if type(hidden) is not int or type(heads) is not int or not 0 < heads <= hidden:
             raise ValueError(f"{path}: the GGUF file has neither key_length nor head counts.")
         given = hidden // heads
-    return int(given)
+    if type(given) is not int or given < 1:
+        raise ValueError(f"{path}: {architecture}'s key_length must be a number above 0.")
+    return given

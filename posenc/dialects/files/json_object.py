@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from posenc.report.files.opened import bytes_of
+from posenc.report.files.record import bounded_json
 
 LARGEST_CONFIG = 8 << 20
 """Bytes. Configs usually have a few kilobytes, those with factor lists tens."""
@@ -16,18 +18,15 @@ KINDS = {list: "a list", str: "a string", type(None): "null"}
 def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file.
 
-    Raises: ValueError naming the file where it has more than `largest` bytes, is no UTF-8, no JSON,
-    no object, or gives one key twice with two values.
+    Raises: ValueError naming the file where it is not ordinary, has more than `largest` bytes, is
+    no UTF-8, no JSON, no object, or gives one key twice with two values.
     """
-    require_ordinary(path)
-    size = path.stat().st_size
-    if size > largest:
-        raise ValueError(f"{path}: {size} bytes, expected at most {largest}.")
+    content = bytes_of(path, largest)
     try:
-        found = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_one_value_each)
+        found = bounded_json(content.decode("utf-8-sig"), object_pairs_hook=_one_value_each)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}).") from error
     if not isinstance(found, dict):
         kind = KINDS.get(type(found), repr(found))
@@ -42,9 +41,3 @@ def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} is given twice, with two values")
         result[key] = value
     return result
-
-
-def require_ordinary(path: Path) -> None:
-    """Raise ValueError for a pipe, which would be waited for, and a device, which has no end."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: not an ordinary file, but a pipe, a device or a folder.")

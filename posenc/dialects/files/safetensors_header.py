@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.json_object import require_ordinary
+from posenc.report.files.opened import open_ordinary
+from posenc.report.files.record import bounded_json
 
 LARGEST_HEADER = 100 << 20
 
@@ -14,23 +15,35 @@ LARGEST_HEADER = 100 << 20
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return dtype, shape and data_offsets by tensor name, and the offset where data begin.
 
-    Raises: ValueError where the file is damaged.
+    Raises: ValueError where the file is damaged or announces more than it has.
     """
-    require_ordinary(path)
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
+        whole = os.fstat(file.fileno()).st_size
         size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= LARGEST_HEADER:
+        if not 2 <= size <= min(LARGEST_HEADER, whole - 8):
             raise ValueError(f"{path}: damaged safetensors file, a header of {size} bytes.")
         text = file.read(size)
     try:
-        value = json.loads(text)
+        value = bounded_json(text.decode())
     except ValueError as error:
         raise ValueError(f"{path}: damaged safetensors file: {error}.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: damaged safetensors file, its header is no object.")
     tensors = {k: v for k, v in value.items() if k != "__metadata__"}
     for name, info in tensors.items():
-        known = isinstance(info, dict) and {"dtype", "shape", "data_offsets"} <= info.keys()
-        if not known or len(info["data_offsets"]) != 2:
-            raise ValueError(f"{path}: damaged safetensors file, {name} has no place.")
+        if not _has_place(info, whole - 8 - size):
+            raise ValueError(
+                f"{path}: damaged safetensors file, {name!r} has no place, or one that ends "
+                "outside of the file."
+            )
     return tensors, 8 + size
+
+
+def _has_place(info: Any, end: int) -> bool:
+    """Return True for a tensor's dtype, shape, and two offsets in order up to `end`."""
+    if not isinstance(info, dict) or not isinstance(info.get("dtype"), str):
+        return False
+    shape, place = info.get("shape"), info.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(place, list) or len(place) != 2:
+        return False
+    return all(type(n) is int and n >= 0 for n in shape + place) and place[0] <= place[1] <= end

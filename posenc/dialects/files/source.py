@@ -9,9 +9,10 @@ from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.json_object import read_json, require_ordinary
+from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.model import flatten
+from posenc.report.files.opened import open_ordinary
 
 NAMES = ("config.json", "params.json")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -64,8 +65,7 @@ def load(path: Path) -> Source:
         path = found
     if not path.exists():
         raise ValueError(f"{path}: no such file.")
-    require_ordinary(path)
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf or path.suffix == ".gguf":
         from posenc.dialects.files.gguf_reader import read_metadata

@@ -28,6 +28,8 @@ POSITIVE = tuple(
     "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
 )
 """Keys that must be above zero."""
+PER_LAYER = ("step3p5", "step3p7")
+"""Families whose base and rotated share are lists with a number for each layer."""
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
 LARGEST_NUMBER = 1e35
@@ -83,6 +85,7 @@ def _check_shapes(flat: Mapping[str, Any]) -> None:
 
 def _check_values(flat: Mapping[str, Any]) -> None:
     """Raise ValueError if a rotary key has a value of the wrong kind."""
+    per_layer = flat.get("model_type") in PER_LAYER
     for place, values in _dicts(flat):
         for key in (*NUMBERS, *LISTS, *WORDS):
             value = values.get(key)
@@ -90,6 +93,8 @@ def _check_values(flat: Mapping[str, Any]) -> None:
                 continue
             if key in NUMBERS:
                 right = isinstance(value, int | float | str)
+                if not place and key in ("rope_theta", "partial_rotary_factor") and per_layer:
+                    continue
                 finite = not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
                 expected, right = "a finite number", right and finite
                 if right and key in POSITIVE and isinstance(value, int | float) and value <= 0:

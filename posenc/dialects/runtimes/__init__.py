@@ -7,7 +7,8 @@ from typing import Any
 
 from posenc.dialects.computed import Computed
 from posenc.dialects.runtimes import llama_cpp, mlx_lm, sglang, transformers4, transformers5, vllm
-from posenc.dialects.runtimes.running import VERSIONS, Emulator
+from posenc.dialects.runtimes.running import Emulator
+from posenc.dialects.runtimes.versions import NEWEST, RECORD, VERSIONS
 
 RUNTIMES: dict[str, Emulator] = {
     "transformers-4": transformers4.emulate,
@@ -17,13 +18,18 @@ RUNTIMES: dict[str, Emulator] = {
     "mlx-lm": mlx_lm.emulate,
     "llama.cpp": llama_cpp.emulate,
 }
-"""Name -> emulate(config, length)."""
+"""Name -> emulate(config, length, version)."""
 
 
 def emulate(
-    config: Mapping[str, Any], length: int | None = None, names: Iterable[str] | None = None
+    config: Mapping[str, Any],
+    length: int | None = None,
+    names: Iterable[str] | None = None,
+    versions: Mapping[str, str] = NEWEST,
 ) -> dict[str, Computed]:
     """Return what each of these runtimes (default: all six) computes from a config.json's dict.
+
+    versions: runtime -> its version, if it is not the one that was read.
 
     Raises: ValueError for a name that is no runtime.
     """
@@ -33,7 +39,7 @@ def emulate(
         raise ValueError(
             f"unknown runtime {', '.join(unknown)}; expected one of {', '.join(RUNTIMES)}."
         )
-    return {name: RUNTIMES[name](config, length) for name in chosen}
+    return {name: RUNTIMES[name](config, length, versions.get(name)) for name in chosen}
 
 
-__all__ = ["RUNTIMES", "VERSIONS", "Emulator", "emulate"]
+__all__ = ["NEWEST", "RECORD", "RUNTIMES", "VERSIONS", "Emulator", "emulate"]

@@ -44,7 +44,9 @@ def convert(model: Model) -> Metadata:
     else:
         fields.update(_scaling(parameters, kind))
         if kind == "llama3" and facts["llama3"]:
-            fields["rope_freqs"] = _llama3_freqs(parameters, dims)
+            fields["rope_freqs"] = _llama3_freqs(
+                parameters, dims, asserts=not facts["read"].startswith("conversion/llama.py")
+            )
     if kind == "proportional" and facts["architecture"] == "gemma4":
         still = formulas.proportional(dims, 2.0, float(parameters["partial_rotary_factor"]))
         fields["rope_freqs"] = tuple(1.0 if f else 1e30 for f in still)
@@ -170,12 +172,14 @@ def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> di
     return fields
 
 
-def _llama3_freqs(p: Mapping[str, Any], dims: int) -> tuple[float, ...]:
+def _llama3_freqs(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
+    """Return what the frequencies are divided by. Llama's converter accepts equal bounds, which
+    Llama 4 has; the others assert that they differ."""
     factor = number(p.get("factor", 8.0), "factor")
     low = number(p.get("low_freq_factor", 1.0), "low_freq_factor")
     high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
     original = number(p.get("original_max_position_embeddings", 8192), "original length")
     theta = number(p.get("rope_theta", 10000.0), "rope_theta")
-    if math.isclose(low, high):
+    if asserts and math.isclose(low, high):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
     return formulas.llama3_factors(dims, theta, factor, low, high, original)

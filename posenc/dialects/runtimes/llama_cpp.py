@@ -11,7 +11,8 @@ from posenc.dialects.families import all_families
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
-from posenc.dialects.runtimes.running import VERSIONS, emulator
+from posenc.dialects.runtimes.running import emulator
+from posenc.dialects.runtimes.versions import RECORD
 
 LOADS_FREQS = tuple(
     "llama llada llama4 deci minicpm granite granitemoe granitehybrid granite_swa exaone "
@@ -84,7 +85,7 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
         _switch(meta),
         None,
         still,
-        version=VERSIONS["llama.cpp"],
+        version=RECORD["llama.cpp"][2],
     )
 
 

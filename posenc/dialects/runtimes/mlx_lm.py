@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from posenc.dialects import formulas
@@ -10,6 +11,7 @@ from posenc.dialects.computed import (
     LOOKED_AT,
     Computed,
     Layer,
+    NotReadError,
     RefusedError,
     Switch,
     factors,
@@ -28,12 +30,18 @@ def emulate(model: Model, length: int | None) -> Computed:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
     facts = model.facts["mlx"]
     _check_arguments(model, facts)
-    theta, scaling = _settings(model, facts)
+    own = {k: v for k, v in facts.items() if k == "even_heads"}
+    config = {**facts.get("defaults", {}), **model.config}  # other ones than transformers has
+    model = replace(model, config=config, facts={**model.facts, **own})
     length = length or model.max_positions
-    full = rotation(model, facts, theta, scaling, length)
+    if facts.get("by_kind"):
+        scaling, layers = None, _by_kind(model, facts)
+    else:
+        theta, scaling = _settings(model, facts)
+        layers = _layers(model, facts, rotation(model, facts, theta, scaling, length))
     return Computed(
         None,
-        _layers(model, facts, full),
+        layers,
         _softmax_scale(model, scaling),
         _switch(model, facts, scaling),
         None,
@@ -54,6 +62,8 @@ def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
 
 def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
     """Return theta and the scaling dict. Only some model files read rope_parameters."""
+    if "fixed_theta" in facts:
+        return facts["fixed_theta"], None
     theta: Any = model.config.get("rope_theta", facts.get("rope_theta"))
     if facts["file"] == "gpt_neox":
         theta = model.config.get("rotary_emb_base")
@@ -107,6 +117,26 @@ def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, La
     return got
 
 
+def _by_kind(model: Model, facts: Mapping[str, Any]) -> dict[str, Layer]:
+    """Return the rotation of each kind of layer of a file that reads nothing but nested rope
+    dicts. whole: a share counts within the type, which gets the whole head."""
+    if "sliding_window_pattern" in facts and not model.config.get("layer_types"):
+        raise NotReadError("which layers are windowed differs from transformers")
+    modern = model.config.get("rope_parameters")
+    given = modern if isinstance(modern, Mapping) else facts.get("kinds", {})
+    got = {}
+    for kind in model.kinds:
+        inner = given.get(kind) or {}
+        theta = number(inner.get("rope_theta", 10000.0), "rope_theta")
+        outer = model.config.get("partial_rotary_factor")
+        share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)
+        dim = model.of_kind(kind).head_dim
+        if not facts.get("whole"):
+            dim = int(dim * number(share, "partial_rotary_factor"))
+        got[kind] = initialize(model, inner, theta, dim, model.max_positions)
+    return got
+
+
 def _from_parameters(model: Model, full: Layer) -> dict[str, Layer]:
     modern = model.config.get("rope_parameters")
     got = {}
@@ -142,6 +172,8 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
 
 
 def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+    if "dims_share" in facts:
+        return int(model.head_dim * facts["dims_share"])
     if "dims_key" in facts:
         return int(number(model.config[facts["dims_key"]], facts["dims_key"]))
     if model.mla:
@@ -162,6 +194,15 @@ def rotation(
 ) -> Layer:
     """Return frequencies and multiplier of one of mlx-lm's rotary modules."""
     dim, way = _dims(model, facts), facts["scaling"]
+    if dim % 2:
+        raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
+    if scaling and scaling.get("rope_type") not in facts.get(
+        "only_types", [scaling.get("rope_type")]
+    ):
+        raise RefusedError(
+            "ValueError: rope_scaling 'rope_type' currently only supports "
+            f"{' or '.join(facts['only_types'])}"
+        )
     plain = formulas.plain(dim, theta)
     if way == "minicpm3" and scaling is not None:
         return _minicpm3(model, scaling, plain)
@@ -170,7 +211,8 @@ def rotation(
     if way == "initialize":
         return initialize(model, scaling, theta, dim, length)
     if way == "linear":
-        return _linear_only(scaling, plain)
+        scaled = _linear_only(scaling, plain)
+        return scaled if facts.get("applies", True) else Layer(plain)  # checked, not used
     if way == "alpha":
         missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
         if missing:

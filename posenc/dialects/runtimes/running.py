@@ -1,26 +1,24 @@
-"""What emulators share: their versions, and refusals turned into results."""
+"""What emulators share: refusals turned into results, and the version that they speak of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from posenc.dialects.computed import ARITHMETIC, Computed, NotReadError, RefusedError
 from posenc.dialects.model import BadConfigError, Model, model_of
+from posenc.dialects.runtimes.versions import RECORD, VERSIONS, facts_at, is_recorded
 
-VERSIONS = {
-    "transformers-4": "4.56 to 4.57 (read from 4.57.3)",
-    "transformers-5": "5.0 to 5.23 (read from 5.23.0)",
-    "vllm": "0.33 (read from 0.33.0)",
-    "sglang": "0.5.23 (read from 0.5.23)",
-    "mlx-lm": "0.32 (read from 0.32.2)",
-    "llama.cpp": "b11549 (converter and source 0c1e57098)",
-}
-"""The versions that each emulator covers, and the one it was read from."""
 
-Emulator = Callable[[Mapping[str, Any], int | None], Computed]
+class Emulator(Protocol):
+    """Return what a runtime computes from a config.json's dict, in the version that was read or in
+    another one."""
+
+    def __call__(
+        self, config: Mapping[str, Any], length: int | None = None, version: str | None = None
+    ) -> Computed: ...
 
 
 CELLS = {
@@ -43,15 +41,26 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
 
     def decorate(compute: Callable[[Model, int | None], Computed]) -> Emulator:
         @wraps(compute)
-        def emulate(config: Mapping[str, Any], length: int | None = None) -> Computed:
-            model = model_of(config)
-            facts = model.facts.get(CELLS[runtime], {})
+        def emulate(
+            config: Mapping[str, Any], length: int | None = None, version: str | None = None
+        ) -> Computed:
+            model, cell = model_of(config), CELLS[runtime]
+            facts = model.facts.get(cell, {})
+            if version is not None:
+                if not is_recorded(runtime, version):
+                    return unrecorded(runtime, version)
+                facts = facts_at(facts, version)
+                model = replace(model, facts={**model.facts, cell: facts})
+            version = version or RECORD[runtime][2]
             if not facts:
-                return unread(runtime, model) if facts is not None else no_model(runtime, model)
+                answer = no_model if facts is None else unread
+                return answer(runtime, model, version)
+            if _has_any(model, facts.get("unread", ())):
+                return unread(runtime, model, version)
             try:
                 computed = compute(model, length)
             except NotReadError:
-                return unread(runtime, model)
+                return unread(runtime, model, version)
             except RefusedError as refused:
                 computed = Computed(str(refused), max_length=refused.max_length)
             except BadConfigError:
@@ -61,27 +70,38 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
             if every := facts.get("no_rope_every"):  # whatever the config says
                 still = tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
                 computed = replace(computed, without_rotation=still)
-            return replace(computed, version=VERSIONS[runtime], read=facts["read"])
+            return replace(computed, version=version, read=facts["read"])
 
         return emulate
 
     return decorate
 
 
-def unread(runtime: str, model: Model) -> Computed:
+def _has_any(model: Model, words: Iterable[str]) -> bool:
+    """True if a config has one of these keys, or a rope dict of one of these types; "all" is true
+    of any config."""
+    words = frozenset(words)
+    dicts = [model.config.get(name) for name in ("rope_scaling", "rope_parameters")]
+    each = [p for p in dicts if isinstance(p, Mapping)]
+    each += [p for given in each for p in given.values() if isinstance(p, Mapping)]
+    types = {str(p.get(key)) for p in each for key in ("rope_type", "type")}
+    return bool(words & ({"all"} | types | model.config.keys()))
+
+
+def unread(runtime: str, model: Model, version: str) -> Computed:
     """Return the answer for a cell that nobody has read."""
     name = model.model_type or "a config without model_type"
-    return Computed(
-        f"posenc does not know what {runtime} computes for {name}",
-        known="unknown",
-        version=VERSIONS[runtime],
-    )
+    why = f"posenc does not know what {runtime} computes for {name}"
+    return Computed(why, known="unknown", version=version)
 
 
-def no_model(runtime: str, model: Model) -> Computed:
+def unrecorded(runtime: str, version: str) -> Computed:
+    """Return the answer for a version of which nothing is recorded."""
+    why = f"posenc has no record of {runtime} {version}; it has {VERSIONS[runtime]}"
+    return Computed(why, known="unknown", version=version)
+
+
+def no_model(runtime: str, model: Model, version: str) -> Computed:
     """Return the answer of a runtime without such a model."""
-    return Computed(
-        f"{runtime} has no model for {model.model_type!r}",
-        known="no model",
-        version=VERSIONS[runtime],
-    )
+    why = f"{runtime} has no model for {model.model_type!r}"
+    return Computed(why, known="no model", version=version)

@@ -9,6 +9,7 @@ from posenc.dialects import formulas
 from posenc.dialects.computed import (
     Computed,
     Layer,
+    NotReadError,
     RefusedError,
     Switch,
     factors,
@@ -52,6 +53,8 @@ def serve(
             for kind, p in resolved.items()
         }
         scale = softmax_scale(model, next(iter(resolved.values())))
+    except NotReadError:
+        raise
     except RefusedError as refused:
         raise RefusedError(str(refused), largest) from refused
     return Computed(

@@ -93,6 +93,8 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
         scaling["rope_type"] = classes["always_type"]
     if model.model_type in THREE_KEYS:
         _check_three_keys(scaling, model)
+    if model.model_type in transformers5.NAMED_MROPE and scaling.get("type") == "mrope":
+        scaling["type"] = "default"
     if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
         scaling["rope_type"] = scaling["type"]
     if model.model_type in transformers5.OWN_MSCALES:

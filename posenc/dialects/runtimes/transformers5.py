@@ -35,6 +35,8 @@ ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
+NAMED_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
+"""Families whose class takes the type mrope for default, which has sections here."""
 STRETCHED = ("llama3", "yarn", "longrope")
 Parameters = dict[str, Any]
 
@@ -59,6 +61,8 @@ def resolve(model: Model) -> dict[str, Parameters]:
         given = None
     parameters = dict(given or _class_default(model))
     _fill(parameters, model, _theta(model), model.share)
+    if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
+        parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
         required_key = "original_max_position_embeddings"
@@ -132,6 +136,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         _fill(parameters, model, theta, share)
         parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
+        if parameters["rope_type"] == "yarn" and not facts.get("nested_yarn", True):
+            raise RefusedError("KeyError: 'original_max_position_embeddings'")
         resolved[kind] = parameters
     return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
 
@@ -208,9 +214,10 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
         return _longrope(parameters, theta, dim, trained, length)
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
-    if facts.get("null_head") and model.config.get("head_dim") is None:
+    stretched = kind != "linear"
+    if stretched and facts.get("null_head") and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
-    if model.get("max_position_embeddings") is None:
+    if stretched and model.get("max_position_embeddings") is None:
         raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
     if dim % 2 and kind in ("yarn", "longrope"):
         raise RefusedError(

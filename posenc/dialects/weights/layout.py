@@ -14,6 +14,7 @@ import numpy as np
 from posenc.dialects.model import Model
 from posenc.dialects.pairs import order
 from posenc.dialects.weights.rows import Rows, find, require_all
+from posenc.report.files.opened import open_to_change
 
 
 def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
@@ -37,7 +38,7 @@ def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
 def _permute(rows: Rows, *, to_interleaved: bool) -> None:
     entry = rows.entry
     count = entry.shape[0]
-    with rows.path.open("r+b") as file:
+    with open_to_change(rows.path) as file:
         file.seek(entry.start)
         data = np.frombuffer(file.read(entry.stop - entry.start), np.uint8)
         table = data.reshape(count, -1).copy()

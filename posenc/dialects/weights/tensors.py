@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.files.safetensors_header import read_header
+from posenc.report.files.opened import open_to_change
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
@@ -30,15 +31,12 @@ def entries(path: Path) -> list[Entry]:
     Raises: ValueError where the file is damaged.
     """
     header, offset = read_header(path)
-    size = path.stat().st_size
-    found = []
-    for name, info in header.items():
-        start, stop = info["data_offsets"]
-        if not 0 <= start <= stop or offset + stop > size:
-            raise ValueError(f"{path}: damaged safetensors file, {name} ends outside of it.")
-        shape = tuple(info["shape"])
-        found.append(Entry(name, info["dtype"], shape, offset + start, offset + stop))
-    return found
+    return [
+        Entry(
+            name, info["dtype"], tuple(info["shape"]), *(offset + n for n in info["data_offsets"])
+        )
+        for name, info in header.items()
+    ]
 
 
 def rewrite(
@@ -49,7 +47,7 @@ def rewrite(
     Raises: ValueError for a dtype without exact floats.
     """
     by_name = {entry.name: entry for entry in entries(path)}
-    with path.open("r+b") as file:
+    with open_to_change(path) as file:
         for name in names:
             entry = by_name[name]
             file.seek(entry.start)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.files.inside import TOKENIZER_FILES, inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import copy_file
 
 INDEX = "model.safetensors.index.json"
-CLONE = 0x40049409
-"""Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
-
-
 KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
 """Files copied next to the weights, which are safetensors: data, never code or pickles."""
 
@@ -49,19 +46,6 @@ def check_index(folder: Path) -> None:
         inside(folder, name, INDEX)
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file; on file systems that can, blocks are shared instead of copied."""
-    with source.open("rb") as old, target.open("wb") as new:
-        try:
-            import fcntl
-
-            fcntl.ioctl(new.fileno(), CLONE, old.fileno())
-            return
-        except (ImportError, OSError):
-            pass
-    shutil.copyfile(source, target)
-
-
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config.json as transformers does."""
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -93,6 +93,9 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     old = model.facts.get("transformers4") or {}
     if p["rope_type"] != "default" or old.get("needs_scaling"):
         holder["rope_scaling"] = {**p, "type": p["rope_type"]}
+        if old.get("own_validation") and p["rope_type"] in ("linear", "dynamic"):
+            # OLMo's older class refuses any other key.
+            holder["rope_scaling"] = {"type": p["rope_type"], "factor": p["factor"]}
 
 
 def _write_switch(holder: dict[str, Any], p: Parameters) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from posenc.dialects.computed import Computed
-from posenc.dialects.runtimes import emulate
+from posenc.dialects.runtimes import NEWEST, emulate
 
 TOLERANCE = 1e-6
 """Relative, of frequencies, multipliers and softmax scales."""
@@ -18,6 +18,7 @@ def failures(
     named: Iterable[str],
     length: int | None = None,
     folded: float = 1.0,
+    versions: Mapping[str, str] = NEWEST,
 ) -> dict[str, str]:
     """Return, by runtime, why it does not compute `meant` from this config; empty if all do.
 
@@ -25,7 +26,7 @@ def failures(
     that went into the weights of q.
     """
     found = {}
-    for name, computed in emulate(config, length, named).items():
+    for name, computed in emulate(config, length, named, versions).items():
         if computed.knows:
             reason = disagreement(computed, meant, folded)
             if reason:
@@ -38,7 +39,7 @@ def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> st
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():
-        same_kind = [v for name, v in computed.layers.items() if name.startswith(kind)]
+        same_kind = computed.of_kind(kind)
         if not same_kind:
             return f"has no rotation for {kind}"
         for got in same_kind:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.runtimes import RUNTIMES, emulate
+from posenc.dialects.runtimes import NEWEST, RUNTIMES, emulate
 from posenc.dialects.writers import dual
 from posenc.dialects.writers.candidates import NEW_ONLY, candidates, clean, largest, notes
 from posenc.dialects.writers.proof import failures
@@ -42,6 +42,7 @@ def best(
     named: Sequence[str] = tuple(RUNTIMES),
     *,
     fold: bool = False,
+    versions: Mapping[str, str] = NEWEST,
 ) -> Recipe:
     """Return the recipe that most of the named runtimes read right, the simplest of equals.
 
@@ -49,10 +50,10 @@ def best(
 
     Raises: ValueError where no recipe is read right by more of them than the file as it is.
     """
-    before = failures(config, meaning.computed, named)
+    before = failures(config, meaning.computed, named, versions=versions)
     tried: list[Recipe] = []
     try:
-        for recipe in _recipes(config, meaning, named, fold):
+        for recipe in _recipes(config, meaning, named, fold, versions):
             if not recipe.cannot:
                 return recipe
             if not recipe.cannot.keys() - before.keys():
@@ -68,7 +69,11 @@ def best(
 
 
 def _recipes(
-    config: Mapping[str, Any], meaning: Meaning, named: Sequence[str], fold: bool
+    config: Mapping[str, Any],
+    meaning: Meaning,
+    named: Sequence[str],
+    fold: bool,
+    versions: Mapping[str, str],
 ) -> Iterator[Recipe]:
     for name, parameters, folded in candidates(meaning, fold):
         length = largest(parameters, meaning)
@@ -76,7 +81,7 @@ def _recipes(
             written = dual.new_only(config, parameters["all"], length)
         else:
             written = dual.write(config, meaning, parameters, length)
-        wrong = failures(written, meaning.computed, named, folded=folded)
+        wrong = failures(written, meaning.computed, named, folded=folded, versions=versions)
         yield Recipe(name, written, folded, wrong, notes(parameters))
 
 

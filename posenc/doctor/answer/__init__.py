@@ -1,1 +1,1 @@
-"""Print the doctor's findings: in the terminal, as JSON, as SARIF, and the page of all rules."""
+"""Print the doctor's findings: in the terminal, as JSON and as SARIF."""

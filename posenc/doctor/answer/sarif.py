@@ -9,6 +9,7 @@ from posenc import __version__
 from posenc.doctor.case import Case
 from posenc.doctor.rule import SEVERITIES, Finding
 from posenc.doctor.rules import RULES
+from posenc.report.files.opened import text_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -67,7 +68,7 @@ def _line(case: Case, message: str) -> int:
     """Return the line of the first rotary key that the message names; 1 for GGUF."""
     if case.metadata is not None:
         return 1
-    lines = case.source.path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = text_of(case.source.path, errors="replace").splitlines()
     for word in message.replace(".", " ").replace(",", " ").split():
         for number, line in enumerate(lines, 1):
             if f'"{word}"' in line:

@@ -9,13 +9,13 @@ from typing import Any
 from posenc.dialects.computed import Computed
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Finding, Rule
+from posenc.doctor.rule import SEVERITIES, Finding, Rule
 
 WIDTH = 100
 LEGEND = (
     "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
 )
-HEADER = ("runtime", "frequencies", "multiplier", "softmax scale", "switch", "admits")
+HEADER = ("runtime", "version", "frequencies", "multiplier", "softmax scale", "switch", "admits")
 
 
 def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _headline(case: Case) -> str:
 def _row(case: Case, name: str) -> tuple[str, ...]:
     computed, seen = case.computed[name], case.differences[name]
     if not computed.knows:
-        return (name, computed.answer, "", "", "", "")
+        return (name, computed.version, computed.answer, "", "", "", "")
     if computed.error is not None:
-        return (name, "refuses", "", "", "", _limit(computed))
+        return (name, computed.version, "refuses", "", "", "", _limit(computed))
     meant = case.meaning
     other = {"pairs", "frequencies", "layers"} & seen
     layers = list(computed.layers.values())
@@ -77,6 +77,7 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
     scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
+        computed.version,
         ("other" if other else "as meant") if meant is not None else "",
         multipliers + (" (other)" if "multiplier" in seen else ""),
         scale + (" (other)" if "scale" in seen else ""),
@@ -121,15 +122,9 @@ def _verdict(case: Case, found: Sequence[Finding]) -> str:
 
 
 def explain(rule: Rule) -> str:
-    """Return what --explain prints of a rule."""
-    words = {"E": "error", "W": "warning", "I": "note"}
-    parts = (
-        f"{rule.code}: {rule.title} ({words[rule.severity]})",
-        rule.why,
-        f"Cure: {rule.cure}",
-        f"Evidence: {rule.evidence}.",
-    )
-    return "\n\n".join("\n".join(_wrapped(part, WIDTH)) for part in parts)
+    """Return what --explain prints of a rule: its page, with its severity below the title."""
+    title, _, rest = rule.page.partition("\n")
+    return f"{title}\n\nSeverity: {SEVERITIES[rule.severity]}.\n{rest}".rstrip()
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from posenc.dialects.files.json_object import read_json
@@ -16,7 +17,12 @@ from posenc.report.files.new_folder import new_folder
 
 
 def fix(
-    adapter: Path, like: Path | None, out: Path, named: tuple[str, ...], length: int | None
+    adapter: Path,
+    like: Path | None,
+    out: Path,
+    named: tuple[str, ...],
+    length: int | None,
+    versions: Mapping[str, str],
 ) -> str:
     """Write the adapter that fits what `--fix` writes of its model; return what to print.
 
@@ -26,7 +32,7 @@ def fix(
     meaning = meaning_of(base.config, length)
     require_static(meaning, length)
     model = meaning.model
-    recipe = best(base.raw, meaning, named, fold=True)
+    recipe = best(base.raw, meaning, named, fold=True, versions=versions)
     if recipe.folded == 1:
         raise ValueError(
             f"--fix folds nothing into the weights of {base.folder}: the adapter fits as it is."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
 from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.runtimes import emulate
+from posenc.dialects.runtimes import NEWEST, emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood
 from posenc.dialects.writers import gguf_edit
@@ -33,6 +34,7 @@ def fix(
     named: tuple[str, ...],
     length: int | None = None,
     like: Path | None = None,
+    versions: Mapping[str, str] = NEWEST,
 ) -> tuple[str, int]:
     """Write the copy; returns what to print, and 1 where a named runtime still differs.
 
@@ -55,8 +57,8 @@ def fix(
 
         why = foldable(source.folder, meaning.model)
         looked_at += f", {checked(source.folder, meaning.model)}"
-    recipe = best(source.raw, meaning, named, fold=not why)
-    lines = _write(source, out, recipe, meaning, named, looked_at)
+    recipe = best(source.raw, meaning, named, fold=not why, versions=versions)
+    lines = _write(source, out, recipe, meaning, named, looked_at, versions)
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
     return "\n".join(lines), int(bool(recipe.cannot))
@@ -85,6 +87,7 @@ def _write(
     meaning: Meaning,
     named: tuple[str, ...],
     looked_at: str,
+    versions: Mapping[str, str],
 ) -> list[str]:
     lines = [f"{out}: {recipe.name}"]
     # The family's own class reads what is written; code of the folder stays behind.
@@ -101,11 +104,15 @@ def _write(
             changed = fold(folder, meaning.model, recipe.folded)
             lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
         written = read_json(folder / CONFIG)
-        wrong = failures(written, meaning.computed, named, folded=recipe.folded)
+        wrong = failures(written, meaning.computed, named, folded=recipe.folded, versions=versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
-    answers = emulate(written, None, named)
-    right = [name for name in named if name not in wrong and answers[name].knows]
+    answers = emulate(written, None, named, versions)
+    right = [
+        f"{name} {versions.get(name, '')}".rstrip()
+        for name in named
+        if name not in wrong and answers[name].knows
+    ]
     lines.append(f"proved by their emulators, from {looked_at}: {', '.join(right) or 'none'}")
     for name, answer in answers.items():
         if not answer.knows:

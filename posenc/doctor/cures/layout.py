@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.json_object import require_ordinary
 from posenc.dialects.files.source import load
 from posenc.dialects.meaning import known_family
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
 from posenc.report.files.new_folder import new_folder
+from posenc.report.files.opened import text_of
+from posenc.report.machine.options import check_choice
 
 FEWEST, MOST = 50, 512
 """Fewest tokens for a decision, and the most that are read."""
@@ -99,11 +100,7 @@ def measure(folder: Path, text: Path) -> Verdict:
 
 def is_interleaved(target: str) -> bool:
     """True if the layout of this name is interleaved. Raises: ValueError for an unknown name."""
-    if target not in WORDS.values():
-        raise ValueError(
-            f"--convert-layout: expected {' or '.join(sorted(WORDS.values()))}, got {target!r}."
-        )
-    return target == WORDS[True]
+    return check_choice("--convert-layout", target, WORDS.values()) == WORDS[True]
 
 
 def write(folder: Path, out: Path, target: str) -> str:
@@ -131,8 +128,7 @@ def _model(folder: Path) -> Model:
 def _tokens(folder: Path, text: Path) -> list[int]:
     from posenc.hf.checkpoint.text import load_tokenizer
 
-    require_ordinary(text)
-    words = text.read_text(encoding="utf-8")
+    words = text_of(text, None)
     return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
 
 

@@ -10,6 +10,7 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
     layers,
     lengths,
     longrope,
+    names,
     numbers,
     rest,
     temperature,

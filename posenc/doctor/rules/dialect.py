@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from posenc.dialects.meaning import NUMBERS, differing_keys
+from posenc.dialects.files.spelling import NUMBERS, ROTARY_BASES
+from posenc.dialects.meaning import differing_keys
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
 
 OLD_READERS = ("transformers-4", "mlx-lm")
-BOTH = "Write both dialects: the same dict as rope_scaling and rope_parameters, and rope_theta."
 
 
-@rule(
-    "PD001",
-    "E",
-    "rope_parameters without the older spelling beside it",
-    cure=f"{BOTH} `posenc doctor --fix` does it.",
-    evidence="marin #7146, MarinFold #184 and #198 (0.77 nats per token), vllm #44158",
-)
+@rule("PD001", "E")
 def only_new(case: Case) -> Iterator[Hit]:
-    """transformers 4 and most of mlx-lm's model files do not know rope_parameters: without a
-    top-level rope_theta and rope_scaling they compute the class's default base, mostly 10000, and
-    no scaling, and say nothing."""
+    """Find rope_parameters without the older spelling beside it."""
     if case.new is None or case.old is not None:
         return
     lost = []
@@ -44,15 +37,9 @@ def only_new(case: Case) -> Iterator[Hit]:
     )
 
 
-@rule(
-    "PD002",
-    "E",
-    "rope_scaling and rope_parameters differ",
-    cure="Delete the one that is wrong, and write the other in both dialects.",
-    evidence="transformers 5 takes rope_scaling where both are set; its own save keeps the other",
-)
+@rule("PD002", "E")
 def two_dicts(case: Case) -> Iterator[Hit]:
-    """Whoever edits one of two dicts is heard by half of the readers."""
+    """Find rope_scaling and rope_parameters differ."""
     if case.old is None or case.new is None:
         return
     keys = differing_keys(case.old, case.new, case.config)
@@ -61,15 +48,9 @@ def two_dicts(case: Case) -> Iterator[Hit]:
         yield Hit(f"rope_scaling and rope_parameters differ: {said}", (), ALL, True)
 
 
-@rule(
-    "PD003",
-    "E",
-    "rope_theta inside and outside of the rope dict differ",
-    cure="Make them equal.",
-    evidence="slime #1720; transformers 4 and mlx-lm take the outer one, the others the inner",
-)
+@rule("PD003", "E")
 def two_bases(case: Case) -> Iterator[Hit]:
-    """Half of the readers take one, half the other."""
+    """Find rope_theta inside and outside of the rope dict differ."""
     outer = case.config.get("rope_theta")
     if not isinstance(outer, int | float):
         return
@@ -86,46 +67,61 @@ def two_bases(case: Case) -> Iterator[Hit]:
             return
 
 
-@rule(
-    "PD004",
-    "E",
-    "no rope_theta anywhere",
-    cure="Write rope_theta, with the base that the model was trained with.",
-    evidence="transformers #45030, #45036; ollama #2379; class defaults differ between runtimes",
-)
+@rule("PD004", "E")
 def no_base(case: Case) -> Iterator[Hit]:
-    """Each runtime then takes its own default: for Qwen 2, 10000 in transformers and 1,000,000 in
-    mlx-lm."""
-    bases = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta")
+    """Find no rope_theta anywhere."""
+    bases = ("rope_theta", "rope_local_base_freq", *ROTARY_BASES)
     if case.metadata is not None or not case.source.config:
         return
     given = [case.config.get(b) for b in bases] + [p.get("rope_theta") for _, p in case.dicts()]
     if any(value is not None for value in given):
         return
-    if case.model.known and case.meaning is None:
+    stated_null = any("rope_theta" in p for _, p in case.dicts())
+    if case.model.known and case.meaning is None and not stated_null:
         return
-    affected = tuple(r for r in ALL if case.differences[r])
+    affected = tuple(r for r in case.affected(ALL, "frequencies", "error"))
+    if case.meaning is not None:  # those whose answer a written base changes
+        first = next(iter(case.meaning.parameters.values()))
+        stated = {**case.config, "rope_theta": first.get("rope_theta")}
+        own = Case(replace(case.source, config={**stated, "model_type": case.model.model_type}))
+        affected = tuple(r for r in affected if own.differences[r] != case.differences[r])
     yield Hit(
         f"no rope_theta anywhere; each runtime takes its default for {case.model.model_type}",
-        case.concerned(ALL, "frequencies", "error"),
+        case.only_named(affected),
         affected or ALL,
     )
 
 
-@rule(
-    "PD005",
-    "E",
-    "a number is written as text",
-    cure="Write it without quotes.",
-    evidence="lmdeploy #4304; every runtime stops with a TypeError, some after loading the weights",
-)
+@rule("PD005", "E")
 def text_for_number(case: Case) -> Iterator[Hit]:
-    """JSON keeps "4.0" a string, and arithmetic on it stops."""
+    """Find a number is written as text."""
     places = [("the top level", case.config), *case.dicts()]
     for place, values in places:
         for name in NUMBERS:
             value = values.get(name)
             if isinstance(value, str | bool):
                 yield Hit(
-                    f"{name} in {place} is {value!r}, expected a number", case.concerned(ALL), ALL
+                    f"{name} in {place} is {value!r}, expected a number",
+                    case.concerned(ALL),
+                    ALL,
+                    cure=f'Write "{name}": {value}.' if isinstance(value, str) else "",
                 )
+        if isinstance(value := values.get("truncate"), str):
+            yield Hit(f"truncate in {place} is {value!r}, expected true or false", (), ALL, True)
+
+
+@rule("PD056", "E")
+def inner_base(case: Case) -> Iterator[Hit]:
+    """Find a base inside of rope_scaling, where older readers do not look."""
+    if case.old is None or case.metadata is not None or case.config.get("rope_theta") is not None:
+        return
+    inner = [(n, p["rope_theta"]) for n, p in case.dicts() if p.get("rope_theta") is not None]
+    affected = case.affected(OLD_READERS, "frequencies", "error")
+    if inner and affected:
+        name, theta = inner[0]
+        yield Hit(
+            f"rope_theta {theta} stands only in {name}, not read by {names(affected)}",
+            case.only_named(affected),
+            affected,
+            cure=f'Write "rope_theta": {theta} at the top level too.',
+        )

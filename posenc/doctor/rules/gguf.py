@@ -13,19 +13,9 @@ from posenc.doctor.rule import Hit, rule
 LLAMA_CPP = ("llama.cpp",)
 
 
-@rule(
-    "PD034",
-    "E",
-    "GGUF keys that libllama does not read, or misses",
-    cure="Temperature: {arch}.rope.scaling.attn_factor, every architecture multiplies by it. "
-    "Frequencies: a tensor rope_freqs.weight, f32, what each plain frequency is divided by, on "
-    "architectures that load it (llama, mistral3, granite, exaone and others), and no "
-    "rope.scaling.* but attn_factor. `posenc doctor model.gguf --fix --out new.gguf` writes it.",
-    evidence="ollama #2379, ik_llama #2003; yarn_attn_factor and the betas are read for Grok and "
-    "Mistral 3 only; longrope without its tensors is plain RoPE",
-)
+@rule("PD034", "E")
 def keys(case: Case) -> Iterator[Hit]:
-    """The converter writes yarn_* keys for every architecture; libllama reads them for two."""
+    """Find GGUF keys that libllama does not read, or misses."""
     meta = case.metadata
     if meta is None:
         return

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from posenc.dialects.model import LAYER_KINDS
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
 
+SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
+"""Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""
 
-@rule(
-    "PD026",
-    "E",
-    "a nested dict for a flat family, or the reverse",
-    cure="Gemma 3: rope_theta, rope_local_base_freq and rope_scaling beside nested "
-    "rope_parameters. Other families: one flat dict.",
-    evidence="vllm #29111, transformers #41922",
-)
+
+@rule("PD026", "E")
 def nesting(case: Case) -> Iterator[Hit]:
-    """A flat reader finds no theta and no type in a nested dict; vLLM stops at scalars beside
-    nested dicts; older readers know rope_local_base_freq only."""
+    """Find a nested dict for a flat family, or the reverse."""
     if case.new is None:
         return
     inner = [k for k, v in case.new.items() if isinstance(v, Mapping)]
@@ -30,6 +26,7 @@ def nesting(case: Case) -> Iterator[Hit]:
             "flat dict",
             case.concerned(ALL) or tuple(r for r in case.named if case.computed[r].knows),
             ALL,
+            contradiction=True,
         )
     elif inner and beside:
         yield Hit(
@@ -55,17 +52,9 @@ def nesting(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD027",
-    "E",
-    "a scaling that Gemma 3's reader drops",
-    cure="No config cures it: serve with another runtime, or without the longer context.",
-    evidence="llama.cpp #14367, mlx-vlm #1709, mlxcel #1340, ferrox #39; SGLang's gemma3_causal "
-    "sets every layer to plain RoPE",
-)
+@rule("PD027", "E")
 def gemma_factor(case: Case) -> Iterator[Hit]:
-    """SGLang never applies the factor of Gemma 3's full layers; mlx-lm tells the kinds of layers by
-    sliding_window_pattern, never by layer_types."""
+    """Find a scaling that Gemma 3's reader drops."""
     if case.metadata is not None or not case.model.nested or case.meaning is None:
         return
     scaled = {k: p for k, p in case.meaning.parameters.items() if p["rope_type"] != "default"}
@@ -106,16 +95,9 @@ def _kinds_seen(case: Case) -> list[str]:
     return split
 
 
-@rule(
-    "PD028",
-    "E",
-    "partial_rotary_factor where the family has none, or in one place only",
-    cure="Drop it where the family rotates whole heads; else write it in the dict and at the top.",
-    evidence="lmdeploy #3861, maxtext #4616, mlx-lm #1698, vllm #43770",
-)
+@rule("PD028", "E")
 def partial(case: Case) -> Iterator[Hit]:
-    """vLLM rotates that share of any family, transformers 5 under a scaling only, SGLang, mlx-lm
-    and llama.cpp only where the family's code has it."""
+    """Find partial_rotary_factor where the family has none, or in one place only."""
     if case.metadata is not None:
         return
     outer = case.config.get("partial_rotary_factor")
@@ -145,15 +127,9 @@ def partial(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD029",
-    "E",
-    "layers without rotation that a runtime does not know",
-    cure="No config cures it.",
-    evidence="llama.cpp's smollm3.cpp leaves out every fourth layer, whatever the list says",
-)
+@rule("PD029", "E")
 def no_rope_layers(case: Case) -> Iterator[Hit]:
-    """llama.cpp hard-codes every fourth layer of SmolLM 3 and ignores no_rope_layers."""
+    """Find layers without rotation that a runtime does not know."""
     if case.metadata is not None or case.meaning is None:
         return
     meant = case.meaning.computed.without_rotation
@@ -168,15 +144,9 @@ def no_rope_layers(case: Case) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "PD030",
-    "W",
-    "mrope_section with another type, or of another length",
-    cure="rope_type default or yarn, and sections that add up to rotated dims / 2.",
-    evidence="Qwen2.5-Omni #373",
-)
+@rule("PD030", "E")
 def sections(case: Case) -> Iterator[Hit]:
-    """Sections are read with the types default and yarn only, and must cover all pairs."""
+    """Find mrope_section with another type, or of another length."""
     for name, p in case.dicts():
         given = p.get("mrope_section")
         if given is None:
@@ -187,19 +157,16 @@ def sections(case: Case) -> Iterator[Hit]:
         pairs = case.pairs(p)
         if isinstance(given, list) and sum(given) != pairs:
             yield Hit(
-                f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}", (), ALL
+                f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}",
+                (),
+                ALL,
+                contradiction=SECTIONED.search(case.model.model_type) is not None,
             )
 
 
-@rule(
-    "PD033",
-    "W",
-    "the query's temperature stands in the rope dict only",
-    cure="Mirror llama_4_scaling_beta at the top level for older vLLM.",
-    evidence="vllm #48621",
-)
+@rule("PD033", "W")
 def query_scaling(case: Case) -> Iterator[Hit]:
-    """Older vLLM looks for llama_4_scaling_beta at the top level only."""
+    """Find the query's temperature stands in the rope dict only."""
     for name, p in case.dicts():
         for key in ("llama_4_scaling_beta", "llama_4_scaling"):
             if p.get(key) is not None and key not in case.config:
@@ -207,32 +174,17 @@ def query_scaling(case: Case) -> Iterator[Hit]:
                 return
 
 
-@rule(
-    "PD042",
-    "W",
-    "dual chunk attention, which no runtime of today has",
-    cure="Serve with vLLM 0.8.5 to 0.10, or take the key out and stretch the frequencies.",
-    evidence="vllm #49296: its backend went with the engine that 0.11 took out",
-)
+@rule("PD042", "W")
 def dual_chunk(case: Case) -> Iterator[Hit]:
-    """vLLM and SGLang keep dual_chunk_attention_config and stop at it; the others do not know the
-    key and rotate as trained, beyond what was trained."""
+    """Find dual chunk attention, which no runtime of today has."""
     given = case.config.get("dual_chunk_attention_config")
     if given:
         yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)
 
 
-@rule(
-    "PD051",
-    "E",
-    "the indexer of sparse attention in the other layout",
-    cure="Write indexer_rope_interleave: true for GLM-5, false or nothing for DeepSeek-V3.2.",
-    evidence="sglang #13530, vllm-ascend #4641, transformers #46842, llama.cpp #20363",
-)
+@rule("PD051", "E")
 def indexer(case: Case) -> Iterator[Hit]:
-    """The indexer chooses the tokens that attention sees, and rotates in a layout of its own.
-    transformers has it in its code, vLLM reads a key. With the wrong one other tokens are chosen
-    beyond index_topk, and every shorter test passes."""
+    """Find the indexer of sparse attention in the other layout."""
     if case.metadata is not None or case.model.indexer is None:
         return
     given = case.config.get("indexer_rope_interleave")

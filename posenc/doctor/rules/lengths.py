@@ -6,21 +6,16 @@ import math
 from collections.abc import Iterator
 
 from posenc.dialects import formulas
+from posenc.dialects.model import LENGTHS
 from posenc.doctor.case import ALL, ORIGINAL, Case
 from posenc.doctor.rule import Hit, names, rule
 
 SERVERS = ("vllm", "sglang")
 
 
-@rule(
-    "PD011",
-    "E",
-    "no original length in the rope dict",
-    cure=f"Put {ORIGINAL} into the dict.",
-    evidence="transformers #36877, Automodel #2652; mlx-lm assumes 4096 whatever the model",
-)
+@rule("PD011", "E")
 def no_original(case: Case) -> Iterator[Hit]:
-    """Readers then take the largest length, right only where nobody raised it, or 4096."""
+    """Find no original length in the rope dict."""
     outer = case.config.get(ORIGINAL)
     for name, p in case.of_type("yarn", "longrope", "llama3"):
         if p.get(ORIGINAL) is None and outer is None:
@@ -35,16 +30,9 @@ def no_original(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD012",
-    "W",
-    "the original length at the top level",
-    cure=f"Write {ORIGINAL} in the dict, and nowhere else but for Phi-3.",
-    evidence="transformers 5 lets the top level win, transformers 4 and mlx-lm do not see it",
-)
+@rule("PD012", "W")
 def outer_original(case: Case) -> Iterator[Hit]:
-    """transformers 5, vLLM and SGLang read it, transformers 4, mlx-lm and llama.cpp's converter
-    do not (for yarn), and vLLM starts a longrope server at that length by default."""
+    """Find the original length at the top level."""
     outer = case.config.get(ORIGINAL)
     if outer is None or case.model.facts.get("original_field"):
         return
@@ -56,16 +44,9 @@ def outer_original(case: Case) -> Iterator[Hit]:
             yield Hit(f"{ORIGINAL} is {outer} at the top level and {inner} in {name}", (), ALL)
 
 
-@rule(
-    "PD040",
-    "E",
-    "a runtime takes another original length",
-    cure=f"Put {ORIGINAL} into the dict.",
-    evidence="transformers #38224, Megatron-LM #1418; cases 21 and 29",
-)
+@rule("PD040", "E")
 def other_original(case: Case) -> Iterator[Hit]:
-    """Where the original length stands at the top level only, some readers stretch from another
-    length and so compute other frequencies."""
+    """Find a runtime takes another original length."""
     outer = case.config.get(ORIGINAL)
     if outer is None:
         for name, p in case.of_type("longrope"):
@@ -81,7 +62,7 @@ def other_original(case: Case) -> Iterator[Hit]:
                 )
         return
     for name, p in case.of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL) is None:
+        if p.get(ORIGINAL) != outer:
             affected = case.affected(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(
@@ -91,15 +72,9 @@ def other_original(case: Case) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "PD013",
-    "W",
-    "the factor is not the ratio of the two lengths",
-    cure="Set max_position_embeddings to original length times factor, or the factor to the ratio.",
-    evidence="transformers #38224, Megatron-LM #1418",
-)
+@rule("PD013", "W")
 def factor_and_ratio(case: Case) -> Iterator[Hit]:
-    """The factor is used as it is; lengths are admitted by the other numbers."""
+    """Find the factor is not the ratio of the two lengths."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn", "longrope"):
         factor, original = p.get("factor"), case.original_length(p)
@@ -112,15 +87,9 @@ def factor_and_ratio(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD014",
-    "E",
-    "yarn admits more positions than its table has",
-    cure="Lower max_position_embeddings to original length times factor.",
-    evidence="vLLM's table has original length * factor rows, a longer position reads outside",
-)
+@rule("PD014", "E")
 def table_too_short(case: Case) -> Iterator[Hit]:
-    """vLLM admits max_position_embeddings tokens over a table of original length * factor rows."""
+    """Find yarn admits more positions than its table has."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
@@ -135,16 +104,9 @@ def table_too_short(case: Case) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "PD015",
-    "W",
-    "max_position_embeddings was not raised with yarn",
-    cure="Set max_position_embeddings to original length times factor.",
-    evidence="sglang #2943, Qwen3 #1361, vllm #56446",
-)
+@rule("PD015", "W")
 def not_raised(case: Case) -> Iterator[Hit]:
-    """The recipe of well-known model cards: since 0.33 vLLM, and SGLang, refuse lengths above
-    max_position_embeddings."""
+    """Find max_position_embeddings was not raised with yarn."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
@@ -160,17 +122,9 @@ def not_raised(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD016",
-    "W",
-    "a server multiplies the length by the factor",
-    cure="For vLLM and SGLang max_position_embeddings is the unextended length with linear and "
-    "dynamic; or start them with --max-model-len / --context-length.",
-    evidence="Safe-Synthesizer #623, vllm #53634, vllm #55116",
-)
+@rule("PD016", "W")
 def multiplied(case: Case) -> Iterator[Hit]:
-    """With linear and dynamic vLLM and SGLang admit max_position_embeddings * factor tokens: too
-    many where it is the extended length already."""
+    """Find a server multiplies the length by the factor."""
     for name, p in case.of_type("linear", "dynamic", "ntk", "proportional"):
         factor = p.get("factor")
         if not isinstance(factor, int | float) or factor <= 1:
@@ -184,3 +138,20 @@ def multiplied(case: Case) -> Iterator[Hit]:
                 (),
                 got,
             )
+
+
+@rule("PD058", "E")
+def no_largest(case: Case) -> Iterator[Hit]:
+    """Find a config that states no largest length."""
+    if case.metadata is not None or any(case.config.get(key) is not None for key in LENGTHS):
+        return
+    own = case.model.facts.get("names", {}).get("max_position_embeddings")
+    if own is not None and case.config.get(own) is not None:
+        return
+    stretched = next((p for _, p in case.of_type("yarn", "longrope", "llama3", "dynamic")), None)
+    largest = case.model.max_positions
+    yield Hit(
+        f"max_position_embeddings is missing; {case.model.model_type}'s default {largest} holds",
+        case.concerned(ALL, "error", "frequencies") if stretched else (),
+        SERVERS,
+    )

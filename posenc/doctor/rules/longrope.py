@@ -7,23 +7,12 @@ from collections.abc import Iterator
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, names, rule
 
-UNIVERSAL = (
-    "Write longrope in both dialects with short = long, factor 1, original length = "
-    "max_position_embeddings, attention_factor = short_mscale = long_mscale."
-)
 OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
 
 
-@rule(
-    "PD020",
-    "E",
-    "attention_factor under longrope",
-    cure=f"{UNIVERSAL} mlx-lm then needs the temperature folded into q.",
-    evidence="llama.cpp #24820; vLLM and SGLang read short_mscale and long_mscale",
-)
+@rule("PD020", "E")
 def attention_factor(case: Case) -> Iterator[Hit]:
-    """Only transformers reads attention_factor here; vLLM, SGLang, mlx-lm and llama.cpp compute
-    the temperature from the two lengths."""
+    """Find attention_factor under longrope."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.of_type("longrope", "su"):
         t = p.get("attention_factor")
@@ -36,16 +25,9 @@ def attention_factor(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD021",
-    "W",
-    "short and long factors differ",
-    cure="Know the switch of your runtime, or make both lists equal.",
-    evidence="vllm #27431, vllm #6283, llama.cpp #24823, llama.cpp #24875, mlxcel #1358, uzu #604",
-)
+@rule("PD021", "W")
 def two_lists(case: Case) -> Iterator[Hit]:
-    """transformers switches with the current length, vLLM and llama.cpp once at the start, SGLang
-    with the longest sequence of a batch, mlx-lm never: keys in a cache keep their rotation."""
+    """Find short and long factors differ."""
     for name, p in case.of_type("longrope", "su"):
         short, long = p.get("short_factor"), p.get("long_factor")
         if short != long and isinstance(short, list) and isinstance(long, list):
@@ -59,15 +41,9 @@ def two_lists(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD022",
-    "E",
-    "a list of factors has the wrong length",
-    cure="One factor per rotated pair: rotated dims / 2.",
-    evidence="llama.cpp #12468",
-)
+@rule("PD022", "E")
 def wrong_length(case: Case) -> Iterator[Hit]:
-    """All runtimes stop but llama.cpp, which for most architectures does not look at the lists."""
+    """Find a list of factors has the wrong length."""
     for name, p in case.of_type("longrope", "su"):
         pairs = case.pairs(p)
         for key in ("short_factor", "long_factor"):
@@ -81,18 +57,9 @@ def wrong_length(case: Case) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "PD023",
-    "E",
-    "longrope where a runtime has none",
-    cure="vLLM and SGLang: yarn, linear or the base for interleaved families. GGUF: "
-    "rope_freqs.weight and rope.scaling.attn_factor, see `posenc doctor --explain PD034`.",
-    evidence="llama.cpp writes the lists for Phi-3 and MiniCPM only: log-probabilities off by 10 "
-    "nats",
-)
+@rule("PD023", "E")
 def no_longrope(case: Case) -> Iterator[Hit]:
-    """llama.cpp's converter drops the lists of any architecture but Phi-3's and MiniCPM's and runs
-    plain RoPE without a word; vLLM and SGLang refuse longrope with interleaved pairs."""
+    """Find longrope where a runtime has none."""
     for name, _ in case.of_type("longrope", "su"):
         if case.model.interleaved:
             yield Hit(
@@ -109,19 +76,12 @@ def no_longrope(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD024",
-    "E",
-    "yarn's ramp beyond the defaults",
-    cure="llama.cpp: --yarn-beta-fast and --yarn-beta-slow, or rope_freqs.weight. mlx-lm: longrope "
-    "with the same frequencies.",
-    evidence="gpt-oss ships truncate false; cases 17, 18 and 68",
-)
+@rule("PD024", "E")
 def ramp(case: Case) -> Iterator[Hit]:
-    """mlx-lm and llama.cpp always round the ramp to whole pairs; llama.cpp reads the betas of a
-    GGUF file for Mistral 3 and Grok only. transformers drops a truncate inside nested dicts."""
+    """Find yarn's ramp beyond the defaults."""
     for name, p in case.of_type("yarn"):
-        fast, slow = p.get("beta_fast") or 32, p.get("beta_slow") or 1
+        betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
+        fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
         if p.get("truncate", True) is False:
             affected = case.affected(ALL, "frequencies")
             cannot = ""
@@ -142,17 +102,9 @@ def ramp(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD025",
-    "E",
-    "dynamic means five things",
-    cure="NTK by the base: rope_theta = base * factor^(dim / (dim - 2)), rope_type default.",
-    evidence="vllm #41277, vllm #52665, optimum-executorch #245",
-)
+@rule("PD025", "E")
 def dynamic(case: Case) -> Iterator[Hit]:
-    """transformers and mlx-lm change the base with the length (cached keys keep the old one), vLLM
-    computes plain RoPE and admits factor times the length, SGLang the full NTK from the first
-    token, llama.cpp ignores it."""
+    """Find dynamic means five things."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.of_type("dynamic"):
         factor = p.get("factor", p.get("alpha"))
@@ -166,16 +118,9 @@ def dynamic(case: Case) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "PD037",
-    "E",
-    "SGLang rotates one token as position 0",
-    cure=f"{UNIVERSAL} Or send prompts longer than the original length.",
-    evidence="SGLang 0.5.23's table has the short rows, then the long ones: row L is long row 0",
-)
+@rule("PD037", "E")
 def row_zero(case: Case) -> Iterator[Hit]:
-    """When the longest position of a batch is exactly the original length, SGLang reads the first
-    row of the long table: that token, and its cached key, is rotated as position 0."""
+    """Find SGLang rotates one token as position 0."""
     for name, p in case.of_type("longrope", "su"):
         original, largest = case.original_length(p), case.model.max_positions
         if not isinstance(original, int | float) or not case.computed["sglang"].knows:

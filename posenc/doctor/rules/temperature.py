@@ -10,23 +10,11 @@ from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, names, rule
 
 IGNORE = ("sglang", "mlx-lm", "llama.cpp")
-PAIR = (
-    "Write attention_factor = t and beside it mscale_all_dim = 1 and mscale = "
-    "(t * (0.1 ln s + 1) - 1) / (0.1 ln s): transformers, vLLM, SGLang and mlx-lm then agree. A "
-    "GGUF file takes rope.scaling.attn_factor."
-)
 
 
-@rule(
-    "PD017",
-    "E",
-    "attention_factor that yarn's formula does not give",
-    cure=PAIR,
-    evidence="mlx-lm #1507, vllm #46280, vllm #48351",
-)
+@rule("PD017", "E")
 def attention_factor(case: Case) -> Iterator[Hit]:
-    """transformers and vLLM honour attention_factor; SGLang, mlx-lm and llama.cpp do not read
-    it."""
+    """Find attention_factor that yarn's formula does not give."""
     for name, p in case.of_type("yarn", "deepseek_yarn"):
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
@@ -43,16 +31,9 @@ def attention_factor(case: Case) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "PD018",
-    "E",
-    "attn_factor",
-    cure=PAIR,
-    evidence="sglang #33558 (the scale squared, 20 points of GSM8K), vllm #48351",
-)
+@rule("PD018", "E")
 def attn_factor(case: Case) -> Iterator[Hit]:
-    """Only SGLang and vLLM up to 0.25 read attn_factor, and multiply their own temperature by it:
-    a value copied from attention_factor is squared."""
+    """Find attn_factor."""
     for name, p in case.dicts():
         if "attn_factor" in p:
             yield Hit(
@@ -64,15 +45,9 @@ def attn_factor(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD019",
-    "W",
-    "one of mscale and mscale_all_dim without the other",
-    cure="Write both, neither of them 0.",
-    evidence="vllm #48621, exllamav3 #259; mlx-lm reads mscale alone, the others only the pair",
-)
+@rule("PD019", "W")
 def half_a_pair(case: Case) -> Iterator[Hit]:
-    """transformers, vLLM and SGLang take the pair or nothing; mlx-lm takes each by itself."""
+    """Find one of mscale and mscale_all_dim without the other."""
     for name, p in case.of_type("yarn", "deepseek_yarn"):
         given = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
         zero = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
@@ -81,15 +56,9 @@ def half_a_pair(case: Case) -> Iterator[Hit]:
             yield Hit(f"{name} has {said}: half of a pair", (), ("mlx-lm", "llama.cpp"))
 
 
-@rule(
-    "PD041",
-    "E",
-    "mscale that a runtime reads otherwise",
-    cure=PAIR,
-    evidence="cases 15 and 16; llama.cpp reads no mscale but for DeepSeek 2 and Mistral 3",
-)
+@rule("PD041", "E")
 def mscale_lost(case: Case) -> Iterator[Hit]:
-    """mlx-lm reads mscale without its partner; llama.cpp reads neither."""
+    """Find mscale that a runtime reads otherwise."""
     for name, p in case.of_type("yarn", "deepseek_yarn"):
         if p.get("mscale") is None and p.get("mscale_all_dim") is None:
             continue
@@ -105,16 +74,9 @@ def mscale_lost(case: Case) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "PD031",
-    "W",
-    "latent attention with an uncommon mscale",
-    cure="State mscale and mscale_all_dim alike, and no attention_factor.",
-    evidence="prime-rl #2681; DeepSeek's own code assumes mscale = mscale_all_dim = 1",
-)
+@rule("PD031", "W")
 def latent_mscale(case: Case) -> Iterator[Hit]:
-    """In MLA mscale_all_dim also scales all logits; DeepSeek's own code knows the equal pair only,
-    llama.cpp assumes mscale 1, and attention_factor 1.0 makes vLLM choose another class."""
+    """Find latent attention with an uncommon mscale."""
     if case.metadata is not None or not case.model.mla:
         return
     for name, p in case.of_type("yarn", "deepseek_yarn"):

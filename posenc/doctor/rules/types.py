@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from posenc.dialects.runtimes.transformers5 import NEEDED
 from posenc.dialects.understood import COMMON, READ
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
@@ -14,16 +15,9 @@ OWN_RULE = {"attn_factor"}
 """Keys that have a rule of their own."""
 
 
-@rule(
-    "PD006",
-    "E",
-    "type and rope_type contradict each other",
-    cure="Keep rope_type alone, or write the same word in both.",
-    evidence="vllm #9481, transformers #32167, mlx-examples #909",
-)
+@rule("PD006", "E")
 def two_types(case: Case) -> Iterator[Hit]:
-    """transformers 4 and mlx-lm take `type`, the others `rope_type`, vLLM refuses. Gemma 3 and
-    OLMo 3 take a rope_scaling with `type` alone as no scaling at all."""
+    """Find type and rope_type contradict each other."""
     for name, p in case.dicts():
         old, new = p.get("type"), p.get("rope_type")
         allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
@@ -47,15 +41,9 @@ def two_types(case: Case) -> Iterator[Hit]:
                 )
 
 
-@rule(
-    "PD007",
-    "W",
-    "an old or a vendor's name for the type",
-    cure="su is longrope; mrope is default with mrope_section.",
-    evidence="CTranslate2 #1792; transformers stops with KeyError 'su'",
-)
+@rule("PD007", "W")
 def old_name(case: Case) -> Iterator[Hit]:
-    """Some runtimes still translate it, others stop."""
+    """Find an old or a vendor's name for the type."""
     for name, p in case.dicts():
         if type_of(p) in OLD or p.get("type") in OLD:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
@@ -64,47 +52,67 @@ def old_name(case: Case) -> Iterator[Hit]:
             yield Hit(f"{name} has the old type {word!r}{by}", (), refusing or ALL)
 
 
-@rule(
-    "PD008",
-    "E",
-    "a factor without a type",
-    cure="Write rope_type.",
-    evidence="runpod worker-vllm #257; transformers 4 stops, all others compute plain RoPE",
-)
+@rule("PD008", "E")
 def no_type(case: Case) -> Iterator[Hit]:
-    """Without a type transformers 5, vLLM, SGLang and mlx-lm leave the factor unused, silently."""
+    """Find a factor without a type."""
     for name, p in case.dicts():
         factor = p.get("factor")
-        if "type" not in p and "rope_type" not in p and factor not in (None, 1, 1.0):
-            if case.old is not None and name.startswith("rope_parameters"):
-                continue
-            yield Hit(f"{name} has factor {factor!r} and no rope_type", case.concerned(ALL), ALL)
+        if case.old is not None and name.startswith("rope_parameters"):
+            continue
+        kind = p.get("rope_type", p.get("type"))
+        if kind is None and (factor not in (None, 1, 1.0) or "rope_type" in p):
+            yield Hit(
+                f"{name} has factor {factor!r} and {'' if 'rope_type' in p else 'no '}rope_type"
+                + (" null" if "rope_type" in p else ""),
+                case.concerned(ALL),
+                ALL,
+            )
+        elif kind == "default" and factor not in (None, 1, 1.0):
+            yield Hit(
+                f"{name} has factor {factor!r} and rope_type 'default', which stretches nothing",
+                (),
+                ALL,
+                contradiction=True,
+                cure="Write the type that the factor is for, or drop the factor.",
+            )
 
 
-@rule(
-    "PD009",
-    "E",
-    "a type that is no common one",
-    cure="Say NTK by the base: rope_theta = base * factor^(dim / (dim - 2)), rope_type default.",
-    evidence="transformers and SGLang stop; vLLM computes an NTK of its own; llama.cpp plain RoPE",
-)
+@rule("PD052", "E")
+def missing_key(case: Case) -> Iterator[Hit]:
+    """Find a scaling without a key that its type cannot be computed without."""
+    if case.metadata is not None:
+        return
+    for name, p in case.of_type(*NEEDED):
+        missing = [key for key in NEEDED[type_of(p)] if p.get(key) is None]
+        if type_of(p) == "dynamic" and p.get("alpha") is not None:
+            missing = []
+        largest, original = case.config.get("max_position_embeddings"), case.original_length(p)
+        cure = ""
+        if missing == ["factor"] and isinstance(largest, int) and isinstance(original, int):
+            ratio = largest / original
+            cure = f'Write "factor": {ratio:g}, which is {largest} / {original}, if that is meant.'
+        if missing:
+            yield Hit(
+                f"{name} is {type_of(p)} and has no {names(missing)}",
+                case.concerned(ALL),
+                ALL,
+                contradiction=True,
+                cure=cure,
+            )
+
+
+@rule("PD009", "E")
 def unknown_type(case: Case) -> Iterator[Hit]:
-    """What a runtime does with a word that it does not know ranges from a refusal to silence."""
+    """Find a type that is no common one."""
     for name, p in case.dicts():
         kind = type_of(p)
         if kind not in TYPES + OLD:
             yield Hit(f"{name} has the unknown type {kind!r}", case.concerned(ALL), ALL)
 
 
-@rule(
-    "PD010",
-    "W",
-    "keys that nobody reads",
-    cure="Drop them, or translate them into keys that are read.",
-    evidence="unsloth #2984; transformers warns, the others say nothing",
-)
+@rule("PD010", "W")
 def unread_keys(case: Case) -> Iterator[Hit]:
-    """A key that a type does not know has no effect, whatever its author hoped."""
+    """Find keys that nobody reads."""
     for name, p in case.dicts():
         kind = {"su": "longrope", "mrope": "default"}.get(type_of(p), type_of(p))
         if kind not in READ:

@@ -57,7 +57,15 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
             vars(args[0]).setdefault("_built_with", texts)
         for name, value in given.items():
             _check(owner, name, value, signature.parameters[name].annotation)
-        init(*args, **kwargs)
+        early = None
+        try:
+            init(*args, **kwargs)
+        except AttributeError as error:  # torch's, if super().__init__() was not called
+            early = error
+        if "_parameters" not in vars(args[0]):
+            raise TypeError(f"{owner}: __init__ must call super().__init__() first.") from early
+        if early is not None:
+            raise early
 
     return built
 

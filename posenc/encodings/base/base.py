@@ -1,4 +1,4 @@
-"""The base class of every position encoding: eight methods and the claims."""
+"""The base class of every position encoding: ten methods and the claims."""
 
 from __future__ import annotations
 
@@ -34,8 +34,17 @@ QueriesKeys = tuple[
     Float[Tensor, "batch num_kv_heads {len(k)} width"],
 ]
 """Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
+Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
+Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
-_PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLACES = {
+    "embed": (1,),
+    "transform": (2,),
+    "term": (3, 4),
+    "transform_values": (4,),
+    "transform_output": (4,),
+}
 """Places (1 embeddings, 2 queries and keys, 3 scores, 4 values) at which each method acts."""
 
 
@@ -109,6 +118,12 @@ class PositionEncoding(nn.Module):
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
             raise UnknownOption(cls.__name__, options, accepted)
+        needs = [n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED]
+        if missing := [name for name in needs if name not in {**fields, **options}]:
+            raise TypeError(
+                f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
+                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(fields)}."
+            )
         return cls(**{name: fields[name] for name in accepted if name in fields} | options)
 
     @property
@@ -180,6 +195,16 @@ class PositionEncoding(nn.Module):
         With a cache, k has only the new tokens unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None
         return q.x, k.x
+
+    def transform_values(self, v: Tokens) -> Values:
+        """Encode values (place 4) before they are cached and summed, at their true positions."""
+        assert v.x is not None
+        return v.x
+
+    def transform_output(self, out: Tokens) -> Output:
+        """Encode the weighted sums of values (place 4), at the true positions of the queries."""
+        assert out.x is not None
+        return out.x
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
         """Return the term that changes scores or values of one pass; None if there is none.

@@ -16,13 +16,18 @@ from posenc.encodings.terms.tokens import Tokens
 
 def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
     """Return an encoding that attention can use, NoPE for None. Raise TypeError for anything but a
-    PositionEncoding, ValueError for one that acts at the embeddings."""
+    PositionEncoding, ValueError for one that acts at the embeddings or is sharded alone."""
     encoding = require_encoding(owner, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} acts at the embeddings, which attention does not "
             "see, so it would be ignored. Call x = encoding.embed(x, positions) before the first "
             "layer, and pass encoding.for_layer(i) to attention."
+        )
+    if hasattr(type(encoding), "unshard"):  # attention reads parameters without calling forward
+        raise ValueError(
+            f"{owner}: {type(encoding).__name__} is sharded on its own, and nothing gathers its "
+            "parameters then. Shard the layer that contains it: fully_shard(layer)."
         )
     return encoding
 
@@ -156,6 +161,29 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
         raise ValueError(
             f"attention: {name} must be of {x.shape[0]} rows and {x.shape[2]} tokens, "
             f"got {tuple(state.shape)}."
+        )
+
+
+def heads_first(owner: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
+    """Return tensors in the layout, "bhtd" or "bthd", as (batch, heads, len, ...), or back."""
+    if layout not in ("bhtd", "bthd"):
+        raise ValueError(f'{owner}: layout must be "bhtd" or "bthd", got {layout!r}.')
+    if layout == "bhtd":
+        return tensors
+    return tuple(t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors)
+
+
+def check_sinks(sinks: Any, q: Tensor) -> None:
+    """Raise TypeError or ValueError unless sinks are None or one real number for each head of q."""
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise TypeError(f"attention: sinks must be a floating tensor (num_heads,), got {got}.")
+    if tuple(sinks.shape) != (q.shape[1],) or sinks.device != q.device:
+        raise ValueError(
+            f"attention: sinks must be one logit for each of {q.shape[1]} query heads on "
+            f"{q.device}, got shape {tuple(sinks.shape)} on {sinks.device}."
         )
 
 

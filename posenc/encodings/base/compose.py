@@ -12,11 +12,13 @@ from posenc.encodings.base.base import (
     Embedded,
     EmbeddedPositions,
     Hidden,
+    Output,
     Pass,
     Past,
     PositionEncoding,
     QueriesKeys,
     State,
+    Values,
     require_encoding,
     without_position,
 )
@@ -152,6 +154,16 @@ class Compose(PositionEncoding):
             q, k = q.given(new_q), k.given(new_k)
         assert q.x is not None and k.x is not None
         return q.x, k.x
+
+    def transform_values(self, v: Tokens) -> Values:
+        for e in self.members:
+            v = v.given(e.transform_values(v))
+        return super().transform_values(v)
+
+    def transform_output(self, out: Tokens) -> Output:
+        for e in self.members:
+            out = out.given(e.transform_output(out))
+        return super().transform_output(out)
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
         terms = []

@@ -47,7 +47,8 @@ class DistanceBias(PositionEncoding):
 
         `distance` is in tokens, positive for the past, integer or real, of any shape. The result is
         float32, or float64 if distance or parameters are; see `real` and `per_head` in
-        posenc.encodings.numbers.precision.
+        posenc.encodings.numbers.precision. A class whose constructor does not take num_heads may
+        return one row for all heads.
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
@@ -58,7 +59,14 @@ class DistanceBias(PositionEncoding):
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair like `forward`, without checking the positions."""
-        values = self.bias(distances(q_positions, kv_positions))
+        distance = distances(q_positions, kv_positions)
+        values = self.bias(distance)
+        if not isinstance(values, Tensor) or values.shape[1:] != distance.shape:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise TypeError(
+                f"{type(self).__name__}.bias must return a tensor (num_heads, *distance.shape) or "
+                f"(1, *distance.shape), got {got} for distances {tuple(distance.shape)}."
+            )
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def falling(
@@ -82,12 +90,21 @@ class DistanceBias(PositionEncoding):
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None
         heads, double = q.x, q.x.dtype == torch.float64
+        one_for_all = "num_heads" not in vars(self).get("_arguments", ())
+
+        def for_heads(values: Tensor, after: int) -> Tensor:
+            if one_for_all and values.shape[-after - 1] == 1:
+                return values.expand(*values.shape[: -after - 1], heads.shape[1], *[-1] * after)
+            return values
 
         def values(q: Tokens, k: Tokens) -> Tensor:
             where = q.positions, k.positions
             # The dtype of the positions sets the precision of the bias.
-            values = self.dense(*(in_double(*where) if double else where))
+            values = for_heads(self.dense(*(in_double(*where) if double else where)), 2)
             check_heads(self, values.shape[-3], heads)
             return values
 
-        return Dense(q, k, values, by_distance=self.falling)
+        def row(farthest: int, count: int, like: Tensor) -> Tensor:
+            return for_heads(self.falling(farthest, count, like), 1)
+
+        return Dense(q, k, values, by_distance=row)

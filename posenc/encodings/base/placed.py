@@ -51,6 +51,9 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
     )
 
 
+_LAYOUT = ' Axis 1 has that length: layout="bthd" is (batch, len, heads, head_dim).'
+
+
 def require_whole(name: str, *positions: Tensor) -> None:
     """Raise TypeError if positions are real numbers, for encodings with a table of distances."""
     for p in positions:
@@ -86,6 +89,7 @@ def positions_of(
             f"{owner}: {name} must have shape ({sizes[-1]}{axis or comma}) "
             f"{batched}one for each token of a tensor of shape "
             f"{tuple(x.shape)}; got {tuple(positions.shape)}."
+            + (_LAYOUT if x.ndim == 4 and tokens and tokens[-1] == x.shape[1] else "")
         )
     positions = _numbers(owner, name, positions)
     return positions[0] if len(tokens) == 2 and tokens[0] == 1 else positions

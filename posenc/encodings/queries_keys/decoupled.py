@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
+from posenc.encodings.queries_keys.rotation.base import Pairs, Vectors
 
 
 class DecoupledRoPE(RoPE):
@@ -50,6 +50,8 @@ class DecoupledRoPE(RoPE):
         RoPE.claims, source="DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.3, equations 14-19"
     )
 
+    trailing = True
+
     def __init__(
         self,
         head_dim: int,
@@ -69,9 +71,9 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+    def turn(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
         content = self.head_dim - self.rotary_dim
-        turned = super()._turn([x[..., content:] for x in xs], cos, sin)
+        turned = super().turn([x[..., content:] for x in xs], cos, sin)
         return [torch.cat([x[..., :content], t], -1) for x, t in zip(xs, turned, strict=True)]
 
 

@@ -69,7 +69,7 @@ class PositionMap(RoPE):
         )
         return prepared
 
-    def forward(self, q: Any, k: Any, positions: Any) -> NoReturn:
+    def forward(self, q: Any, k: Any, positions: Any, *, layout: str = "bhtd") -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} rotates q and k once for each of its passes: pass it to "
             "posenc.attention or posenc.Attention."

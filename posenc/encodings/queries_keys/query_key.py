@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_pair
+from posenc.encodings.base.boundary import check_pair, heads_first
 from posenc.encodings.base.claims import Claims
 from posenc.positions import Positions
 
@@ -20,15 +20,18 @@ class QueryKeyEncoding(PositionEncoding):
 
     def forward(
         self,
-        q: Float[Tensor, "batch num_heads len head_dim"],
-        k: Float[Tensor, "batch num_kv_heads len head_dim"],
+        q: Float[Tensor, "batch _ _ head_dim"],
+        k: Float[Tensor, "batch _ _ head_dim"],
         positions: Positions,
-    ) -> tuple[
-        Float[Tensor, "batch num_heads len width"], Float[Tensor, "batch num_kv_heads len width"]
-    ]:
-        """Transform q and k of the same tokens, for use outside of posenc.attention."""
-        pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
-        return self.transform(*pair)
+        *,
+        layout: str = "bhtd",
+    ) -> tuple[Float[Tensor, "batch _ _ width"], Float[Tensor, "batch _ _ width"]]:
+        """Transform q and k of the same tokens, for use outside of posenc.attention. With
+        layout="bthd" they are (batch, len, heads, head_dim)."""
+        owner = type(self).__name__
+        q, k = heads_first(owner, layout, q, k)
+        new_q, new_k = self.transform(*check_pair(owner, q, k, positions, self.claims.num_axes))
+        return heads_first(owner, layout, new_q, new_k)
 
 
 def check_keys(encoding: Any, k: Tensor) -> None:

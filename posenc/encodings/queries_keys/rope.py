@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from posenc.encodings.queries_keys.rope_scaling import (
     Frequencies,
     Scaling,
     rope_frequencies,
+    rotation_of,
 )
 from posenc.encodings.queries_keys.rope_scaling.traced_length import cos_sin_at_length, recipe
 from posenc.encodings.queries_keys.rotation.base import Rotation
@@ -58,6 +59,8 @@ class RoPE(Rotation):
     """
 
     claims = replace(Rotation.claims, source="Su et al. 2021, arXiv:2104.09864, section 3.2")
+    trailing: ClassVar[bool] = False
+    """True if the last channels of a head rotate, not the first."""
 
     def __init__(
         self,
@@ -134,6 +137,43 @@ class RoPE(Rotation):
             assert shape.head_dim is not None
             options["rotary_dim"] = partial_rotary_dim(shape.head_dim, partial_rotary_factor)
         return super().from_shape(shape, **options)
+
+    @classmethod
+    def from_config(cls, config: Any, kind: str | None = None, **options: Any) -> Self:
+        """Build the rotation of a model from its config, a dict or a transformers config.
+
+        Any spelling and rope_type that `posenc doctor` knows is read; frequencies are compared with
+        the doctor's. The model's factor of q.k is not part of it. For DeepSeek's latent attention
+        it is the rotation of the rotary part. DeepSeek-V4 takes DecoupledRoPE, models with
+        mrope_section take MRoPE.
+
+        Args:
+            kind: the kind of layer, where several rotate differently: "full_attention",
+                "sliding_attention", or "main" and "compress" in DeepSeek-V4.
+            options: more arguments of the class.
+
+        Raises: ValueError for a family, a kind or a rotation that posenc does not know.
+
+        >>> sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
+        >>> rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}
+        >>> config = {"model_type": "llama", **sizes, "rope_parameters": rope}
+        >>> posenc.RoPE.from_config(config).scaling
+        Linear(factor=4.0)
+        """
+        found, name = rotation_of(config, kind, cls.__name__), cls.__name__
+        if found.pop("trailing") != cls.trailing:
+            other = "first" if cls.trailing else "last"
+            raise ValueError(
+                f"{name}: this model rotates the {other} channels of each head: use "
+                f"posenc.{'RoPE' if cls.trailing else 'DecoupledRoPE'}.from_config."
+            )
+        several = "sections" in inspect.signature(cls).parameters
+        if several != ("sections" in found):
+            raise ValueError(
+                f"{name}: this config has {'no' if several else 'an'} mrope_section: use "
+                f"posenc.{'RoPE' if several else 'MRoPE'}.from_config."
+            )
+        return cls(**found, **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

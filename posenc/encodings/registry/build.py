@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import replace
 from typing import Any
 
-from posenc.encodings.base.arguments import UnknownOption
+from posenc.encodings.base.arguments import UnknownOption, alike
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.per_layer import PerLayer
@@ -83,6 +84,25 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
         return PerLayer([each[layer] for layer in spec.pattern], repeat=True)
     except ValueError as error:
         raise spec.error(1, str(error)) from error
+
+
+def named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
+    """Return the encoding that a name stands for in a module of this shape; anything but a name is
+    returned as it is.
+
+    Raises: ValueError for one that is built from a field in `unknown`, which `owner` does not know.
+    """
+    if not isinstance(encoding, str):
+        return encoding
+    built = create(encoding, shape)
+    others = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
+    for field in unknown:
+        if not alike(built, create(encoding, replace(shape, **{field: others[field]}))):
+            raise ValueError(
+                f"{owner}: {encoding!r} is built from {field}, which {owner} does not know. Pass "
+                f"posenc.create({encoding!r}, posenc.ModelShape(..., {field}=...))."
+            )
+    return built
 
 
 def _layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:

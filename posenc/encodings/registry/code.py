@@ -7,7 +7,9 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,16 +123,23 @@ def _module(name: str) -> ModuleType:
 
 
 def _own_line(path: Path, error: BaseException) -> str:
-    """Return the error with file and line: the innermost line in the folder of the user's file."""
+    """Return the error with file and line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
-    lines = [
-        (frame.filename, frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_relative_to(path.parent)
-    ]
-    file, line = lines[-1] if lines else (str(path), 1)
-    return f"{file}:{line}: {_reason(error)}"
+    return f"{own_line(error) or f'{path}:1'}: {_reason(error)}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return "file:line" of the deepest frame outside posenc, Python and installed packages, which
+    is in the user's code; "" if there is none."""
+    stdlib, posenc = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[2]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
+        if not (installed or ours or frame.filename.startswith("<")):
+            return f"{os.path.relpath(path)}:{frame.lineno}"
+    return ""
 
 
 def _reason(error: BaseException) -> str:

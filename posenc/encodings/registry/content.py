@@ -7,18 +7,20 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from posenc.encodings.registry.build import class_of_part
 from posenc.encodings.registry.grammar import parse
+from posenc.encodings.registry.known import entry
+
+_POSENC = Path(__file__).resolve().parents[2]
 
 
 def files_of(cls: type) -> tuple[Path, ...]:
-    """Return the file of a class and the files next to it that it imports, directly or indirectly.
-    Return () for posenc's own classes."""
-    module = sys.modules[cls.__module__]
-    found = getattr(module, "__file__", None)
-    if cls.__module__.partition(".")[0] == "posenc" or found is None:
+    """Return the file of a class and the files next to it that it imports, also indirectly."""
+    found = getattr(sys.modules[cls.__module__], "__file__", None)
+    if found is None:
         return ()
     start = Path(found).resolve()
     depth = cls.__module__.count(".") + (start.name == "__init__.py")
@@ -31,11 +33,32 @@ def code_of(text: str) -> str:
     return hash_of([class_of_part(spec, part) for part in spec.parts])
 
 
+def source_of(text: str) -> str:
+    """Hash posenc's current files behind an encoding, and the options that are registered with it.
+
+    A class outside posenc may use any encoding of posenc, so it counts all of them.
+    """
+    spec, digests = parse(text), []
+    for part in spec.parts:
+        cls = class_of_part(spec, part)
+        own = _is_posencs(cls)
+        files = files_of(cls) if own else sorted((_POSENC / "encodings").rglob("*.py"))
+        options = {} if part.attribute else entry(part.where).defaults
+        digests.append(_hash(files) + repr(sorted(options.items())))
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
 def hash_of(classes: Iterable[type]) -> str:
-    """Return twelve hexadecimal digits of the classes' source files; "" if all are posenc's own."""
-    files = dict.fromkeys(file for cls in classes for file in files_of(cls))
-    if not files:
-        return ""
+    """Hash the source files of classes to twelve digits; "" if all are posenc's own."""
+    files = dict.fromkeys(f for cls in classes if not _is_posencs(cls) for f in files_of(cls))
+    return _hash(files) if files else ""
+
+
+def _is_posencs(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "posenc"
+
+
+def _hash(files: Iterable[Path]) -> str:
     digests = [hashlib.sha256(_bytes(file)).hexdigest() for file in files]
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
@@ -58,12 +81,17 @@ def _with_imports(start: Path, root: Path) -> set[Path]:
     return found
 
 
-def _imported(source: bytes, package: tuple[str, ...]) -> Iterator[str]:
-    """Yield the full names of modules that a file may import."""
+@lru_cache(maxsize=512)
+def _imported(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the full names of modules that a file may import."""
     try:
-        tree = ast.parse(source)
+        return tuple(_imports(ast.parse(source), package))
     except (SyntaxError, ValueError):
-        return
+        return ()
+
+
+def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names that a module of `package` imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -62,6 +62,7 @@ _ENTRIES: dict[str, Entry] = {
     "fope": Entry(f"{_QK}.fope:FoPE", "reference"),
     "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
     "repo": Entry(f"{_QK}.repo:RePo", "reference"),
+    "rove": Entry(f"{_QK}.rove:RoVE", "golden", {"interleaved": False}),
     "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
     "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
     "alibi": Entry("posenc.encodings.scores.alibi:ALiBi", "golden"),

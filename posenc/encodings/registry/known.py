@@ -44,8 +44,9 @@ def entry(name: str) -> Entry:
     if name in problems:
         raise ValueError(problems[name])
     known = names()
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    alike = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
+    near = max(known, key=alike.__getitem__)  # the first of equals: rope, not rove, for roep
+    hint = f" Did you mean {near!r}?" if alike[near] >= 0.4 else ""
     raise ValueError(f"Unknown encoding {name!r}.{hint} Known: {', '.join(known)}.")
 
 

@@ -36,6 +36,9 @@ class ALiBi(DistanceBias):
         total_heads: heads of the whole model, if num_heads are those of one rank.
         head_offset: index of the first head of this rank.
 
+    `slopes` is a tuple with the slope of each head (initial values if learned), for kernels that
+    take them, such as flash-attn's alibi_slopes.
+
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len).
     Units: positions in tokens; the bias is in logits (added before softmax, after

@@ -47,6 +47,9 @@ class DeBERTa(PositionEncoding):
             `share_projections`.
         c2p, p2c: which of the two terms to use.
         paper_p2c: the paper's index in the position-to-content term.
+        clamp: with buckets, keys `max_distance` or more ahead read row 1, as in microsoft/DeBERTa,
+            which clamps distances first. False: they read row 0, as in transformers, which does
+            not. All other rows are the same in both.
 
     Shapes: q_positions (q_len), kv_positions (kv_len), integer. table (2 span, embed_dim), span =
     num_buckets or max_distance.
@@ -85,6 +88,7 @@ class DeBERTa(PositionEncoding):
         c2p: bool = True,
         p2c: bool = True,
         paper_p2c: bool = False,
+        clamp: bool = True,
     ) -> None:
         super().__init__()
         if not (c2p or p2c):
@@ -101,7 +105,7 @@ class DeBERTa(PositionEncoding):
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.max_distance, self.num_buckets = max_distance, num_buckets
-        self.c2p, self.p2c, self.paper_p2c = c2p, p2c, paper_p2c
+        self.c2p, self.p2c, self.paper_p2c, self.clamp = c2p, p2c, paper_p2c, clamp
         self.span = max_distance if num_buckets is None else num_buckets
         self.table = nn.Parameter(torch.empty(2 * self.span, embed_dim))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-7) if layer_norm else None
@@ -148,6 +152,8 @@ class DeBERTa(PositionEncoding):
         )
         size = distance.abs()
         far = middle + torch.bucketize(size.contiguous(), edges)
+        if not self.clamp:
+            far = far + (size >= self.max_distance)
         return torch.where(size <= middle, distance, far * distance.sign())
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:

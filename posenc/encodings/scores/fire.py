@@ -70,8 +70,9 @@ class FIRE(PositionEncoding):
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
-        self.c = nn.Parameter(torch.empty(()))
-        self.multiplier = nn.Parameter(torch.empty(()))
+        self.c = nn.Parameter(torch.empty(1))
+        self.multiplier = nn.Parameter(torch.empty(1))
+        self.register_load_state_dict_pre_hook(_with_an_axis)
         self.reset_parameters()
 
     @classmethod
@@ -124,6 +125,13 @@ class FIRE(PositionEncoding):
         return Network(q, k, self)
 
 
+def _with_an_axis(fire: FIRE, state: dict[str, Any], prefix: str, *others: object) -> None:
+    """Read a state in which c and multiplier had no axis, which sharding refuses."""
+    for name in (f"{prefix}c", f"{prefix}multiplier"):
+        if name in state:
+            state[name] = state[name].reshape(1)
+
+
 class Network(Dense):
     """Add FIRE's bias, computed for a few pairs at a time."""
 
@@ -153,13 +161,12 @@ class Network(Dense):
         if not followed and fire.activation is F.relu:
             return self._in_chunks(share if share.ndim == 3 else share[None])
         row_bytes = share[..., :1, :].numel() * fire.hidden.out_features * share.element_size()
+        rows_at_once = max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1))
+        how: dict[str, Any] = {"preserve_rng_state": False, "determinism_check": "none"}
         parts = [
-            checkpoint(
-                fire.of_share, part, use_reentrant=False, preserve_rng_state=False,
-                determinism_check="none",
-            )
-            for part in share.split(max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1)), -2)
-        ]  # fmt: skip
+            checkpoint(fire.of_share, part, use_reentrant=False, **how)
+            for part in share.split(rows_at_once, -2)
+        ]
         values = torch.cat(parts, -2)  # type: ignore[arg-type]
         return values if values.ndim == 4 else values[None]
 

@@ -32,7 +32,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "target_length": outcome.target,
         "measured": measured,
         "not_measured": outcome.failed,
-        "recommended": outcome.recommended,
+        "recommended": outcome.recommended or None,
         "reason": outcome.reason,
         "tuning_losses": outcome.tuning_losses,
         "config_changes": outcome.config_diff,

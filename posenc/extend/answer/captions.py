@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from posenc.extend.variants.variant import WINDOW
 from posenc.report.page.sentence import listed, sentence
 
 LEVEL = 0.02
@@ -13,27 +14,29 @@ LEVEL = 0.02
 
 
 def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], trained: int) -> str:
-    """Return what the model does beyond its training length, and which method does best there."""
+    """Return what the unchanged model loses beyond its training length, against the window on the
+    same tokens, and which method does best there."""
     beyond = [i for i, end in enumerate(ends) if end > trained]
-    within = [i for i, end in enumerate(ends) if end <= trained]
     means = {
         name: fmean(found)
         for name, values in losses.items()
         if (found := [values[i] for i in beyond]) and not any(map(math.isnan, found))
     }
     start = []
-    if "none" in means:
-        inside = fmean(losses["none"][i] for i in within)
-        rise = means["none"] - inside
-        verb = "loses" if rise > LEVEL else "does not lose"
-        more = f" {rise:.2f} nats" if rise > LEVEL else ""
-        start.append(f"unchanged, the model {verb}{more} beyond {trained:,} tokens")
-    elif "none" in losses:
+    if "none" in means and WINDOW in means:
+        rise = means["none"] - means[WINDOW]
+        reads = "reads as well as" if abs(rise) <= LEVEL else f"reads {abs(rise):.2f} nats"
+        if abs(rise) > LEVEL:
+            reads += " worse than" if rise > 0 else " better than"
+        start.append(
+            f"beyond {trained:,} tokens the unchanged model {reads} with only the last {trained:,}"
+        )
+    elif "none" in losses and "none" not in means:
         start.append(f"unchanged, the model cannot read beyond {trained:,} tokens")
     others = {name: mean for name, mean in means.items() if name != "none"}
     if others:
         best = min(others, key=others.__getitem__)
-        start.append(f"{best} is lowest there, at {others[best]:.2f} nats")
+        start.append(f"lowest beyond {trained:,} tokens: {best}, at {others[best]:.2f} nats")
     return sentence(start or ["nothing was measured beyond the training length"])
 
 

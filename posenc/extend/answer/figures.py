@@ -15,14 +15,7 @@ from posenc.extend.answer import captions
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.page.drawing import (
-    INK,
-    figure,
-    legend_above,
-    length_axis,
-    line_styles,
-    style,
-)
+from posenc.report.page.drawing import INK, figure, legend_above, length_axis, line_styles, style
 from posenc.report.page.page import Plot
 
 Lines = Mapping[str, Mapping[Any, float]]

@@ -96,6 +96,8 @@ def by_position_table(outcome: Outcome) -> Table:
 def _with_interval(e: Estimate) -> Cell | str:
     if not e.tokens:
         return Cell("cannot", note="Its table of positions has no rows there.")
+    if math.isnan(e.low):
+        return Cell(f"{e.perplexity:.2f}", note="Too few documents for an interval.")
     return f"{e.perplexity:.2f} ({math.exp(min(e.low, 50)):.2f}–{math.exp(min(e.high, 50)):.2f})"
 
 

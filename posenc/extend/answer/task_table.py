@@ -38,5 +38,7 @@ def task_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
 
 def _percent(mean: float, low: float, high: float) -> str:
     """Convert a rise of the loss to one of the perplexity."""
+    if math.isnan(low):
+        return f"{100 * math.expm1(min(mean, 50.0)):+.1f} %"
     mean, low, high = (100 * math.expm1(min(value, 50.0)) for value in (mean, low, high))
     return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"

@@ -1,9 +1,10 @@
-"""Run `posenc extend`: read text, show progress on stderr, print a table, write a page."""
+"""Run `posenc extend`: read text, show progress on stderr, print the answer, write a page."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from posenc.extend.answer.as_json import to_json
 from posenc.extend.answer.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
 from posenc.extend.answer.task_table import task_rows
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
-from posenc.extend.extension import Outcome, extend
+from posenc.extend.extension import NotExported, Outcome, extend
+from posenc.extend.restart import own_state
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import check_figures, check_writable, write_atomically
-from posenc.report.page.console import text_table
-from posenc.report.page.failure import RunFailed
-from posenc.report.page.progress import Narrator
+from posenc.report.files.opened import text_of
+from posenc.report.page.console import stderr, stdout, text_table
+from posenc.report.page.failure import RunFailed, Stopped
+from posenc.report.page.progress import Narrator, say
+from posenc.report.page.visible import visible
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. This says little about models trained on "
@@ -50,25 +54,37 @@ def extend_and_show(
     is written."""
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
-    console = Console(stderr=True)
+    console = stderr()
     check_figures(figures)
     if report is not None:
         check_writable(report)
     caution = None if texts else OUT_OF_DOMAIN
-    documents = read_documents(texts)
-    with Narrator(console) as narrate:
-        outcome = extend(folder, to, documents, method=method, out=out, progress=narrate, **asked)
+    documents, failed = read_documents(texts), None
+    try:
+        with Narrator(console) as narrate:
+            outcome = extend(
+                folder,
+                to,
+                documents,
+                method=method,
+                out=out,
+                foreign=not texts,
+                progress=narrate,
+                **asked,
+            )
+    except NotExported as error:
+        outcome, failed = error.outcome, error
+    except KeyboardInterrupt:
+        state = asked["options"].state or (out and own_state(out))
+        kept = state is not None and any(path.is_file() for path in state.rglob("*"))
+        begins = "goes on from the saved search or tuning" if kept else "starts from the beginning"
+        raise Stopped(f"the same command {begins}") from None
+    if as_json:
+        print(visible(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False)))
+    else:
+        _show(outcome, stdout(140))
     if caution:
         console.print(caution, markup=False)
-    show_losses(outcome, console)
-    show_tasks(outcome, console)
-    for name, why in outcome.failed.items():
-        console.print(f"{name}: not measured: {why}", markup=False, highlight=False)
-    if "search" in outcome.measured:
-        console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
-    console.print(outcome.reason, markup=False)
-    for line in outcome.config_diff:
-        console.print(line, markup=False, highlight=False)
     written = None if outcome.proof is None else out
     page = report or (written / "extend.html" if written is not None else None)
     if page is not None:
@@ -81,12 +97,11 @@ def extend_and_show(
         said = write_figures(make_page(outcome, command, caution).plots(), figures)
         for line in (*said, f"Figures: {figures}"):
             console.print(line, markup=False, highlight=False)
-    if as_json:
-        print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
+    if failed is not None:
+        raise failed
     if out is not None and written is None:
-        raise RunFailed(
-            f"{out} is not written: the model as it is reads best; name a --method to write one."
-        )
+        first = outcome.reason.partition(". ")[0]
+        raise RunFailed(f"{out} is not written: {first}. Name a --method to write one anyway.")
     if written is not None:
         console.print(f"Written and proved: {written}", markup=False)
         if lm_eval is not None:
@@ -94,12 +109,23 @@ def extend_and_show(
             dtype = str(model.dtype).removeprefix("torch.")
             found = run_lm_eval(written, lm_eval, dtype, str(model.device))
             console.print(f"lm-eval: {found}", markup=False)
-    elif method is None:
-        console.print(
-            f"Nothing was written. To export: {command} --method {outcome.recommended} --out "
-            "FOLDER",
-            markup=False,
-        )
+    elif outcome.recommended not in ("", "none"):
+        chosen = "" if method else f" --method {outcome.recommended}"
+        say(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
+
+
+def _show(outcome: Outcome, console: Console) -> None:
+    """Print the recommendation, and what it is based on."""
+    console.print(outcome.reason, markup=False, highlight=False)
+    show_losses(outcome, console)
+    show_tasks(outcome, console)
+    for name, why in outcome.failed.items():
+        console.print(f"{name}: not measured: {why}", markup=False, highlight=False)
+    if "search" in outcome.measured:
+        said = f"search: {outcome.measured['search'][0].summary}."
+        console.print(said, markup=False, highlight=False)
+    if outcome.config_diff:
+        console.print("Changed in config.json:", *outcome.config_diff, sep="\n  ", markup=False)
 
 
 def write_csv(outcome: Outcome, path: Path) -> None:
@@ -110,7 +136,8 @@ def write_csv(outcome: Outcome, path: Path) -> None:
         buckets = itertools.pairwise(evaluation.edges)
         for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
             if e.tokens:
-                losses = f"{e.mean:.6f},{e.low:.6f},{e.high:.6f}"
+                interval = ("", "") if math.isnan(e.low) else (f"{e.low:.6f}", f"{e.high:.6f}")
+                losses = ",".join((f"{e.mean:.6f}", *interval))
                 rows.append(f"{name},{start},{stop},{losses},{e.tokens}")
     write_atomically(path, "\n".join(rows) + "\n")
 
@@ -129,7 +156,7 @@ def read_documents(texts: list[Path]) -> list[str]:
         if not path.is_file():
             raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
         try:
-            documents += split_documents(path.read_text(encoding="utf-8"))
+            documents += split_documents(text_of(path, None))
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise ValueError(
@@ -154,7 +181,8 @@ def show_tasks(outcome: Outcome, console: Console) -> None:
     """Print tasks answered, and the cost on short texts."""
     header, rows = task_rows(outcome)
     if rows:
-        title = "Tasks answered exactly; change of perplexity on short texts"
+        asked = any(each.tasks for each in outcome.evaluations().values())
+        title = "Tasks answered exactly; " * asked + "change of perplexity on short texts"
         console.print(text_table(header, rows, named="method", title=title))
 
 

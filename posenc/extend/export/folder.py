@@ -4,7 +4,6 @@ process."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.new_folder import new_folder
+from posenc.report.files.opened import copy_file, make_inside
 from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
@@ -65,14 +65,23 @@ def export_checkpoint(
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
         copy_sentence_files(checkpoint.folder, temporary, plan.longest)
         if plan.adapter is not None and plan.adapter.exists():
-            shutil.copytree(plan.adapter, temporary / ADAPTER)
+            make_inside(temporary / ADAPTER)
+            for path in plan.adapter.iterdir():
+                copy_file(path, temporary / ADAPTER / path.name)
         config, serving = _described(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
         write_atomically(temporary / SERVE, serving)
         proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=plan.cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
-    return config_changes(checkpoint.raw_config, config), proof
+    return config_changes(_with_defaults(checkpoint, config), config), proof
+
+
+def _with_defaults(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config as it was, with the keys that transformers adds when it reads one: they say
+    nothing new."""
+    read = type(checkpoint.config).from_dict(dict(checkpoint.raw_config)).to_dict()
+    return {k: v for k, v in read.items() if k in config} | dict(checkpoint.raw_config)
 
 
 def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
@@ -86,9 +95,9 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
         return
     for path in files:
-        shutil.copyfile(path, folder / path.name)
+        copy_file(path, folder / path.name)
     if (index := checkpoint.folder / INDEX).exists() and len(files) > 1:
-        shutil.copyfile(index, folder / INDEX)
+        copy_file(index, folder / INDEX)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
 
@@ -126,7 +135,7 @@ def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
     """Copy missing files of the tokenizer, and let it read `longest` tokens."""
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
-            shutil.copyfile(path, target / path.name)
+            copy_file(path, target / path.name)
     settings = target / "tokenizer_config.json"
     if settings.exists():
         kept = read_json(settings)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.files.inside import inside
-from posenc.dialects.files.json_object import read_json, require_ordinary
+from posenc.dialects.files.json_object import read_json
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import copy_file, make_inside, text_of
+from posenc.report.files.record import bounded_json
 
 MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -29,13 +30,13 @@ def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
         return []
     for name in FILES:
         if (source / name).exists():
-            shutil.copyfile(inside(source, name, "sentence-transformers"), target / name)
+            copy_file(inside(source, name, "sentence-transformers"), target / name)
     folders = _module_folders(source)
     for name in folders:
-        (target / name).mkdir()
+        make_inside(target / name)
         for file in MODULE_FILES:
             if (source / name / file).exists():
-                shutil.copyfile(inside(source / name, file, MODULES), target / name / file)
+                copy_file(inside(source / name, file, MODULES), target / name / file)
     settings = target / LENGTH_FILE
     kept: dict[str, Any] = read_json(settings) if settings.exists() else {}
     if isinstance(limit := kept.get("max_seq_length"), int) and limit < longest:
@@ -45,9 +46,8 @@ def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
 
 def _module_folders(source: Path) -> list[str]:
     path = inside(source, MODULES, "sentence-transformers")
-    require_ordinary(path)
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
+        listed = bounded_json(text_of(path))
         names = [module["path"] for module in listed]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error

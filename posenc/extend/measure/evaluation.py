@@ -38,6 +38,8 @@ class Evaluation:
     """Reasons why a task has no score, by (task, length)."""
     short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of short texts read by themselves; None if not measured."""
+    losses: np.ndarray | None = field(default=None, repr=False, compare=False)
+    """Losses of every token by window and position, NaN for tokens that are not predicted."""
     seconds: float = 0.0
 
     def short(self, trained: int) -> float:
@@ -149,5 +151,6 @@ def measure_reader(
         scores,
         left_out,
         short,
+        loss,
         time.perf_counter() - began,
     )

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 BOOTSTRAPS = 200
+FEWEST = 3
+"""Documents that an interval needs; of fewer, no resampling says how much texts differ."""
 Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A token-weighted mean with a 95 % bootstrap interval over documents."""
+    """A token-weighted mean with a 95 % bootstrap interval over documents, NaN for fewer than
+    FEWEST documents."""
 
     mean: float
     low: float
@@ -34,9 +37,12 @@ def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     counts = np.bincount(index, minlength=len(owners)).astype(float)
     if not len(owners):
         return Estimate(math.nan, math.nan, math.nan, 0)
+    mean, tokens = float(sums.sum() / counts.sum()), int(counts.sum())
+    if len(owners) < FEWEST:
+        return Estimate(mean, math.nan, math.nan, tokens)
     draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))
     low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
-    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
+    return Estimate(mean, float(low), float(high), tokens)
 
 
 def share_interval(right: int, of: int) -> tuple[float, float]:

@@ -31,11 +31,24 @@ def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]
 def sample_windows(
     encode: Callable[[str], list[int]], documents: Sequence[str], length: int, count: int
 ) -> Windows:
-    """Return up to `count` windows of `length` tokens, reading no more documents than they need.
+    """Return up to `count` windows of `length` tokens, from as many documents as possible.
 
     Raises: ValueError where there is not enough text for one.
     """
-    return pack_windows(encode_until(encode, documents, length * count), length, count)
+    needed = length * count
+    share = max(length, -(-needed // max(1, len(documents))))
+    heads = [encode(_head(text, CHARACTERS * share))[:share] for text in documents[:count]]
+    if sum(map(len, heads)) < needed:
+        heads = encode_until(encode, documents, needed)
+    return pack_windows(heads, length, count)
+
+
+def _head(text: str, most: int) -> str:
+    """Return at most the first `most` characters, up to a space where there is one."""
+    if len(text) <= most:
+        return text
+    space = text.rfind(" ", 0, most)
+    return text[: space if space > 0 else most]
 
 
 def _mixed(documents: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from posenc.extend.measure.intervals import Estimate, estimate, share_interval
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
 from posenc.extend.measure.puzzles import PUZZLES, Puzzle
+from posenc.report.machine.options import check_choice
 
 PASSKEY = "passkey"
 TASKS = (PASSKEY, *PUZZLES)
@@ -42,18 +43,14 @@ class Score:
     by_depth: dict[float, Cell]
 
 
-def parse_tasks(said: str) -> tuple[str, ...]:
-    """Return the tasks in a comma-separated list; none for "none".
-
-    Raises: ValueError for a name that is none of TASKS.
-    """
-    names = [name.strip() for name in said.split(",") if name.strip()]
-    if names == ["none"]:
+def check_tasks(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return each task once: passkeys for None, none for ["none"]. Raises: ValueError for a name
+    that is no task."""
+    if names is None:
+        return (PASSKEY,)
+    if list(names) == ["none"]:
         return ()
-    unknown = [name for name in names if name not in TASKS]
-    if unknown or not names:
-        raise ValueError(f"--tasks {said!r}: give some of {', '.join(TASKS)}, or none.")
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(check_choice("--task", name, TASKS) for name in names))
 
 
 @dataclass(frozen=True)

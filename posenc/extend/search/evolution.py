@@ -90,7 +90,7 @@ class Search:
         self.tried: dict[str, Tried] = {}
 
     def evolve(self, tries: int, progress: Callable[[str, float], None]) -> Found:
-        """Try this many sets of frequencies, the seeds first, and at least those.
+        """Try this many sets of frequencies, the seeds first.
 
         Each depends on the scores before it. A restart reuses stored scores and ends with the
         result of an uninterrupted search.
@@ -99,8 +99,7 @@ class Search:
         began, before = time.perf_counter(), len(self.known)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
-                # The seeds are always tried: they are what a search has to beat.
-                if generation and len(self.tried) >= tries:
+                if self.tried and len(self.tried) >= tries:
                     return self._choose()
                 self._try(genome)
                 best = self._best(1)[0].score

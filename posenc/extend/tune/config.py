@@ -61,8 +61,9 @@ class TuneConfig:
     recompute: Annotated[
         bool,
         option(
-            "Tune in less memory by recomputing each layer in the backward pass.",
-            "--gradient-checkpointing",
+            "Tune in less memory by recomputing each layer in the backward pass (gradient "
+            "checkpointing).",
+            "--recompute",
         ),
     ] = False
     warmup: int = 20

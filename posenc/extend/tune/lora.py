@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import make_inside
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -111,6 +112,6 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
         "base_model_name_or_path": str(base),
         "inference_mode": True,
     }
-    folder.mkdir(parents=True)
+    make_inside(folder)
     write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
     write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")

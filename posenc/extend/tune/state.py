@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.extend.restart import Identity, read_sealed, sha256, start_again, write_sealed
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import beside, bytes_of, make_inside
 
 STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -31,7 +32,7 @@ def save_tuning(
         tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
     content = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
     path = folder / TENSORS.format(step=len(losses))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_inside(folder)
     write_atomically(path, content)
     # The JSON is replaced last, so that it never names tensors that are not there.
     kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
@@ -52,7 +53,7 @@ def restore_tuning(
     if kept is None:
         return []
     try:
-        content = (folder / kept["tensors"]).read_bytes()
+        content = bytes_of(beside(folder, kept["tensors"]), None)
         if sha256(content) != kept["tensors_sha256"]:
             raise ValueError(f"{kept['tensors']} is not what was written")
         tensors = load(content)

@@ -91,9 +91,7 @@ def tune(
 
 def _recompute(model: Any, on: bool) -> None:
     if not model.supports_gradient_checkpointing:
-        raise ValueError(
-            f"--gradient-checkpointing: {type(model).__name__} has no such code in transformers."
-        )
+        raise ValueError(f"--recompute: {type(model).__name__} has no such code in transformers.")
     # The older name warns where there is the newer one.
     newer = hasattr(model, "activation_checkpointing_enable")
     word = "activation" if newer else "gradient"

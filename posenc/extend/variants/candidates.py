@@ -7,7 +7,7 @@ from functools import partial
 
 from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_reader
 from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, parse_tasks
+from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, check_tasks
 from posenc.extend.options import Options, Progress
 from posenc.extend.search.evolution import Search
 from posenc.extend.variants.methods import METHODS
@@ -97,7 +97,7 @@ def measure_variant(
     if variant.limit is not None:
         contexts = tuple(c for c in contexts if c <= variant.limit)
         lengths = tuple(n for n in lengths if n <= variant.limit)
-    names, trials = parse_tasks(options.tasks), options.task_trials
+    names, trials = check_tasks(options.task), options.task_trials
     grid = PasskeyGrid(lengths, trials=trials) if PASSKEY in names else None
     in_words = tuple(name for name in names if name != PASSKEY)
     tasks = None if encode is None else TaskGrid(in_words, lengths, encode, trials)

@@ -27,8 +27,8 @@ least this many last bits. Rounding is far below, another rotation far above."""
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
-    """Return the position maps of this checkpoint. Empty if layers differ in their rotation or have
-    sinks, or the attention cannot be replaced (Falcon).
+    """Return the position maps of this checkpoint. Empty if layers differ in their rotation, or
+    the attention cannot be replaced (Falcon).
 
     Whether a map rotates as the model does is not read from names: see `exact_inside`.
     """
@@ -37,7 +37,6 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         len(checkpoint.rotary) != 1
         or checkpoint.rotary[0].layer_type is not None
         or getattr(checkpoint.config, "no_rope_layers", None)
-        or any(hasattr(module, "sinks") for module in model.modules())
         or not exchangeable(model)
     ):
         return []

@@ -227,6 +227,12 @@ def _one_for_each(
                 f"attach: {type(each).__name__} works in causal attention only, and "
                 f"{type(stack.module).__name__} looks at the future too."
             )
+        if each.claims.num_axes == 1 and any(hasattr(m, "get_rope_index") for m in model.modules()):
+            raise ValueError(
+                f"attach: {type(model).__name__} gives its text positions of three components, and "
+                f"{type(each).__name__} takes one. Attach posenc.MRoPE, with an example= whose "
+                "position_ids have shape (3, batch, len), or attach to the text model by itself."
+            )
         found.append(one_per_model(each, len(stack.attentions)))
     return found
 

@@ -164,7 +164,6 @@ def attend(
     if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, own)):
         # The model has a scale of its own; the encoding may change the usual one on top of it.
         query = query * (scaling / usual)
-    sinks = kwargs.get("s_aux")
     found = attention(
         query,
         key,
@@ -176,12 +175,8 @@ def attend(
         kv_state=kv_state,
         mask=mask,
         dropout_p=dropout if module.training else 0.0,
-        return_lse=sinks is not None,
+        sinks=kwargs.get("s_aux"),
     )
-    if sinks is not None:  # each head's sink takes a fraction of the softmax and adds no value
-        found, lse = found
-        share = torch.sigmoid(lse - sinks[:, None].to(lse.dtype))
-        found = (found * share[..., None]).to(found.dtype)
     assert isinstance(found, Tensor)
     return found.transpose(1, 2).contiguous(), None
 

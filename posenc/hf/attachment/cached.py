@@ -42,12 +42,8 @@ class Columns:
     @property
     def nbytes(self) -> int:
         """Return the bytes per token of positions and state."""
-        size = self.axes * self.positions.itemsize
-        return (
-            size
-            if self.state is None
-            else size + math.prod(self.state[0]) * (self.state[1].itemsize)
-        )
+        shape, dtype = self.state or ((0,), self.positions)
+        return self.axes * self.positions.itemsize + math.prod(shape) * dtype.itemsize
 
     def width(self, k: Tensor) -> int:
         """Return the number of channels to append to each head of k."""

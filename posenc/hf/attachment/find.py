@@ -100,7 +100,8 @@ def trial(*, blind: bool = False) -> Iterator[Trial]:
 def run(model: Any, example: dict[str, Any]) -> Any:
     """Run one forward in evaluation mode without a cache, then restore the training flags."""
     training = {module: module.training for module in model.modules()}
-    options = {"use_cache": False} if _takes(model, "use_cache") else {}
+    taken = inspect.signature(model.forward).parameters
+    options = {"use_cache": False} if "use_cache" in taken else {}
     try:
         return model.eval()(**example, **options)
     finally:
@@ -125,10 +126,6 @@ def shape_from(stack: Stack, config: Any) -> ModelShape:
         train_length=known[0] if known else 512,
         causal=first.causal,
     )
-
-
-def _takes(model: Any, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
 
 
 def _refuse_bypass(

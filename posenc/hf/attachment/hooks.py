@@ -156,6 +156,8 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
 def _converted(ids: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
     """Convert position_ids to posenc's shape. Return also the document of each token, if positions
     restart in a packed row."""
+    if ids.ndim == 3 and axes > 1 and ids.shape[0] == axes + 1:
+        ids = ids[1:]  # generate() puts the token's number before its components
     if ids.ndim == 3 or axes > 1:
         if ids.ndim != 3 or ids.shape[0] != axes:
             raise ValueError(

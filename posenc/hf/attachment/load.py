@@ -17,6 +17,7 @@ from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, finge
 from posenc.hf.attachment.written import rebuilt
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.loading import quiet_transformers
+from posenc.report.files.opened import bytes_of
 
 
 def load(
@@ -77,7 +78,7 @@ def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
     stacks = record["stacks"]
     if not isinstance(stacks, list) or len(stacks) not in (1, 2):
         raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
-    if hashlib.sha256(numbers.read_bytes()).hexdigest() != record["numbers"]:
+    if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
         raise ValueError(f"{path}: {NUMBERS} is not the file that was written with it.")
     if fingerprint(folder) != record["weights"]:
         raise ValueError(

@@ -29,7 +29,7 @@ HALF = 5e-2
 def hide(stack: nn.Module, model: Any) -> list[Any]:
     """Disable rotations and position tables of a stack; return the hook handles that undo it."""
     handles = [
-        child.register_forward_hook(_no_turn)
+        child.register_forward_hook(no_turn)
         for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
     ]
     known = table_of(model)
@@ -169,16 +169,12 @@ def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
     return found[-1]
 
 
-def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+def no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
     """Return the identity rotation in the form that a rotary module returns."""
-    if isinstance(turn, Tensor):  # cosine + i sine
-        return torch.ones_like(turn)
-    cos, sin = turn
+    if isinstance(out, Tensor):  # cosine + i sine
+        return torch.ones_like(out)
+    cos, sin = out
     return torch.ones_like(cos), torch.zeros_like(sin)
-
-
-def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
-    return no_turn(out)
 
 
 def _without_end(module: nn.Module, args: tuple) -> None:

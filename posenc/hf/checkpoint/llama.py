@@ -16,6 +16,7 @@ from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import make_folder
 
 _LAYER = {
     "attention": "self_attn",
@@ -42,11 +43,7 @@ _SIZES = {
 
 
 def export_llama(
-    model: Decoder,
-    folder: str | Path,
-    *,
-    max_positions: int,
-    stop_token: int | None = None,
+    model: Decoder, folder: str | Path, *, max_positions: int, stop_token: int | None = None
 ) -> None:
     """Write a decoder with half-split RoPE as a folder that transformers loads as Llama.
 
@@ -76,7 +73,7 @@ def export_llama(
     state = model.state_dict()
     weights = {theirs: state[ours].contiguous() for ours, theirs in _names(model)}
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
@@ -138,6 +135,8 @@ def _expressible(model: Decoder) -> RoPE:
     for name, needed in (
         ("norm", "rms"),
         ("norm_position", "pre"),
+        ("final_norm", True),
+        ("ffn_bias", False),
         ("activation", "swiglu"),
         ("projections", "separate"),
     ):

@@ -89,7 +89,7 @@ def load_checkpoint(
     check_values(raw, folder / "config.json")
     check_rotary_keys(raw, folder / "config.json")
     tensors = _tensors_of(files.weight_files(folder))
-    check_layers(raw, sum(count for count, _ in tensors.values()), folder / "config.json")
+    check_layers(raw, sum(map(len, tensors.values())), folder / "config.json")
     transformers = quiet_transformers()
     files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
     stock = {"trust_remote_code": False, "local_files_only": True}
@@ -147,9 +147,10 @@ def load_checkpoint(
     if place != "cpu" and not mapped:
         model = model.to(place)
     _refuse_not_finite(model, folder)
+    _refuse_whole_numbers(model, tensors, folder)
     table = table_of(model)
     longest = longest if table is None else table.length
-    most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
+    most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
     stored = STORED.get(most, "float32")
     return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
 
@@ -208,22 +209,33 @@ def _max_positions(config: Any) -> int | None:
     return None
 
 
-def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
-    """Return the number of tensors and of elements in the files, by dtype."""
+def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:
+    """Count the elements of each tensor in the files, by dtype and name."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, dict[str, int]] = {}
     for path in weights:
         try:
             with safe_open(path, framework="pt") as opened:
                 for name in opened.keys():
                     tensor = opened.get_slice(name)
-                    count, numbers = found.get(tensor.get_dtype(), (0, 0))
-                    size = math.prod(tensor.get_shape())
-                    found[tensor.get_dtype()] = count + 1, numbers + size
-        except (SafetensorError, OSError) as error:  # a truncated file
+                    found.setdefault(tensor.get_dtype(), {})[name] = math.prod(tensor.get_shape())
+        except (SafetensorError, OSError) as error:  # cut off
             raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
     return found
+
+
+def _refuse_whole_numbers(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:
+    """Raise ValueError if a weight is stored in a dtype that is not floating-point; buffers may
+    be."""
+    weights = tuple(name for name, _ in model.named_parameters())
+    for dtype, named in tensors.items():
+        for name in () if dtype.startswith(("F", "BF")) else named:
+            if any(weight.endswith(name) or name.endswith(weight) for weight in weights):
+                raise ValueError(
+                    f"{folder}: {name} is stored as {dtype}: expected floating-point weights. Save "
+                    "the model in float32, bfloat16 or float16."
+                )
 
 
 def _refuse_not_finite(model: Any, folder: Path) -> None:

@@ -120,46 +120,9 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
         theta *= float(alpha) ** (rotary_dim / (rotary_dim - 2))
         return RopeSetting(layer_type, theta, rotary_dim, None, length)
     setting = RopeSetting(layer_type, theta, rotary_dim, None, length)
+    given = parameters.get("attention_factor")
     if kind == "yarn":
         pair = {key: parameters.get(key) for key in ("mscale", "mscale_all_dim")}
         setting = replace(setting, **pair)
-        return replace(setting, scaling=_yarn(parameters, setting))
-    return replace(setting, scaling=_from_hf(parameters, length, maximum))
-
-
-def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | None:
-    kind = p["rope_type"]
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return rs.Linear(p["factor"])
-    if kind == "dynamic":
-        return rs.DynamicNTK(p["factor"], maximum)
-    if kind == "llama3":
-        return rs.Llama3(p["factor"], original, p["low_freq_factor"], p["high_freq_factor"])
-    if kind == "proportional":
-        return rs.Proportional(p.get("partial_rotary_factor", 1.0), p.get("factor", 1.0))
-    if kind == "longrope":
-        factor = p.get("factor") or maximum / original
-        return rs.LongRoPE(
-            factor,
-            original,
-            tuple(p["short_factor"]),
-            tuple(p["long_factor"]),
-            p.get("attention_factor"),
-        )
-    raise ValueError(
-        f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
-    )
-
-
-def _yarn(p: dict[str, Any], setting: RopeSetting) -> rs.YaRN:
-    given = p.get("attention_factor")
-    return rs.YaRN(
-        p["factor"],
-        setting.original_length,
-        p.get("beta_fast") or 32.0,
-        p.get("beta_slow") or 1.0,
-        truncate=p.get("truncate", True),
-        attention_factor=setting.yarn_temperature(p["factor"]) if given is None else given,
-    )
+        given = setting.yarn_temperature(parameters["factor"]) if given is None else given
+    return replace(setting, scaling=rs.scaling_of(parameters, length, maximum, given))

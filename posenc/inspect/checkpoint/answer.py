@@ -96,4 +96,4 @@ def _differs(change: Change, causal: bool) -> str:
     first = next((i for i, gap in enumerate(by_layer) if not gap < ROUNDING), None)
     if first is None:
         return "stays the same in all layers"
-    return f"differs from layer {first} on, by {by_layer[-1]:.2g} of its length in the end"
+    return f"differs from layer {first} on, by {by_layer[-1]:.2g} of its norm in the last layer"

@@ -14,6 +14,7 @@ from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
+from posenc.report.page.visible import visible
 
 
 def inspect_checkpoint(
@@ -24,7 +25,8 @@ def inspect_checkpoint(
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
-        print(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
+        said = json.dumps(sheet.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        print(visible(said))
     else:
         _print(sheet)
     path = out or (None if as_json else Path("runs/inspect.html"))
@@ -37,7 +39,9 @@ def inspect_checkpoint(
     page = make_page(sheet, request.layers, command)
     said = write_page(page, path, figures)
     tell("")
-    sys.stderr.writelines(f"{line}\n" for line in (path, *said, figures) if line is not None)
+    sys.stderr.writelines(
+        f"{visible(str(line))}\n" for line in (path, *said, figures) if line is not None
+    )
 
 
 def _print(sheet: Sheet) -> None:
@@ -47,7 +51,7 @@ def _print(sheet: Sheet) -> None:
         console.print(who_saw_whom(sheet.swap), markup=False, highlight=False)
     line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
     if line is not None:
-        console.print(f"To read twice as far: {line}", markup=False, highlight=False)
+        console.print(f"To try twice the length: {line}", markup=False, highlight=False)
     facts = [*rows.structure_lines(sheet).items(), *rows.positions_lines(sheet.positions).items()]
     print_table(console, ("", str(sheet.folder)), facts)
     if sheet.reason:

@@ -61,8 +61,8 @@ def _first(sheet: Sheet) -> Iterator[str | Headline | Code]:
         yield Headline(who_saw_whom(sheet.swap))
     line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
     if line is not None:
-        yield "To read twice as far, try the ways and measure them on a text of yours:"
-        yield Code(f"{line} --text TEXT")
+        yield "To try twice the length, measure the methods on text of yours:"
+        yield Code(f"{line} --text FILE")
 
 
 def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Plot]:

@@ -133,7 +133,9 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
             found += _t5(name, module)
     config = model.config
     if config.model_type in FIXED_ROTATIONS:
-        found.append(_rotation(_fixed(config), model))
+        rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
+        longest = config.max_position_embeddings  # its config does not describe the rotation
+        found.append(_rotation(RopeSetting(None, 10000.0, rotary_dim, None, longest), model))
     values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is not None:
         found.append(_alibi(values))
@@ -145,12 +147,6 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
         kinds = ", ".join(config.pos_att_type or ()) or "none"
         found.append(Disentangled("scores of every layer", f"{settings}; {kinds}"))
     return found
-
-
-def _fixed(config: Any) -> RopeSetting:
-    """Return the rotation of the families whose config does not describe it."""
-    rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
-    return RopeSetting(None, 10000.0, rotary_dim, None, config.max_position_embeddings)
 
 
 def _rotation(setting: RopeSetting, model: Any) -> Rotation:

@@ -72,6 +72,11 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
         raise ValueError(
             f"The layers of a {model.config.model_type} model hand on states of different shapes."
         )
+    if not all(state.isfinite().all() for state in (*hidden, logits)):
+        raise ValueError(
+            "The model's states are NaN or infinite on this sentence: its weights overflow, so "
+            "nothing can be measured."
+        )
     return Reading(
         {name: torch.stack([w[0] for w in layers]) for name, layers in attention.items()},
         torch.stack([h[0] for h in [*hidden[:-1], _before_norm(hidden, handed_on)]]),

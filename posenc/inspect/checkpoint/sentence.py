@@ -58,7 +58,7 @@ def tokenize_sentence(
     Raises: ValueError where there is no tokenizer, see posenc.hf.checkpoint.text, or no text.
     """
     if not text.strip():
-        raise ValueError("--text is empty: give a sentence.")
+        raise ValueError("--sentence is empty: give a sentence.")
     kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
         ids = token_ids(text, vocab_size)

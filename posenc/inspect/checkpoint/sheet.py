@@ -22,7 +22,7 @@ from posenc.inspect.checkpoint.swap import Swap, swap_words
 
 DEFAULT_TEXT = "The company bought its rival."
 DEFAULT_WORDS = ("company", "rival")
-DEFAULT_REASON = "No --text was given: in this sentence only positions tell who buys whom."
+DEFAULT_REASON = "No --sentence was given: in this sentence only positions tell who buys whom."
 DEFAULT_IDS = 16
 MOST_TOKENS = 512
 """Most tokens. The attention of all heads is kept, so a text is a sentence or a paragraph."""
@@ -128,7 +128,8 @@ def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str
         count = min(DEFAULT_IDS, vocabulary)
         ids = [str(i * vocabulary // count) for i in range(count)]
         words = request.words or (ids[count // 3], ids[2 * count // 3])
-        return " ".join(ids), words, "No --text was given: token ids spread over the vocabulary."
+        why = "No --sentence was given: token ids spread over the vocabulary."
+        return " ".join(ids), words, why
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
 
 
@@ -136,15 +137,15 @@ def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None
     count = len(sentence)
     if longest is not None and count > longest:
         raise ValueError(
-            f"--text has {count} tokens, {folder} takes {longest} at most: give a shorter one."
+            f"--sentence has {count} tokens, {folder} takes {longest} at most: give a shorter one."
         )
     if count > MOST_TOKENS:
         raise ValueError(
-            f"--text has {count} tokens; attention is drawn for {MOST_TOKENS} at most: give a "
+            f"--sentence has {count} tokens; attention is drawn for {MOST_TOKENS} at most: give a "
             "sentence or a paragraph."
         )
     if count < 2:
-        raise ValueError("--text has one token: give a sentence.")
+        raise ValueError("--sentence has one token: give a sentence.")
 
 
 def _check_layers(layers: Sequence[int], built: Structure) -> None:

@@ -28,15 +28,14 @@ class Change:
 
     Distances are relative: the length of the difference over the length of the state.
     by_group: change of each word's state in the last layer, between its old and its new place.
-    last_by_layer, outside_by_layer, all_by_layer: largest change of the last token,
-    of the tokens outside the swapped stretch, and of all tokens; entry 0 is the embeddings.
+    last_by_layer, all_by_layer: largest change of the last token, and of all tokens; entry 0 is the
+    embeddings.
     logits: largest change of a logit at the last token (masked models: at any token). divergence:
     KL divergence there from the old distribution to the new one, in nats.
     """
 
     by_group: list[float]
     last_by_layer: list[float]
-    outside_by_layer: list[float]
     all_by_layer: list[float]
     logits: float
     divergence: float
@@ -116,13 +115,11 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     spans = [sentence.tokens_of(word) for word in words]
     order = exchanged_order(len(sentence), *spans)
     ids = [sentence.ids[i] for i in order]
-    first, last = min(a for a, _ in spans), max(b for _, b in spans)
+    last = max(b for _, b in spans)
 
     def change() -> tuple[Change, Reading]:
-        before = read_sentence(model, sentence.ids)
-        return _change(
-            before, read_sentence(model, ids), order, (first, last), sentence, masked
-        ), before
+        before, after = read_sentence(model, sentence.ids), read_sentence(model, ids)
+        return _change(before, after, order, sentence, masked), before
 
     with_positions, before = change()
     with without_positions(model) as removed:
@@ -131,19 +128,12 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 
 
 def _change(
-    before: Reading,
-    after: Reading,
-    order: Sequence[int],
-    stretch: Span,
-    sentence: Sentence,
-    masked: bool,
+    before: Reading, after: Reading, order: Sequence[int], sentence: Sentence, masked: bool
 ) -> Change:
     old = before.hidden[:, torch.tensor(order)]  # the same words side by side
     gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)
     where = torch.tensor(order).argsort()  # back to the places of the original sentence
     final = gaps[-1, where]
-    outside = torch.ones(len(order), dtype=torch.bool)
-    outside[stretch[0] : stretch[1]] = False
     new_logits, old_logits = after.logits, before.logits
     if masked:
         old_logits = old_logits[torch.tensor(order)]
@@ -153,15 +143,10 @@ def _change(
     return Change(
         by_group=[final[a:b].max().item() for a, b in sentence.groups],
         last_by_layer=gaps[:, -1].tolist(),
-        outside_by_layer=_largest(gaps[:, outside]),
-        all_by_layer=_largest(gaps),
+        all_by_layer=gaps.amax(-1).tolist(),
         logits=(new_logits - old_logits).abs().max().item(),
         divergence=(p.exp() * (p - q)).sum(-1).max().item(),
     )
-
-
-def _largest(gaps: Tensor) -> list[float]:
-    return gaps.amax(-1).tolist() if gaps.shape[-1] else [0.0] * len(gaps)
 
 
 @contextmanager
@@ -185,7 +170,7 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
-        hook = module.register_forward_hook(_still)
+        hook = module.register_forward_hook(no_turn)
         undo.callback(hook.remove)
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
@@ -209,10 +194,6 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
             undo.callback(delattr, module, method)
             return f"the bias of {path}"
     return None
-
-
-def _still(module: nn.Module, inputs: Any, turn: Any) -> Any:
-    return no_turn(turn)
 
 
 def _no_bias(argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ import json
 from posenc.inspect.claims.sheet import check
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
+from posenc.report.page.visible import visible
 
 
 def run(as_json: bool) -> None:
@@ -15,7 +16,7 @@ def run(as_json: bool) -> None:
     tell("")
     found = [c for claims in groups.values() for c in claims]
     if as_json:
-        print(json.dumps([c._asdict() for c in found], indent=1, ensure_ascii=False))
+        print(visible(json.dumps([c._asdict() for c in found], indent=1, ensure_ascii=False)))
     else:
         rows = [(c.claim, c.verdict, c.measured, c.source) for c in found]
         header = ("claim", "verdict", "measured", "source")

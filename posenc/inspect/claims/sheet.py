@@ -37,30 +37,3 @@ def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Ch
             verdict = holds if isinstance(holds, str) else ("true" if holds else "false")
             checked[heading].append(Checked(claim.claim, claim.source, measured, verdict))
     return checked
-
-
-def markdown() -> str:
-    """Return the document docs/claims.md."""
-    lines = [
-        "# Claims about position encodings, checked",
-        "",
-        "What is often said, and what comes out when it is measured. Every line is computed by",
-        "`posenc inspect claims`, in seconds; this page is written by",
-        "`python -m posenc.inspect.claims.sheet docs/claims.md`. An identity follows from",
-        "definitions; a claim contradicted by its source says another number than the text that it",
-        "cites.",
-    ]
-    for heading, claims in check().items():
-        lines += ["", f"## {heading}", "", "| claim | verdict | measured | source |"]
-        lines.append("| --- | --- | --- | --- |")
-        for c in claims:
-            cells = (c.claim, f"**{c.verdict}**", c.measured, c.source)
-            lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    import sys
-    from pathlib import Path
-
-    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")

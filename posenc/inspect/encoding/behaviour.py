@@ -41,6 +41,10 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     new_q, new_k = encoding.transform(q_side, k_side)
     if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
         found.add(2)
+    if not (
+        _same(encoding.transform_values(k_side), k) and _same(encoding.transform_output(q_side), q)
+    ):
+        found.add(4)
     term = encoding.term(q_side, k_side)
     if term is None:
         return found

@@ -17,6 +17,7 @@ from posenc.inspect.encoding.words import tables
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
+from posenc.report.page.visible import visible
 
 
 def run(
@@ -43,7 +44,9 @@ def run(
 
     page = make_page(sheets, compare, shlex.join(["posenc", *sys.argv[1:]]))
     said = write_page(page, path, figures)
-    sys.stderr.writelines(f"{line}\n" for line in (path, *said, figures) if line is not None)
+    sys.stderr.writelines(
+        f"{visible(str(line))}\n" for line in (path, *said, figures) if line is not None
+    )
 
 
 def measure_all(

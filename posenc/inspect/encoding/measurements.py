@@ -79,15 +79,12 @@ def measure(
     torch.manual_seed(0)
     encoding = create(name, shape).eval()
     sheet = measure_encoding(name, encoding, shape, tell)
-    if all(type(m).__module__.startswith("posenc.") for m in _encodings(encoding)):
+    parts = [m for m in encoding.modules() if isinstance(m, PositionEncoding)]
+    if all(type(m).__module__.startswith("posenc.") for m in parts):
         return sheet
     tell("contract")
     found = {v.check: v.failure for v in verdicts(maker(name), CHECKS) if v.failure is not None}
     return dataclasses.replace(sheet, contract=found)
-
-
-def _encodings(encoding: PositionEncoding) -> list[PositionEncoding]:
-    return [m for m in encoding.modules() if isinstance(m, PositionEncoding)]
 
 
 @torch.no_grad()
@@ -122,6 +119,7 @@ def measure_encoding(
     found["exports"] = running.exports(layer, shape)
     tell("cost")
     found["cost"] = running.cost(layer, shape)
+    scaling = next((m.scaling for m in layer.modules() if getattr(m, "scaling", None)), None)
     return SpecSheet(
         name=name,
         shape=shape,
@@ -130,7 +128,7 @@ def measure_encoding(
         max_positions=encoding.claims.max_positions,
         num_pairs=len(waves),
         axis_length=(axis := _axis_length(layer, shape)),
-        scaling=_scaling(layer),
+        scaling=None if scaling is None else str(scaling),
         unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis],
         wavelengths=[wave if wave < math.inf else None for wave in waves],
         **found,
@@ -143,8 +141,3 @@ def _axis_length(encoding: PositionEncoding, shape: ModelShape) -> int:
     if encoding.claims.num_axes != 2:
         return shape.train_length
     return math.isqrt(shape.train_length - 1) + 1
-
-
-def _scaling(encoding: PositionEncoding) -> str | None:
-    found = next((m.scaling for m in encoding.modules() if getattr(m, "scaling", None)), None)
-    return None if found is None else str(found)

@@ -19,8 +19,11 @@ from posenc.testing.layer import first_layer, line
 SHOWN = 128
 """Positions drawn in a heat map."""
 MOST_ALONE = 3
-"""Up to this many encodings get their own sections; more share tables and figures, so that a page
+"""Up to this many encodings get their own sections; more share tables and curves, so that a page
 stays below a megabyte."""
+MOST_HEAT_MAPS = 8
+"""Up to this many encodings keep a heat map each."""
+HEAT_MAPS = ("-added", "-turns", "-matrix")
 
 
 def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
@@ -39,9 +42,8 @@ def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
     for group in [sheets] if compare else [[sheet] for sheet in sheets]:
         own = "" if len(group) == len(sheets) else f"{group[0].name}: "
         page.section(f"{own}Curves", *_shared(group, own.rstrip(": ")))
-        for sheet in group if few else ():
-            plots = list(_own(sheet))
-            if plots:
+        for sheet in group if len(sheets) <= MOST_HEAT_MAPS else ():
+            if plots := [p for p in _own(sheet) if few or p.name.endswith(HEAT_MAPS)]:
                 page.section(f"Inside {sheet.name}", *plots)
         page.section(f"{own}All that was measured", *_measured(group, compare))
     page.section("How to repeat it", Code(command))
@@ -60,7 +62,7 @@ def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
     ]
     yield Table(header, [answer(sheet).cells() for sheet in sheets])
     if len(sheets) > MOST_ALONE:
-        yield f"For pictures of what an encoding does inside, name {MOST_ALONE} or fewer."
+        yield f"For all pictures of what an encoding does inside, name {MOST_ALONE} or fewer."
 
 
 def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:

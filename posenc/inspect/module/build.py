@@ -78,7 +78,7 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
     torch.manual_seed(0)
     if isinstance(made_by, nn.Module) or _is_score_mod(made_by):
         made = made_by
-    elif inspect.isfunction(made_by) and _wants_more(made_by, options):
+    elif inspect.isfunction(made_by) and (_required(made_by) - options.keys()):
         made = partial(made_by, **options) if options else made_by
     else:
         try:
@@ -114,19 +114,15 @@ def _as_module(made: Any, path: str, options: dict[str, Any]) -> nn.Module:
     return Function(made)
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
+def _required(function: Callable[..., Any]) -> set[str]:
     """Return the names of the arguments without a default."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+    return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
 
 
 def _is_score_mod(made: Any) -> bool:
     return inspect.isfunction(made) and len(_required(made)) == SCORE_MOD
-
-
-def _wants_more(function: Callable[..., Any], options: dict[str, Any]) -> bool:
-    return any(name not in options for name in _required(function))
 
 
 def _parameters(made_by: Any) -> str:

@@ -25,7 +25,7 @@ def run(path: str, arguments: Sequence[str], call: str | None, as_json: bool) ->
             "answer": sheet.answer,
             "checks": [dataclasses.asdict(verdict) for verdict in sheet.checks],
         }
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found, indent=1, allow_nan=False))
         return
     words = {True: "yes", False: "no", None: "–"}
     rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]

@@ -41,17 +41,14 @@ def error(kind: Kind, got: Tensor, want: Tensor) -> Error:
     if got.shape != want.shape:
         raise ValueError(f"shapes {tuple(got.shape)} and {tuple(want.shape)}")
     if kind == "rotation":
-        by_row = torch.maximum(_angle(got, want), (got.abs() / want.abs()).log().abs()).amax(-1)
+        angle = (got * want.conj()).angle().abs()
+        by_row = torch.maximum(angle, (got.abs() / want.abs()).log().abs()).amax(-1)
         return Error(by_row, f"{by_row.max():.2g} rad")
     if kind == "bias":
         return _of_bias(got, want)
     scale = want.abs().amax(-1).clamp(min=1e-30)
     by_row = (got - want).abs().amax(-1) / scale
     return Error(by_row, f"{by_row.max():.2g} of a row's largest")
-
-
-def _angle(got: Tensor, want: Tensor) -> Tensor:
-    return (got * want.conj()).angle().abs()
 
 
 def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
@@ -64,13 +61,9 @@ def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
     return (hidden - hidden.amax(-1, keepdim=True)).masked_fill(~past, later)
 
 
-def some_queries(keys: int) -> Tensor:
-    """Return places of queries spread over all, the last among them."""
-    return torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
-
-
 def _of_bias(got: Tensor, want: Tensor) -> Error:
-    queries = some_queries(want.shape[-1])
+    keys = want.shape[-1]  # queries are spread over all, the last among them
+    queries = torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
     if got.isnan().any():
         return Error(torch.full((len(queries),), torch.nan), "NaN")
     found, exact = below_largest(got, queries), below_largest(want, queries)

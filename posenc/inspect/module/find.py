@@ -137,7 +137,11 @@ def _proved(fresh: Callable[[], nn.Module], form: Form, width: int) -> Subject:
         raise Unfit("gives another result for the same call: it is random, or keeps count outside")
     own = [found for found in axes if found]
     _refuse_mixing(form, plain, own, seen)
-    if not any(_varies(part, found) for part, found in zip(plain, own, strict=True)):
+    varies = [  # equal tokens get different results at another place
+        any(_differ(part.roll(1, axis), part) for axis in found)
+        for part, found in zip(plain, own, strict=True)
+    ]
+    if not any(varies):
         refusal = Ignores if form.places_tokens else Unfit
         raise refusal("no position reaches what it returns: equal tokens get equal rows")
     if form.places_tokens:
@@ -165,11 +169,6 @@ def _refuse_mixing(form: Form, plain: list[Tensor], axes: list[tuple[int, ...]],
                     f"another content of token {changed} moves other tokens' rows by {moved:.2g}: "
                     "a layer that reads the sequence, and no position module"
                 )
-
-
-def _varies(part: Tensor, axes: tuple[int, ...]) -> bool:
-    """True if equal tokens get different results at another place."""
-    return any(_differ(part.roll(1, axis), part) for axis in axes)
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

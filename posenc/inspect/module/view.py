@@ -30,9 +30,7 @@ class View:
     """
 
     kind: Kind
-    how: Literal[
-        "turned content", "cos and sin", "sinusoids", "angles", "complex", "bias", "values"
-    ]
+    how: How
     axes: dict[int, tuple[int, ...]]
     pairs: Pairs = ()
     probe: Tensor | None = None

@@ -8,40 +8,75 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from posenc.report.files.opened import make_folder
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
+_BY_FOLDER = os.rename in os.supports_dir_fd
+"""False on Windows, where names are resolved each time."""
 
 
-def _new_partial(path: Path) -> Path:
-    """Make an empty file next to `path`; its name cannot be predicted, and no link is followed."""
+@contextlib.contextmanager
+def _folder_of(path: Path) -> Iterator[int | None]:
+    """Yield a handle of the file's folder, so that no other one can take its place meanwhile."""
+    if not _BY_FOLDER:
+        yield None
+        return
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
+    """Yield a new file next to `path`, and its name, which cannot be predicted. At the end of the
+    block it is flushed to disk and, with `replace`, takes the place of `path`; after an error it is
+    deleted.
+
+    Raises: OSError where something else has the name of the new file by then.
+    """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    partial.touch(exist_ok=False)
-    return partial
+    with _folder_of(path) as folder:
+        old, new = (partial, path) if folder is None else (partial.name, path.name)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        flags |= getattr(os, "O_BINARY", 0)
+        handle = os.open(old, flags, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file, partial
+                file.flush()
+                os.fsync(handle)
+                named = os.stat(old, dir_fd=folder, follow_symlinks=False)
+                if not os.path.samestat(named, os.fstat(handle)):
+                    raise OSError(f"{partial} was exchanged while it was written.")
+            if replace:
+                os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(old, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yield a partial file next to `path`. At the end of the block it is flushed to disk and
-    replaces `path`; after an error it is deleted."""
-    partial = _new_partial(path)
-    try:
+    """Yield the name of a partial file next to `path`. At the end of the block it is flushed to
+    disk and replaces `path`; after an error it is deleted."""
+    with _new_file(path) as (_, partial):
         yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Write `path` so that a crash leaves either the old content or the new.
+    """Write `path` so that a crash leaves either the old content or the new. A link of this name is
+    replaced, and what it names stays.
 
     Text is written as UTF-8, lone surrogates as question marks. A killed process leaves a partial
     file next to `path`, which `remove_partials` deletes.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    with atomically(Path(path)) as partial:
-        partial.write_bytes(data)
+    with _new_file(Path(path)) as (file, _):
+        file.write(data)
 
 
 def is_partial(path: Path) -> bool:
@@ -54,9 +89,10 @@ def remove_partials(folder: Path) -> None:
 
     Call it only while holding the folder's lock, so that no other process writes there.
     """
-    for path in list(_files_below(folder)):
-        if is_partial(path):
-            path.unlink(missing_ok=True)
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if is_partial(path):
+                path.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
@@ -68,8 +104,9 @@ def check_writable(path: Path) -> None:
         raise IsADirectoryError(f"{path} is a folder; name a file in it.")
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a pipe or a device, not an ordinary file.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _new_partial(path).unlink()
+    make_folder(path.parent)
+    with _new_file(path, replace=False):
+        pass
 
 
 def check_figures(folder: str | Path | None) -> None:
@@ -87,8 +124,3 @@ def check_figures(folder: str | Path | None) -> None:
         check_writable(folder / "figure.csv")
     except OSError as error:
         raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)

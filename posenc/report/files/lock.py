@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from posenc.report.files.opened import make_folder, open_as
 
 try:
     import fcntl
@@ -14,8 +16,8 @@ except ImportError:  # Windows has no such locks
     fcntl = None
 
 LOCK = ".lock"
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_WRONG = "it is a link, or not of the kind that a lock needs; remove it."
 
 
 @contextlib.contextmanager
@@ -28,9 +30,12 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    with _opened(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_WAIT, stat.S_ISREG) as handle:
+    handle = open_as(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, wrong=_WRONG)
+    try:
         _hold(handle, busy)
         yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -40,34 +45,15 @@ def held(folder: Path, busy: str) -> Iterator[None]:
     Raises: ValueError with the message `busy` if another process has the lock; ValueError for a
     link.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with contextlib.ExitStack() as stack:
         if fcntl is not None:
-            _hold(stack.enter_context(_opened(folder, os.O_RDONLY, stat.S_ISDIR)), busy)
+            handle = open_as(folder, os.O_RDONLY | _NO_LINK, stat.S_ISDIR, _WRONG)
+            stack.callback(os.close, handle)
+            _hold(handle, busy)
         yield
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int, is_right: Callable[[int], bool]) -> Iterator[int]:
-    """Open without following a link, and close at the end.
-
-    Raises: ValueError for a link, or for another kind of file than `is_right` accepts.
-    """
-    wrong = f"{path} is a link, or not of the kind that a lock needs; remove it."
-    try:
-        handle = os.open(path, flags | _NO_LINK, 0o666)
-    except OSError as error:
-        if os.path.lexists(path) and not is_right(path.lstat().st_mode):
-            raise ValueError(wrong) from error
-        raise
-    try:
-        if not is_right(os.fstat(handle).st_mode):
-            raise ValueError(wrong)
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _hold(handle: int, busy: str) -> None:

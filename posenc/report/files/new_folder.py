@@ -7,13 +7,13 @@ import glob
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from posenc.report.files.lock import held
+from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
 
-_UNPROVED = ".unproved"
+UNPROVED = ".unproved"
 
 
 @contextlib.contextmanager
@@ -30,30 +30,25 @@ def new_folder(out: Path) -> Iterator[Path]:
     busy = f"Another posenc writes {out}. Wait for it, or give another --out."
     with contextlib.ExitStack() as stack:
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            for left in out.parent.glob(f".{glob.escape(out.name)}.*{_UNPROVED}"):
-                if _is_own_folder(left):
+            make_folder(out.parent)
+            for left in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED}"):
+                if is_own_folder(left):
                     with held(left, busy):
                         shutil.rmtree(left)
-            temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{_UNPROVED}"
+            temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED}"
             temporary.mkdir()
             stack.enter_context(held(temporary, busy))
         except OSError as error:
             raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        stack.callback(remove_folder, temporary)
         yield temporary
         _to_disk(temporary)
         try:
             temporary.rename(out)
         except OSError as error:
+            if not os.path.lexists(out):
+                raise
             raise ValueError(f"{out} was made by another process meanwhile.") from error
-
-
-def _is_own_folder(path: Path) -> bool:
-    """Return True for a folder of this user, False for a link."""
-    found = path.lstat()
-    own = getattr(os, "geteuid", lambda: found.st_uid)()  # Windows has no such numbers
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == own
 
 
 def _to_disk(folder: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any, NoReturn, Self
 
 SEAL = "sha256"
 """Key of the hash of all other fields."""
+DEEPEST, MOST_DIGITS = 64, 300
+"""Bounds of JSON that another program may have written."""
 
 
 def seal(content: dict[str, Any]) -> str:
@@ -42,13 +44,32 @@ def unseal(text: str) -> dict[str, Any]:
 
 def parse_object(text: str) -> dict[str, Any]:
     """Parse JSON that must be an object without NaN. Raises ValueError."""
-    try:
-        content = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    content = bounded_json(text, parse_constant=_refuse_constant)
     if not isinstance(content, dict):
         raise ValueError(f"expected an object, got {type(content).__name__}")
     return content
+
+
+def bounded_json(text: str, **hooks: Any) -> Any:
+    """Parse JSON that is nested at most DEEPEST times and whose whole numbers fit into a float.
+    `hooks` are json's. Raises: ValueError."""
+    try:
+        found = json.loads(text, parse_int=_whole, **hooks)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [found] if isinstance(found, dict | list) else []
+    for _ in range(DEEPEST):
+        level = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [value for values in level for value in values if isinstance(value, dict | list)]
+        if not level:
+            return found
+    raise ValueError(f"it is nested more than {DEEPEST} times")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, expected at most {MOST_DIGITS}")
+    return int(digits)
 
 
 class Record:

@@ -52,13 +52,23 @@ def memory_bytes() -> int | None:
     return min(found)
 
 
+def gpus() -> list[str]:
+    """Return the GPUs that torch sees, each as CUDA_VISIBLE_DEVICES names it to a process."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [each.strip() for each in given.split(",")] if given else []
+    return [named[i] if named else str(i) for i in range(torch.cuda.device_count())]
+
+
+def kinds(device: str) -> str:
+    """Return the names of the CPU and, for "cuda", of the GPUs that torch sees."""
+    seen = range(torch.cuda.device_count() if device == "cuda" else 0)
+    return "; ".join([*sorted({torch.cuda.get_device_name(i) for i in seen}), processor()])
+
+
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
     """Return facts about the machine for a report."""
-    gpu = ""
-    if device == "cuda" and torch.cuda.is_available():  # otherwise another machine has the GPU
-        gpu = f"{torch.cuda.get_device_name()}; "
     return {
-        "processor": gpu + processor(),
+        "processor": kinds(device),
         "cores": str(num_cores()),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -17,10 +18,28 @@ def option(help: str, *names: str, shown: str | bool = True, **limits: Any) -> A
     return typer.Option(*names, help=help, show_default=shown, **limits)
 
 
+def check_choice(option: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if it is one of `known`. Raises: ValueError with all of them, and the nearest.
+
+    >>> check_choice("--device", "cupa", ("cpu", "cuda"))
+    Traceback (most recent call last):
+    ValueError: --device must be cpu or cuda, got 'cupa'. Did you mean 'cuda'?
+    """
+    *names, last = known
+    if value in (*names, last):
+        return value
+    near = get_close_matches(value.lower(), (*names, last), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{option} must be {', '.join(names)}{' or ' if names else ''}{last}, got {value!r}.{hint}"
+    )
+
+
 Figures = Annotated[
     Path | None,
     option("Folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown="none"),
 ]
+Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json")]
 
 
 def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 
 def processor() -> str:
     """Return the name of the CPU, if known."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def processors_of(found: Iterable[dict[str, str]]) -> dict[str, str]:
+    """Name the processors of machines, with a warning if they differ."""
+    names = sorted({each["processor"] for each in found})
+    processors = ", ".join(names)
+    warning = (
+        f"the machines have different processors ({processors}), which may differ in the last bits "
+        "of a sum: a trial gives the same numbers again only on the same kind"
+    )
+    return {"processor": processors} | ({"warning": warning} if len(names) > 1 else {})
 
 
 def instructions() -> str:

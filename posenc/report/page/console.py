@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from posenc.report.page.visible import visible
+
+
+class Terminal(Console):
+    """A console that shows hidden characters of its texts, also in tables, as escapes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
 
 
 def stdout(width: int) -> Console:
-    """Return standard output, `width` columns wide if it is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)
+    """Return standard output, `width` columns wide if it is no terminal and COLUMNS is not set."""
+    console = Terminal()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(width=width)
+
+
+def stderr() -> Console:
+    """Return standard error."""
+    return Terminal(stderr=True)
 
 
 def text_table(

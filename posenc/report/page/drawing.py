@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.page.visible import visible
 
 DECORATION = "_"
 """Label of lines without data, see posenc.report.page.figure_data."""
@@ -277,8 +278,8 @@ def level(axes: Axes, at: float, text: str) -> None:
 
 
 def readable(text: str) -> str:
-    """Replace lone surrogates and control characters, which XML does not allow."""
-    return _NOT_XML.sub("\ufffd", text)
+    """Replace lone surrogates, which XML does not allow, and show hidden characters as escapes."""
+    return _NOT_XML.sub("\ufffd", visible(text))
 
 
 def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:

@@ -16,6 +16,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import make_folder
 from posenc.report.page.drawing import readable, style
 from posenc.report.page.figure_data import csv_text
 from posenc.report.page.page import Page, Plot
@@ -59,7 +60,7 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
     """Write the page and its figures where requested; return notes for the reader."""
     if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(out).parent)
         page.write(out)
     return [] if figures is None else write_figures(page.plots(), Path(figures))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import resources
 from itertools import count, groupby
 from pathlib import Path
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.page.table import Table, table_html
+from posenc.report.page.visible import escape
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from posenc.report.page.visible import visible
+
 
 def tell(text: str) -> None:
     """Replace the line on stderr by `text`, or clear it by ""; does nothing without a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.write(f"\r\x1b[K{visible(text)}")
         sys.stderr.flush()
 
 
@@ -68,7 +70,7 @@ class Bars(Progress):
     ) -> None:
         """Update the bar `name`; the first call makes it."""
         if name not in self.named:
-            self.named[name] = self.add_task(escape(name), total=total, remark="", left="")
+            self.named[name] = self.add_task(escape(visible(name)), total=total, remark="", left="")
         left = "" if seconds_left is None else f"{clock(seconds_left)} left"
         self.update(self.named[name], completed=done, remark=remark, left=left)
 
@@ -79,7 +81,7 @@ class Bars(Progress):
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
-        self.console.print(escape(text), highlight=False)
+        self.console.print(escape(visible(text)), highlight=False)
 
 
 class Narrator(Progress):
@@ -105,7 +107,7 @@ class Narrator(Progress):
         self.last, self.said = "", 0.0
 
     def __call__(self, what: str, share: float) -> None:
-        self.update(self.task, description=escape(what), completed=share)
+        self.update(self.task, description=escape(visible(what)), completed=share)
         now = time.monotonic()
         if not self.console.is_terminal and what != self.last and now - self.said > self.PAUSE:
             say(self.console, f"{what} ({share:.0%})")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from posenc.report.page.visible import escape
 
 LONG = 24
 """Number of letters above which a cell gets more width, against tall narrow columns."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
+from tests.texts import prose
+
+TEXT = prose(9000)
 
 
 @pytest.fixture

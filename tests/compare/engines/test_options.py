@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.remote import MOST, Progress, Remote, processors_of
+from posenc.compare.engines.remote import MOST, Progress, Remote
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine
+from posenc.report.machine.processor import processors_of
 from tests.compare.judge.test_summary import TRIAL
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"engine": "spark"}, "--engine must be local, ray, slurm, got 'spark'"),
+        ({"engine": "spark"}, "--engine must be local, ray or slurm, got 'spark'"),
         ({"address": "auto"}, "--address is an option of --engine ray; --engine local has"),
         ({"storage": "s3://a"}, "--storage is an option of --engine ray;"),
         ({"max_parallel": 2}, "--max-parallel is an option of --engine ray or slurm"),

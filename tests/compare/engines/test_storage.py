@@ -21,10 +21,11 @@ from posenc.compare.engines.storage import (
     Mirror,
     Storage,
     answer,
-    take_checkpoint,
+    take_all,
     take_result,
 )
 from posenc.compare.trial.files import path_of
+from posenc.report.machine import facts as machine_facts
 from tests.compare.engines.test_sweep import results, run_here, trial
 from tests.processes import processes
 
@@ -145,6 +146,20 @@ def test_what_another_machine_has_finished_is_taken_from_the_storage(study, url,
     assert (other / config.folder / "huggingface" / "config.json").is_file()
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_path, stored):
+    config, url = trial(study, "rope"), f"file://{tmp_path}/kept" if stored else None
+    job = Job(config, str(study), url, 5, facts(), str(study))
+    if stored:
+        Storage(str(url)).give_text(path_of(study, config.corpus))
+    first, steps = job.run(lambda event: None), []
+    kept = (tmp_path / "kept" if stored else study) / config.folder
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    assert job.run(steps.append) == first and first.reason is None
+    assert not steps
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+
+
 def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
     config = trial(study, "rope")
     text, storage = path_of(study, config.corpus), Storage(url)
@@ -180,6 +195,9 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(ValueError, match="this machine cannot write there"):
         with Storage(f"file://{tmp_path}/file/run").token():
             pass
+    with pytest.raises(ValueError, match="not shared"), Storage(f"file://{tmp_path}/a/b").token():
+        raise ValueError("it is not shared")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(ValueError, match=r"nowhere://a: ValueError: Protocol not known"):
         Storage("nowhere://a")
 
@@ -202,7 +220,7 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
     (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
     mirror.copy_checkpoint()
     assert sorted(storage.names(home.name)) == kept
-    take_checkpoint(storage, home)
+    take_all(storage, home)
     assert sorted(path.name for path in home.iterdir()) == kept
     assert Cursor.from_json((home / STATE).read_text(encoding="utf-8")).step == 10
     take_result(storage, tmp_path / "other" / home.name)
@@ -217,6 +235,18 @@ def test_a_machine_with_another_version_does_not_run_the_trial(study):
         with pytest.raises(Lost, match=r"and here is 0\.0"):
             Job(config, str(study), "", 5, other, str(study)).run(print)
     assert not (study / config.folder).exists()
+
+
+def test_builds_of_one_torch_are_the_same_version(monkeypatch):
+    cpu, cuda = ({"torch": f"2.13.0+{each}", "numpy": "2.4.0"} for each in ("cpu", "cu126"))
+    monkeypatch.setattr(machine_facts, "version", cpu.get)
+    here = facts()
+    monkeypatch.setattr(machine_facts, "version", cuda.get)
+    assert difference(here, facts()) is None
+    assert facts()["build of torch"] == "2.13.0+cu126"
+    other = {"torch": "2.13.1+cpu", "numpy": "2.4.0"}
+    monkeypatch.setattr(machine_facts, "version", other.get)
+    assert difference(here, facts()) == "it has torch 2.13.1, and here is 2.13.0"
 
 
 def test_a_trial_that_ends_its_machines_is_given_up(study, url):

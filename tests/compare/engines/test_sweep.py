@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from posenc.compare.trial import files, process
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
+from posenc.report.page.failure import RunFailed
 from posenc.text import find_text
 from tests.processes import processes
 
@@ -71,9 +73,9 @@ def run_here_in(folder: Path, trials, workers: int, log) -> None:
         engine.cancel()
 
 
-def start_compare(folder: Path, out: str) -> subprocess.Popen:
+def start_compare(folder: Path, out: str, *more: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "posenc.cli", "compare", "t5"]
-    command += ["--text", str(folder / "text.txt"), "--out", str(folder / out), *SIZES]
+    command += ["--text", str(folder / "text.txt"), "--out", str(folder / out), *SIZES, *more]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
     )
@@ -179,6 +181,51 @@ def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     assert "nan at step" in files.load_result(folder, bad).reason
 
 
+def test_a_folder_that_vanishes_ends_the_run_and_is_not_made_again(study):
+    trials = [trial(study, name, steps=100_000) for name in ("rope", "alibi")]
+
+    class Remover(Log):
+        def step(self, trial, step, loss):
+            if study.exists():
+                study.rename(study.with_name("unplugged"))
+
+    with pytest.raises(RunFailed, match=r"The results folder .*study is gone, perhaps with its di"):
+        run_here_in(study, trials, 2, Remover())
+    assert not study.exists()
+
+
+def test_a_mount_point_without_its_disk_is_not_the_folder(study, monkeypatch):
+    config, disk = trial(study, "rope", steps=100_000), study.stat().st_dev
+
+    class Remover(Log):
+        def step(self, trial, step, loss):
+            real = Path.stat
+            bare = SimpleNamespace(st_dev=disk + 1)
+            at = lambda path, **given: bare if path == study else real(path, **given)  # noqa: E731
+            monkeypatch.setattr(Path, "stat", at)
+
+    with pytest.raises(RunFailed, match="Once it is back, the same command goes on from there"):
+        run_here_in(study, [config], 1, Remover())
+    monkeypatch.undo()
+    assert not results(study)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", [True, False], ids=["disk", "Ctrl-C"])
+def test_a_run_that_is_ended_from_outside_says_how_it_goes_on(folder, removed):
+    process, out = start_compare(folder, "out", "--steps", "100000"), folder / "out"
+    wait_for(lambda: newest_checkpoint(out) >= 3)
+    if removed:
+        out.rename(folder / "unplugged")
+    else:
+        process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    last = said.splitlines()[-1]
+    assert "the same command goes on from " in last and "Traceback" not in said
+    assert process.returncode == (1 if removed else 130)
+    assert out.exists() is not removed and (removed or (out / "report.html").exists())
+
+
 def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
     trials = [trial(folder, "rope"), trial(folder, "alibi")]
     for config in trials:
@@ -264,7 +311,7 @@ def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
     config = trial(folder, "rope")
     (folder / config.folder).mkdir()
     os.mkfifo(folder / config.folder / "result.json")
-    with pytest.raises(files.CorruptResult, match=r"result\.json is not an ordinary file"):
+    with pytest.raises(files.CorruptResult, match=r"result\.json: not an ordinary file"):
         files.load_result(folder, config)
 
 

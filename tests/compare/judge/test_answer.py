@@ -1,7 +1,9 @@
 """The two lines: which encoding to use, and what the study cannot say."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 from posenc.compare.judge.answer import ANSWER_WORDS, LIMIT_WORDS, answer, conclude, limits
@@ -118,6 +120,59 @@ def test_ones_own_encoding_is_compared_with_a_baseline_first():
     assert answer(alone).startswith("mine is the only encoding: 3.05 at 128 bytes and 3.05 at 512")
 
 
+def drawn(case):
+    """A synthetic study: 1 to 12 encodings, 1 to 6 seeds, own ones, failures, gaps and ties."""
+    random = np.random.default_rng(case)
+    count, num_seeds = int(random.choice([1, 2, 3, 6, 12])), int(random.integers(1, 7))
+    names = ["rope", "alibi", *(f"an-encoding-with-a-long-name-{i}" for i in range(60))][:count]
+    own = {name: "abc" for name in names if random.random() < random.choice([0, 0.3, 0.9])}
+    apart, noise = random.choice([0, 0.01, 1, 100]), random.choice([0, 1e-3, 0.3])
+    found = []
+    for name in names:
+        near, rise = 2 + apart * random.random(), random.normal() * random.choice([0, 1])
+        runs = random.random() > 0.1 * (case % 3), random.random() > 0.3 * (case % 2)
+        for seed in range(num_seeds):
+            at = near + noise * random.normal(size=3) + rise * np.arange(3)
+            scores = [float(abs(v)) if runs[i > 0] and runs[0] else None for i, v in enumerate(at)]
+            made = result(name, seed, scores, fall=float(apart))
+            made = dataclasses.replace(
+                made,
+                config=dataclasses.replace(made.config, code=own.get(name, "")),
+                reason="the loss became nan" if random.random() < 0.1 * (case % 5 == 0) else None,
+            )
+            if random.random() > 0.1 * (case % 7 == 0):
+                found.append(made)
+    return study(*found) if found else six()
+
+
+def test_both_lines_keep_to_their_words_and_name_an_encoding():
+    begins = ("Use ", "No trial has finished", "None", " is the only encoding")
+    for case in range(60):
+        given = drawn(case)
+        text, rest = answer(given), limits(given)
+        assert 0 < len(text.split()) <= ANSWER_WORDS, text
+        assert len(rest.split()) <= LIMIT_WORDS, rest
+        assert "nan" not in text.split() and "inf" not in text + rest
+        named = any(begin in text for begin in begins) or "can run at no tested length" in text
+        assert named, text
+    many = study(*(result(f"e{i}", 0, (None,) * 3) for i in range(60)))
+    assert answer(many).startswith("e0, e1, e2, e3, e4 and 55 others can run at no tested length.")
+    failed = [dataclasses.replace(r, reason="the loss became nan") for r in many.results]
+    assert "and 55 others failed" in answer(study(*failed))
+
+
+def test_many_encodings_of_ones_own_do_not_push_out_the_one_to_use():
+    given = six(**{f"own{i}": (2.7 + i / 10, 2.7, 2.8) for i in range(6)})
+
+    def mine(config):
+        code = "abc" if config.encoding.startswith("own") else ""
+        return dataclasses.replace(config, code=code)
+
+    changed = (dataclasses.replace(r, config=mine(r.config)) for r in given.results)
+    text = said(study(*changed))
+    assert text.startswith("own0 - rope: ") and " Use t5: " in text
+
+
 def test_one_encoding():
     text = answer(study(*seeds("rope", (2.51, 2.9, 3.30))))
     assert text == (
@@ -168,6 +223,8 @@ def test_an_encoding_that_fails_is_left_out_by_name():
     given = dataclasses.replace(given, results=tuple(failed))
     assert said(given).startswith("Use ") and "t5" not in said(given)
     assert limits(given).endswith("t5 failed and is left out.")
+    with pytest.raises(ValueError, match=r"t5: expected numbers, got .*nan"):
+        answer(six(t5=(math.nan, 2.0, 2.0)))  # no file on disk can say so
     nothing = dataclasses.replace(given, results=(TrialResult(TRIAL, reason="nan"),))
     assert answer(nothing) == "No trial has finished, and rope failed." and limits(nothing) == ""
     assert answer(dataclasses.replace(given, results=())) == "No trial has finished."
@@ -216,7 +273,7 @@ def test_what_longer_training_may_turn_is_what_a_doubling_moved():
     given = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (3, 3, 3), fall=0.5))
     assert limits(given).endswith(
         "the loss still falls 0.30 bits per doubling of the steps, so differences under 0.40 may "
-        "turn with longer training."
+        "turn with twice the steps."
     )
     blind = [dataclasses.replace(r, training=r.training[-1:]) for r in given.results]
     assert "was not measured" in limits(dataclasses.replace(given, results=tuple(blind)))
@@ -244,6 +301,13 @@ def test_a_task_that_no_trial_has_learned():
     failed = {(name, seed, "copy") for name in SCORES for seed in range(3)}
     text = said(of_tasks(SCORES, tasks=("copy",), failed=failed))
     assert text == "No trial has learned copy, so nothing is said of it: give more --steps."
+
+
+def test_a_task_of_one_encoding():
+    alone = said(of_tasks({"t5": SCORES["t5"]}, tasks=("copy",)))
+    assert alone == (
+        "t5 is the only encoding: 0.94 exact match on copy beyond 4 symbols. Add another."
+    )
 
 
 def test_all_tasks_together():

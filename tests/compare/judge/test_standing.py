@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from posenc.compare.judge.answer import answer
 from posenc.compare.judge.standing import (
     ranks_by_task,
     ranks_without_a_task,
@@ -21,9 +22,9 @@ from posenc.compare.judge.standing import (
 from posenc.compare.judge.summary import summarise
 from posenc.compare.page.rows import standings, text_rows
 from posenc.compare.reports import leaderboard
-from posenc.compare.results import CaseScore, Study
+from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.tasks.known import TEXT
-from tests.compare.judge.test_summary import result, seeds, study
+from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
 
@@ -121,6 +122,37 @@ def test_the_published_six_are_told_apart_with_two_seeds(length, level, pairs):
     assert standing.pairs.level == level and len(standing.worse) == pairs
     assert pairs_that_differ(losses_at(given, length), level) == pairs
     assert standing.first == (("t5",) if length == 128 else ("t5", "alibi"))
+
+
+def todays_run() -> Study:
+    """A default run of 2026-11-24: `posenc compare` without options."""
+    kept = json.loads(Path(__file__).with_name("default_run.json").read_text(encoding="utf-8"))
+    return study(
+        *(
+            dataclasses.replace(
+                result(name, seed, (None,) * 3),
+                config=dataclasses.replace(
+                    TRIAL, encoding=name, seed=seed, test_lengths=(128, 256, 512, 1024)
+                ),
+                by_length=tuple(
+                    LengthScore(int(n), bits, None if bits is not None else "has 128 positions")
+                    for n, bits in losses.items()
+                ),
+            )
+            for name, each in kept["losses"].items()
+            for seed, losses in enumerate(each)
+        )
+    )
+
+
+@pytest.mark.parametrize(("length", "level", "pairs"), [(128, 0.05, 13), (1024, 0.02, 7)])
+def test_a_default_run_decides_most_pairs_with_two_seeds(length, level, pairs):
+    given = todays_run()
+    standing = standing_at(given, length)
+    assert standing.pairs.level == level and len(standing.worse) == pairs
+    assert pairs_that_differ(losses_at(given, length), level) == pairs
+    assert standing.first == (("t5",) if length == 128 else ("t5", "alibi"))
+    assert answer(given).startswith("Use t5: lowest loss at 128 bytes (2.37; rope +0.14 ± 0.07)")
 
 
 def test_the_published_twelve_are_told_apart_with_three_seeds():

@@ -1,13 +1,18 @@
 """Reach, spread, context and what training still gains follow from the numbers."""
 
+import csv
 import dataclasses
 import io
+from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import posenc
 from posenc.compare.judge.summary import (
+    HALF_SPENT,
     context_gains,
     describe_gains,
     falls,
@@ -27,6 +32,9 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
+from posenc.compare.trial.train import learning_rate
+
+RESULTS = Path(__file__).parents[3] / "results"
 
 TRIAL = TrialConfig(
     encoding="rope", seed=0, corpus="c", train_length=128, test_lengths=(128, 256, 512), steps=100,
@@ -44,7 +52,7 @@ def result(encoding, seed, scores, context=(), fall=0.1):
     return TrialResult(
         config,
         parameters=1_000_000,
-        training=(TrainingPoint(50, 2, 2 + fall), TrainingPoint(100, 2, 2)),
+        training=tuple(TrainingPoint(n, 2, 2 + fall * (n < 99)) for n in (10, 50, 100)),
         by_length=by_length,
         by_context=tuple(LengthScore(n, s) for n, s in context),
         timing=Timing(100.0 * (seed + 1), 1.0, 1.0),
@@ -113,14 +121,40 @@ def test_seeds_that_disagree_on_context_are_no_verdict():
     assert describe_gains(context_gains(given, "t5")) == "seeds disagree"
 
 
-def test_a_fall_is_that_of_the_last_doubling_of_the_steps():
+def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():
+    long = dataclasses.replace(TRIAL, steps=4000)
+    spent = np.cumsum([learning_rate(long, step) for step in range(long.steps)])
+    assert np.searchsorted(spent, spent[-1] / 2) / long.steps == pytest.approx(HALF_SPENT, abs=1e-3)
     curve = [(10, 6.0), (30, 5.0), (50, 4.0), (70, 3.5), (100, 3.1)]
     points = tuple(TrainingPoint(step, 9.0, loss) for step, loss in curve)
     one = dataclasses.replace(result("rope", 0, (2, 2, 2)), training=points)
-    two = dataclasses.replace(result("rope", 1, (2, 2, 2)), training=(points[2], points[3]))
-    assert falls([one]) == {"rope": pytest.approx(0.9)}
-    assert falls([one, two]) == {"rope": pytest.approx((0.9 + 0.5) / 2)}
-    assert falls([dataclasses.replace(one, training=points[3:])]) == {}
+    two = dataclasses.replace(result("rope", 1, (2, 2, 2)), training=points[1:4])
+    first, second = 5.0 - 1.3 / 20 - 3.1, 5.0 - 1.3 / 20 - 3.5
+    assert falls([one]) == {"rope": pytest.approx(first)}
+    assert falls([one, two]) == {"rope": pytest.approx((first + second) / 2)}
+    assert falls([dataclasses.replace(one, training=points[2:])]) == {}
+
+
+def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
+    """Runs of 200 and of 400 steps at one rate, each annealed to its own end."""
+    rows = list(csv.DictReader((RESULTS / "compare/budget.csv").read_text("utf-8").splitlines()))
+    ends = {
+        steps: {
+            name: [
+                float(row["bits_per_byte"])
+                for row in rows
+                if (row["steps"], row["lr"], row["encoding"]) == (steps, "0.002", name)
+            ]
+            for name in ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
+        }
+        for steps in ("200", "400")
+    }
+    given = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
+    fell = falls(given.finished)
+    measured = {n: fmean(ends["200"][n]) - fmean(ends["400"][n]) for n in fell}
+    assert len(fell) == 6 and fmean(measured.values()) == pytest.approx(0.50, abs=0.01)
+    assert fmean(fell.values()) == pytest.approx(0.59, abs=0.01)
+    assert all(fell[name] == pytest.approx(measured[name], abs=0.2) for name in fell)
 
 
 def test_what_is_lost_with_length_is_by_seed_and_of_those_that_run_there():

@@ -11,7 +11,7 @@ from posenc.compare import run
 from posenc.compare.page import captions
 from posenc.compare.page.figures import _merged
 from posenc.compare.page.page import make_page
-from posenc.compare.page.specs import specs_table
+from posenc.compare.page.settings import specs_table
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -270,9 +270,11 @@ def test_what_is_seen_in_the_figures():
     assert "of sinusoidal rises most" in captions.in_by_position(found)
     flat = tuple(r for r in found.results if r.config.encoding == "alibi")
     assert "No line rises" in captions.in_by_position(dataclasses.replace(found, results=flat))
-    assert "In the second half of the training the loss of " in captions.in_training(found)
+    assert "In the last doubling of the steps " in captions.in_training(found)
     untold = tuple(dataclasses.replace(r, training=r.training[-1:]) for r in found.results)
-    assert "too short to see" in captions.in_training(dataclasses.replace(found, results=untold))
+    assert "too short to estimate" in captions.in_training(
+        dataclasses.replace(found, results=untold)
+    )
 
 
 def reading_better(result: TrialResult) -> TrialResult:

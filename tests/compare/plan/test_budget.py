@@ -9,10 +9,11 @@ import pytest
 from posenc.compare.budget import BUDGETS
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import chosen, plan_trials, with_suite
+from posenc.compare.plan.plan import chosen, make_plan, plan_trials, with_suite
 from posenc.compare.study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
+from tests.texts import prose
 
 TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
@@ -24,8 +25,25 @@ def test_a_budget_sets_seeds_and_steps_unless_options_do():
     assert chosen(Options(budget="thorough", steps=7))[:2] == (BUDGETS["thorough"].seeds, 7)
 
 
+@pytest.mark.parametrize(
+    ("encodings", "options", "seeds"),
+    [
+        (("rope", "alibi"), {}, 4),
+        (("rope",), {}, 2),
+        (("rope", "alibi", "t5"), {}, 2),
+        (("rope", "alibi"), {"seeds": 3}, 3),
+        (("rope", "alibi"), {"budget": "quick"}, 1),
+        (("rope", "alibi"), {"suite": True}, 2),
+    ],
+)
+def test_two_encodings_get_four_seeds_unless_other_numbers_are_asked_for(encodings, options, seeds):
+    assert make_plan(Options(list(encodings), **options)).seeds == seeds
+
+
 def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+    with pytest.raises(
+        ValueError, match="--budget must be quick, standard or thorough, got 'huge'"
+    ):
         run_study(Options(budget="huge", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -89,13 +107,15 @@ def test_a_larger_budget_of_the_suite_goes_on_with_the_trials_of_a_smaller_one()
 def test_a_suite_takes_no_other_tasks():
     with pytest.raises(ValueError, match=r"--task: --suite has its own tasks \(text, copy"):
         with_suite(Options(suite=True, task=["reverse"]))
-    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+    with pytest.raises(
+        ValueError, match="--budget must be quick, standard or thorough, got 'huge'"
+    ):
         with_suite(Options(suite=True, budget="huge"))
 
 
 def test_the_suite_runs_as_one_command(tmp_path, capsys):
     text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat. " * 800)
+    text.write_bytes(prose(19_200))
     study = run_study(
         Options(
             ["rope"], suite=True, budget="quick", steps=1, batch=2, width=16, layers=1, heads=1,
@@ -103,5 +123,6 @@ def test_the_suite_runs_as_one_command(tmp_path, capsys):
         )
     )  # fmt: skip
     assert [r.config.task for r in study.finished] == ["text", "copy", "recall", "offset"]
-    out = capsys.readouterr().out
-    assert "cannot say: One seed, one text, three tasks" in " ".join(out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cannot say: One seed, one text, three tasks" in out
+    assert "No trial has learned copy, so nothing is said of it: give more --steps." in out

@@ -10,6 +10,7 @@ from posenc import compare
 from posenc.compare.plan import dry_run as module
 from posenc.compare.plan.dry_run import by_kind, dry_run, tokens_of
 from tests.compare.judge.test_summary import TRIAL
+from tests.texts import prose
 
 SMALL = {"width": 16, "layers": 1, "heads": 1}
 
@@ -41,7 +42,7 @@ def test_a_trial_of_a_cuda_device_is_not_said_to_be_measured():
 def test_nothing_is_trained_and_nothing_left(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat. " * 400, encoding="utf-8")
+    text.write_bytes(prose(9600))
     from posenc.compare.options import Options
     from posenc.compare.study import run_study
 

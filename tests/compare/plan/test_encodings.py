@@ -18,6 +18,7 @@ from posenc.encodings.registry import known
 from posenc.testing import VOIDING
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encodings.base import planted
+from tests.texts import prose
 
 MINE = """\
 import posenc
@@ -46,7 +47,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "my.py").write_text(MINE, encoding="utf-8")
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it. " * 300)
+    (tmp_path / "text.txt").write_bytes(prose(10_500))
     shutil.copy(planted.__file__, tmp_path / "planted.py")
     return tmp_path
 
@@ -103,6 +104,7 @@ MISTAKES = {
     "decoding_matches_prefill": "FirstPositionIsAlwaysZero",
     "rows_are_independent": "LongestRowDecides",
     "earlier_calls_leave_no_trace": "RemembersTheLongest",
+    "inputs_are_not_written_to": "ScalesInPlace",
 }
 
 

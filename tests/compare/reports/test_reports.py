@@ -129,7 +129,7 @@ def test_every_field_of_a_trial_is_recipe_but_what_a_study_varies():
     """A field that is added later is part of the recipe until somebody says otherwise."""
     config = whole("rope", 0).config
     for field in dataclasses.fields(config):
-        if field.name in ("encoding", "seed", "code"):
+        if field.name in ("encoding", "seed", "code", "source"):
             continue
         value = getattr(config, field.name)
         other = value + 1 if isinstance(value, int | float) else (*value, 1) if isinstance(
@@ -145,6 +145,9 @@ def test_changed_code_and_double_labels_are_refused():
     theirs = changed(study(whole("rope", 1)), encoding="my.py:Mine", code="def")
     with pytest.raises(ValueError, match=r"my.py:Mine was other code in b \(hash def\) than in a"):
         merge([(A, ours), (B, theirs)])
+    one, two = (changed(study(whole("rope", n)), source=s) for n, s in enumerate(("abc", "def")))
+    with pytest.raises(ValueError, match=r"rope was other code in b \(hash def\) than in a"):
+        merge([(A, one), (B, two)])
     ours = dataclasses.replace(ours, labels={"my.py:Mine": "rope"})
     with pytest.raises(ValueError, match=r"'rope' names two encodings, my\.py:Mine and rope"):
         merge([(A, ours), (B, study(whole("rope", 1)))])

@@ -18,6 +18,7 @@ from posenc.compare.trial.objectives.seq2seq import BEGIN, Continuation
 from posenc.compare.trial.windows import held_out_windows, windows
 from posenc.models import EncoderDecoder
 from tests.compare.test_tasks import TEXT
+from tests.texts import prose
 
 SEQ2SEQ = dataclasses.replace(TEXT, objective="seq2seq")
 OBJECTIVE = OBJECTIVES["seq2seq"]
@@ -143,7 +144,7 @@ def test_a_loss_that_is_not_finite_fails_the_trial():
 
 
 def test_the_command_compares_and_says_what_is_scored(tmp_path):
-    (tmp_path / "text.txt").write_bytes(WORDS.astype(np.uint8).tobytes() * 4)
+    (tmp_path / "text.txt").write_bytes(prose(5760))
     study = run_study(
         Options(
             ["learned", "t5"], objective="seq2seq", text=[str(tmp_path / "text.txt")], seeds=1,

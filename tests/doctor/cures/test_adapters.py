@@ -110,7 +110,7 @@ REFUSED = {
     "expected a LoRA adapter, got DoRA": {"fix": True, "settings": {"use_dora": True}},
     "expected a LoRA adapter, got IA3": {"fix": True, "settings": {"peft_type": "IA3"}},
     "its positions are its model's": {"out": None},
-    "expected half-split or interleaved": {"convert_layout": "other"},
+    "must be interleaved or half-split": {"convert_layout": "other"},
 }
 
 

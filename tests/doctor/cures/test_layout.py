@@ -125,7 +125,7 @@ def test_an_adapter_has_only_its_b_rows_permuted(tmp_path):
 
 def test_what_cannot_be_converted_is_refused(tmp_path):
     folder = checkpoint(tmp_path / "model", "llama")
-    with pytest.raises(ValueError, match="expected half-split or interleaved"):
+    with pytest.raises(ValueError, match="must be interleaved or half-split"):
         write(folder, tmp_path / "out", "halves")
     with pytest.raises(ValueError, match="needs a model's folder"):
         write(folder / "config.json", tmp_path / "out", "interleaved")

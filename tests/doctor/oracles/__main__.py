@@ -67,6 +67,13 @@ def main() -> int:
         codes.append(
             subprocess.run([python, "-m", "tests.doctor.oracles.sweep"], cwd=ROOT).returncode
         )
+    if mlx := pythons.get("mlx"):
+        command = [sys.executable, "-m", "tests.doctor.oracles.sweep_mlx", str(mlx)]
+        codes.append(subprocess.run(command, cwd=ROOT).returncode)
+    both = [pythons.get(name) for name in ("transformers4", "mlx")]
+    if all(both):
+        command = [sys.executable, "-m", "tests.doctor.oracles.families", *map(str, both)]
+        codes.append(subprocess.run(command, cwd=ROOT).returncode)
     return max(codes)
 
 

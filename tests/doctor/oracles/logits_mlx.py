@@ -1,4 +1,5 @@
-"""Logits of a folder in mlx-lm: python logits_mlx.py FOLDER TOKENS.json OUT.npy"""
+"""Logits of folders in mlx-lm: python logits_mlx.py FOLDER... TOKENS.json OUT.npy, with one more
+axis for several folders."""
 
 import importlib.metadata
 import json
@@ -10,10 +11,10 @@ import numpy as np
 from mlx_lm.utils import load_model
 
 if __name__ == "__main__":
-    folder, tokens, out = sys.argv[1:]
+    *folders, tokens, out = sys.argv[1:]
     mx.set_default_device(mx.cpu)
-    model, _ = load_model(Path(folder))
     with Path(tokens).open(encoding="utf-8") as file:
         ids = mx.array([json.load(file)])
-    np.save(out, np.array(model(ids)[0].astype(mx.float32)))
+    found = [np.array(load_model(Path(folder))[0](ids)[0].astype(mx.float32)) for folder in folders]
+    np.save(out, found[0] if len(found) == 1 else np.stack(found))
     print(f"mlx-lm {importlib.metadata.version('mlx-lm')}")

@@ -22,7 +22,11 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 ROTARY = re.compile(r"Rotary|Rope|RoPE")
 NO_ROTARY = re.compile(r"Attention|Layer|Processor|Output|Attn")
 ABOUT = re.compile(r"rope|rotary")
-NEEDED = {"EsmConfig": {"vocab_size": 33}}
+NEEDED = {
+    "esm": {"vocab_size": 33},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
+    "phi4_multimodal": {"vision_config": {}, "audio_config": {}},
+}
 TRIES = 3
 """Model classes that are tried for a config."""
 
@@ -65,7 +69,7 @@ def _fields(config: type) -> set[str]:
 
 def default(config: type) -> Any:
     """The config with the class's defaults, and what its models cannot be built without."""
-    return config(**NEEDED.get(config.__name__, {}))
+    return config(**NEEDED.get(config.model_type, {}))
 
 
 def _modeling(config: type) -> Any:

@@ -16,7 +16,7 @@ import transformers
 
 from posenc.dialects.families import WITHOUT_ROTATION, family
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes import RECORD, RUNTIMES
 from posenc.dialects.runtimes.running import CELLS
 from tests.doctor.oracles import real
 
@@ -24,6 +24,8 @@ TOLERANCE = 2e-6
 """Relative. The ramp of yarn is computed in float32: 1.8e-6 off for gpt-oss."""
 RUNTIME = f"transformers-{transformers.__version__.partition('.')[0]}"
 CELL = CELLS[RUNTIME]
+VERSION = None if RECORD[RUNTIME][2] == transformers.__version__ else transformers.__version__
+"""What posenc is asked for; None for the version that it was read from."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 NOT_KNOWN = frozenset(
     """
@@ -40,7 +42,8 @@ OLD = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Configs of a family, with the name of what was changed."""
     yield "defaults", raw
-    yield "model_type alone", {"model_type": raw["model_type"]}
+    needed = {key: raw[key] for key in real.NEEDED.get(raw["model_type"], ())}
+    yield "model_type alone", {**needed, "model_type": raw["model_type"]}
     bare = {k: v for k, v in raw.items() if k not in OLD}
     yield "another base, old dialect", {**bare, "rope_theta": 54321.0}
     given = raw.get("rope_parameters") or {}
@@ -64,6 +67,11 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     }:
         yield f"another {key}", {**bare, key: 54321}
     yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    yield "linear, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": linear}
+    yield "linear, by both names", {
+        **bare, "rope_theta": 54321.0, "rope_scaling": {"type": "linear", **linear}
+    }  # fmt: skip
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
     yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
@@ -88,9 +96,11 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
     except Exception as error:  # whatever a class of transformers raises
         wanted, refused = {}, f"{type(error).__name__}: {error}".split("\n")[0][:120]
     try:
-        got = RUNTIMES[RUNTIME](raw, None)
+        got = RUNTIMES[RUNTIME](raw, None, VERSION)
     except ValueError as error:
         return "" if refused else f"posenc: {error}"
+    if got.known == "unknown":
+        return ""
     if refused:
         return (
             ""
@@ -144,6 +154,9 @@ def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
             continue
         if not family(config.model_type) or CELL not in (family(config.model_type) or {}):
             row["verdict"] = "not known"
+            continue
+        if RUNTIMES[RUNTIME](raw, None, VERSION).known == "unknown":
+            row["verdict"] = "not read in this version"
             continue
         if found and not any(real.has_buffers(rotary, config) for rotary in found):
             row["verdict"] = "has no buffers to compare"

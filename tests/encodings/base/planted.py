@@ -222,6 +222,14 @@ class TimesTheLastKey(Term):
         return scores * self.k.x[:, :, -1].sum(-1)[..., None, None]
 
 
+class ScalesInPlace(Rotary):
+    """Writes into the queries that it is given."""
+
+    def transform(self, q, k):
+        q.x.mul_(2)
+        return super().transform(q, k)
+
+
 class RemembersTheLongest(Rotary):
     """A table that grows with the longest call, and stays."""
 
@@ -320,6 +328,19 @@ class BlindToOrder(RootAtZero):
 
 class ClaimsTooMuch(ALiBi):
     claims = replace(ALiBi.claims, places=(2, 3))
+
+
+class ValuesInSecret(Rotary):
+    """Values are changed by an instance that does not say so."""
+
+    claims = replace(Rotary.claims, places=(2, 4))
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(head_dim)
+        self.claims = replace(self.claims, places=(2,))
+
+    def transform_values(self, v):
+        return 2 * v.x
 
 
 class NamesNoPaper(ALiBi):

@@ -14,7 +14,7 @@ MEANT = {
     "embed_dim": 64, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "interleaved": False,
     "window": 8, "chunk_size": 8, "local_window": 2, "max_positions": 16, "height": 4, "width": 4,
     "train_length": 16, "inner": posenc.ALiBi(4), "floor_scale": 8, "max_distance": 8,
-    "num_layers": 2,
+    "num_layers": 2, "rotation": posenc.RoPE(16, interleaved=False),
 }  # fmt: skip
 WRONG = {
     "bool": ("no", 1, None),

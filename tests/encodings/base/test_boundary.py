@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.compose import Compose
 from tests.attending import attend
 
@@ -33,6 +34,7 @@ LENGTHS = {
     "rows of another batch": (P.expand(3, 4), ValueError, r"\(2, 4"),
     "two axes too many": (P[None, None].expand(1, 2, 4), ValueError, r"must have shape"),
 }
+Q = torch.randn(2, 2, 4, 8)
 MODELS = ("nope", "rope", "alibi", "learned", "fox", "mrope")
 
 
@@ -161,9 +163,7 @@ def test_a_model_checks_its_options(options, error, message):
 
 def test_what_is_no_encoding_is_named_at_every_door():
     for build in (
-        lambda e: posenc.Decoder(CONFIG, e),
-        lambda e: posenc.Encoder(CONFIG, e),
-        lambda e: posenc.Attention(16, 2, encoding=e),
+        lambda e: posenc.attention(Q, Q, Q, e, q_positions=P, kv_positions=P),
         lambda e: posenc.Attention(16, 2)(X, P, encoding=e),
         lambda e: posenc.PerLayer([posenc.ALiBi(2), e]),
         lambda e: Compose(posenc.ALiBi(2), e),
@@ -171,6 +171,35 @@ def test_what_is_no_encoding_is_named_at_every_door():
     ):
         with pytest.raises(TypeError, match="must be a PositionEncoding or None, got the name"):
             build("rope")
+
+
+def test_a_name_builds_the_encoding_where_the_sizes_are_known():
+    both = posenc.EncoderDecoder(CONFIG, "rope", "t5", "alibi")
+    for module, name, causal in (
+        (posenc.Attention(16, 2, encoding="rope"), "rope", True),
+        (posenc.Decoder(CONFIG, "t5"), "t5", True),
+        (posenc.Encoder(CONFIG, "t5"), "t5", False),
+        (both.encoder, "rope", False),
+        (both.decoder, "t5", True),
+        (posenc.nn.MultiheadAttention(16, 2, encoding="rope:rope_theta=5e5"),
+         "rope:rope_theta=5e5", True),
+        (posenc.nn.TransformerEncoderLayer(16, 2, encoding="alibi").self_attn, "alibi", True),
+    ):  # fmt: skip
+        want = posenc.create(name, posenc.ModelShape(16, 2, causal=causal))
+        assert alike(module.encoding, want), name
+    assert alike(both.cross_encoding, posenc.ALiBi(2))
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: posenc.Attention(16, 2, encoding="t5"), "'t5' is built from causal, which Attention"),
+    (lambda: posenc.Decoder(CONFIG, "yarn"), "'yarn' is built from train_length, which Decoder"),
+    (lambda: posenc.Decoder(CONFIG, "learned"), "from train_length"),
+    (lambda: posenc.Decoder(CONFIG, "alibbi"), "Did you mean 'alibi'"),
+    (lambda: posenc.Attention(16, 2, encoding="sinusoidal"), "acts at the embeddings"),
+])  # fmt: skip
+def test_a_name_is_refused_where_a_size_is_unknown(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
 
 
 def test_embeddings_do_not_ignore_an_encoding_of_attention():

@@ -9,7 +9,14 @@ NOWHERE = Claims(source="an example")
 
 
 @pytest.mark.parametrize(
-    ("method", "places"), [("embed", "1"), ("transform", "2"), ("term", "3 or 4")]
+    ("method", "places"),
+    [
+        ("embed", "1"),
+        ("transform", "2"),
+        ("term", "3 or 4"),
+        ("transform_values", "4"),
+        ("transform_output", "4"),
+    ],
 )
 def test_a_place_that_is_not_claimed_is_refused(method, places):
     own = {"claims": NOWHERE, method: lambda self, *given: None}

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from posenc import KVCache, attention, masks
-from posenc.attend.linear import elu_feature, linear_attention
 from posenc.encodings.queries_keys.layout import convert_layout, layout_permutation
+from posenc.encodings.queries_keys.linear import elu_feature, linear_attention
 from posenc.encodings.queries_keys.pope import PoPE
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.encodings.queries_keys.rope import RoPE

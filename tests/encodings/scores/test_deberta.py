@@ -146,3 +146,18 @@ def test_blocks_read_what_lies_beyond_the_furthest_distance_on_either_side(mask,
         blocks = posenc.attention(q, k, v, encoding, impl="blocks", **where)
         whole = posenc.attention(q, k, v, encoding, impl="reference", **where)
     torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(256, 512), (8, 16), (32, 128)])
+def test_far_keys_ahead_read_the_row_of_either_source(num_buckets, max_distance):
+    theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    distance = torch.arange(-3 * max_distance, 3 * max_distance)
+    bucket = theirs.make_log_bucket_position(distance, num_buckets, max_distance).long()
+    wanted = (bucket + num_buckets).clamp(0, 2 * num_buckets - 1)
+    sizes = {"num_buckets": num_buckets, "max_distance": max_distance}
+    apart = posenc.DeBERTa(8, 2, **sizes, clamp=False).row(distance) != wanted
+    # Their logarithm in float32 may round an edge up; no row is off by more than one.
+    assert apart.sum() <= 2 and not apart[distance <= -max_distance].any()
+    clamped = posenc.DeBERTa(8, 2, **sizes).row(distance)
+    assert (clamped[distance <= -max_distance] == 1).all()
+    assert (wanted[distance <= -max_distance] == 0).all()

@@ -16,7 +16,7 @@ from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(f"w{(7 * i + j) % 200 + 20}" for j in range(400)) for i in range(8)]
-QUICK = Options(windows=1, search_evaluations=0, tasks="none")
+QUICK = Options(windows=1, search_evaluations=0, task=["none"])
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64,
          "num_attention_heads": 4, "vocab_size": 257}  # fmt: skip
 FAMILIES = {

@@ -18,7 +18,7 @@ from tests.hf_models import NUMBERS as DOCUMENTS
 TARGET, BEFORE = 3 * LENGTH, 4.0
 AFTER = 12.0
 """Both factors count from the original length, a quarter of LENGTH."""
-QUICK = Options(windows=1, search_evaluations=0, tasks="none")
+QUICK = Options(windows=1, search_evaluations=0, task=["none"])
 LATENT = COMMON | {
     "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,

@@ -98,7 +98,7 @@ def test_peft_computes_the_same_from_a_written_adapter(family, tmp_path):
 def test_peft_finds_the_adapters_beside_the_merged_weights(tmp_path):
     folder, out = save("llama", tmp_path / "llama", spread=0.1), tmp_path / "out"
     tuning = TuneConfig(3, batch=1, lora_rank=2, adapter=True, lr=1e-2)
-    options = Options(windows=1, search_evaluations=0, tasks="none", tune=tuning)
+    options = Options(windows=1, search_evaluations=0, task=["none"], tune=tuning)
     hf.extend(folder, TARGET, DOCUMENTS, method="ntk", out=out, options=options, as_ids=True)
     config = json.loads((out / "adapter/adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 4.0)
@@ -127,7 +127,7 @@ def test_less_memory_gives_the_same_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_utils, "checkpoint", counted)
     for recompute in (False, True):
         tuning = TuneConfig(3, batch=1, lr=1e-2, recompute=recompute)
-        options = Options(windows=1, search_evaluations=0, tasks="none", tune=tuning)
+        options = Options(windows=1, search_evaluations=0, task=["none"], tune=tuning)
         out = tmp_path / f"out{recompute}"
         found = hf.extend(
             folder, TARGET, DOCUMENTS, method="ntk", out=out, options=options, as_ids=True

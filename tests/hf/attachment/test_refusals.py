@@ -124,3 +124,18 @@ def test_a_name_that_create_does_not_know_leaves_the_model_as_it_was():
         attach(model, "rpoe")
     with pytest.raises(ValueError, match="no encoding attached"):
         detach(model)
+
+
+def test_several_components_are_refused_before_generate_and_three_run():
+    sizes = COMMON | {"head_dim": 8, "rope_parameters": {"mrope_section": [2, 1, 1]}}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16,
+              "out_hidden_size": 32, "patch_size": 4, "deepstack_visual_indexes": [0]}  # fmt: skip
+    sizes["rope_parameters"] |= {"rope_type": "default", "rope_theta": 1e4}
+    config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=vision)
+    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    refused(model, "positions of three components, and ALiBi takes one")
+    rope = posenc.MRoPE(head_dim=8, sections=(2, 1, 1), interleaved=False)
+    tokens = torch.arange(3, 9)[None]
+    places = torch.arange(6).expand(3, 1, 6)
+    attach(model, rope, example={"input_ids": tokens, "position_ids": places})
+    assert model.generate(tokens, max_new_tokens=3, eos_token_id=-1).shape == (1, 9)

@@ -21,7 +21,7 @@ BAD: list[tuple[str, object, str]] = [
     ("hidden_size", None, "hidden_size must be"),
     ("num_key_value_heads", 0, "num_key_value_heads must be"),
     ("num_attention_heads", 64, "number of attention heads (64)"),
-    ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, but the weights hold 21 tensors"),
+    ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, but there are only 21 tensors"),
     *(("rope_theta", value, "rope_theta must be a positive number")
       for value in (0, -1e4, float("nan"), float("inf"), "10000", [1], True)),
     ("rope_parameters", "yarn", "rope_parameters must be an object or null, got 'yarn'"),
@@ -120,3 +120,23 @@ def test_losses_that_are_not_finite_end_the_run_at_once(folder, call, tmp_path):
     said = complaint(call("extend", folder, *asked))
     assert "as it is, 191 of 191 losses are NaN or infinite" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "extend"])
+def test_weights_that_are_whole_numbers_are_refused_and_buffers_are_not(folder, call, command):
+    path, pt = folder / "model.safetensors", {"format": "pt"}
+    weights, some = load_file(path), "model.layers.1.self_attn.q_proj.weight"
+    counted = {"model.layers.1.mask": torch.ones(4, dtype=torch.int32)}
+    save_file(weights | counted, path, metadata=pt)
+    assert load_checkpoint(folder).stored == "float32"
+    save_file(weights | {some: weights[some].to(torch.int32)}, path, metadata=pt)
+    said = complaint(call(command, folder, *["--to", 192] * (command == "extend")))
+    assert f"{some} is stored as I32: expected floating-point weights" in said
+
+
+def test_a_model_that_overflows_on_a_sentence_is_refused(folder, call):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = torch.full_like(weights["lm_head.weight"], 3e38)
+    save_file(weights, path, metadata={"format": "pt"})
+    assert "states are NaN or infinite" in complaint(call("inspect", folder, "--json"))

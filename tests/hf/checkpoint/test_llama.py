@@ -112,6 +112,8 @@ def test_export_and_import_give_back_the_model(tmp_path):
         (lambda: decoder(scaling="linear", factor=2.0), r"Linear\(factor=2.0\)"),
         (lambda: decoder(dataclasses.replace(CONFIG, norm="layer")), "norm='rms' only"),
         (lambda: decoder(dataclasses.replace(CONFIG, norm_position="post")), "norm_position='pre'"),
+        (lambda: decoder(dataclasses.replace(CONFIG, final_norm=False)), "final_norm=True"),
+        (lambda: decoder(dataclasses.replace(CONFIG, ffn_bias=True)), "ffn_bias=False"),
         (lambda: decoder(dataclasses.replace(CONFIG, activation="relu")), "activation='swiglu'"),
     ],
 )

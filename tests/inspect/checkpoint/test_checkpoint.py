@@ -268,12 +268,12 @@ def test_the_command_prints_and_writes_a_page(folders, tmp_path, call):
     assert code == 0, err
     for shown in ("key/value heads", "no full turn in 64 tokens", "farthest head", "exchanged"):
         assert shown in said
-    assert "No --text was given" in said
+    assert "No --sentence was given" in said
     assert page.read_text().count("<svg") == 6
 
 
 def test_json_goes_to_stdout_alone(folders, call):
-    asked = ["--text", "a b c", "--swap", "a", "c", "--json"]
+    asked = ["--sentence", "a b c", "--swap", "a", "c", "--json"]
     code, out, _ = call("inspect", folders["bert"], *asked)
     said = json.loads(out)
     assert code == 0
@@ -287,12 +287,12 @@ BAD = {
     "file": ([], "not a folder"),
     "no config": ([], "not a model folder, it has no config.json"),
     "pickle": ([], "weights must be safetensors, found only pytorch_model.bin"),
-    "long": (["--text", "x" * LENGTH], f"65 tokens, .* takes {LENGTH} at most"),
-    "empty": (["--text", " "], "--text is empty"),
-    "word": (["--text", "a b", "--swap", "a", "z"], "'z' is not in the text 'a b'"),
-    "twice": (["--text", "a b", "--swap", "a", "a"], "overlap or are the same"),
+    "long": (["--sentence", "x" * LENGTH], f"65 tokens, .* takes {LENGTH} at most"),
+    "empty": (["--sentence", " "], "--sentence is empty"),
+    "word": (["--sentence", "a b", "--swap", "a", "z"], "'z' is not in the text 'a b'"),
+    "twice": (["--sentence", "a b", "--swap", "a", "a"], "overlap or are the same"),
     "default words": (["--swap", "dog", "cat"], "'dog' is not in the text 'The company"),
-    "ids": (["--ids", "--text", "5 900"], r"must lie in 0 \.\. 256"),
+    "ids": (["--ids", "--sentence", "5 900"], r"must lie in 0 \.\. 256"),
     "layer": (["--layer", "7"], r"layers are 0 \.\. 1, got 7"),
     "not for a model": (["--head-dim", "32"], "posenc inspect FOLDER takes"),
     "no tokenizer": ([], "no tokenizer"),

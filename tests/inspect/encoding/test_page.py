@@ -52,7 +52,7 @@ def test_page_is_well_shown(browser, pages, width, dark, kind):
     assert "mathdefault" not in seen.text
     for meaning in ("trainable parameters", "what it gives an unrelated key"):
         assert meaning in seen.text
-    assert num_figures == {"sinusoidal": 8, "yarn": 6, "t5": 5, "all": 3}[kind]
+    assert num_figures == {"sinusoidal": 8, "yarn": 6, "t5": 5, "all": 9}[kind]
 
 
 @needs_chromium

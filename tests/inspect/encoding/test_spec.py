@@ -257,7 +257,7 @@ def test_what_does_not_trace_is_named():
 
 
 def test_json_is_a_list_of_objects(call):
-    options = ["--json", "--head-dim", "8", "--num-heads", "2", "--train-length", "32"]
+    options = ["--json", "--head-dim", "8", "--heads", "2", "--train-length", "32"]
     code, out, _ = call("inspect", "p_rope", *options)
     assert code == 0
     (sheet,) = json.loads(out)

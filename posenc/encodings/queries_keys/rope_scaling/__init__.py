@@ -11,6 +11,8 @@ from posenc.encodings.queries_keys.rope_scaling.longrope import LongRoPE as Long
 from posenc.encodings.queries_keys.rope_scaling.longrope import (
     longrope_temperature as longrope_temperature,
 )
+from posenc.encodings.queries_keys.rope_scaling.of_config import rotation_of as rotation_of
+from posenc.encodings.queries_keys.rope_scaling.of_config import scaling_of as scaling_of
 from posenc.encodings.queries_keys.rope_scaling.proportional import Proportional as Proportional
 from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies as Frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling as Scaling

@@ -22,6 +22,8 @@ Turned = tuple[
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
 """Rotated q and k, as wide as before."""
+Vectors = Sequence[Float[Tensor, "batch _ len width"]]
+Pairs = Float[Tensor, "*tokens pairs"]
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
@@ -75,13 +77,14 @@ class Rotation(QueryKeyEncoding):
         dtype = at_least_float32(q.x.dtype)
         cos, sin = self.cos_sin(q.where, dtype, q.device)
         if same(q.where, k.where):
-            new_q, new_k = self._turn((q.x, k.x), cos, sin)
+            new_q, new_k = self.turn((q.x, k.x), cos, sin)
             return new_q, new_k
-        (new_q,) = self._turn((q.x,), cos, sin)
-        (new_k,) = self._turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
+        (new_q,) = self.turn((q.x,), cos, sin)
+        (new_k,) = self.turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
         return new_q, new_k
 
-    def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+    def turn(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+        """Rotate the channels of each x that this encoding rotates."""
         return rotate_together(xs, cos, sin, interleaved=self.interleaved)
 
     def _check(self, x: Tensor) -> None:

@@ -1,0 +1,83 @@
+"""The answer of a study and its numbers, as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.page.rows import standings, verdict_of
+from posenc.compare.results import Study
+from posenc.tasks.known import TASKS, TEXT
+
+
+def answer_json(study: Study, folder: Path | None = None) -> str:
+    """Return one JSON object; a number is null if unknown.
+
+    Its "use" lists the best encoding and those tied with it: over all tasks, or else on text at the
+    longest length. It is empty if the study has neither. "places" has one item for all tasks, for
+    each tested length of the text, and for each task.
+    """
+    text, overall = study.of_task(TEXT), standing_of_tasks(study)
+    found = [(overall, "mean rank")]
+    found += [(each, "bits per byte") for each in (standings(text) if text.finished else ())]
+    use = next((each for each, _ in (found[:1] + found[:0:-1]) if each is not None), None)
+    for task in study.drawn:
+        found.append((standing_of_task(study, task), TASKS[task].metric))
+    places = [_place(standing, unit) for standing, unit in found if standing is not None]
+    content = {
+        "answer": study.recommendation,
+        "cannot_say": study.limits,
+        "use": list(use.first) if use is not None else [],
+        "places": places,
+        "trials": {
+            "planned": len(study.trials),
+            "finished": len(study.finished),
+            "reused": {
+                each.config.folder: {
+                    "from": each.timing.reused_from,
+                    "processor": each.timing.processor or None,
+                }
+                for each in study.finished
+                if each.timing and each.timing.reused_from
+            },
+            "failed": {each.config.folder: each.reason for each in study.failed},
+        },
+    }
+    for name, file in (("report", "report.html"), ("study", "study.json")):
+        if folder is not None and (folder / file).is_file():
+            content[name] = str(folder / file)
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _place(standing: Standing, unit: str) -> dict[str, Any]:
+    pairs, first = standing.pairs, standing.order[0]
+    return {
+        "where": standing.where,
+        "unit": unit,
+        "higher_is_better": standing.higher,
+        "level": pairs.level,
+        "least_difference": _known(pairs.least),
+        "first": list(standing.first),
+        "encodings": [
+            {
+                "encoding": name,
+                "mean": standing.mean(name),
+                "seeds": {str(seed): value for seed, value in sorted(pairs.values[name].items())},
+                "minus_first": None if name == first else standing.gap(name).value,
+                "half_over_seeds": _known(standing.gap(name).half) if name != first else None,
+                "half_over_windows": _known(standing.windows[name, first].half)
+                if (name, first) in standing.windows
+                else None,
+                "verdict": verdict_of(standing, name),
+                "tier": standing.tier(name),
+            }
+            for name in standing.order
+        ],
+    }
+
+
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) else None

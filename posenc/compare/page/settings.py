@@ -1,0 +1,67 @@
+"""Tables of the learning rates that were tried and of every encoding's settings."""
+
+from __future__ import annotations
+
+from posenc.compare.results import FACTORS, RateCheck, Study, TrialResult
+from posenc.report.page.table import Heading, Table
+
+TITLE = "Learning rates, by the loss on validation data like that of training"
+MEANING = (
+    "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
+    "training length; longer lengths were not measured in these trials, so they had no influence "
+    "on the choice. If the chosen rate is the lowest or the highest tried, a better one may lie "
+    "beyond."
+)
+
+
+def rate_rows(study: Study) -> list[list[str]]:
+    """Return the header and a row for each task and encoding; [] if no rates were checked."""
+    if not study.rates:
+        return []
+    rows = [["task", "encoding", *(f"x{factor:g}" for factor in FACTORS), "taken"]]
+    for each in study.rates:
+        cells = [f"{t.lr:g}: {'failed' if t.bits is None else f'{t.bits:.3f}'}" for t in each.tried]
+        rows.append([each.task, each.encoding, *cells, _taken(each)])
+    return rows
+
+
+def _taken(check: RateCheck) -> str:
+    """Return the chosen rate, and a note if it is the lowest or highest tried."""
+    if check.chosen is None:
+        return "none trained"
+    rates = sorted(t.lr for t in check.tried)
+    edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}
+    return f"{check.chosen:g}{edge.get(check.chosen, '')}"
+
+
+_SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
+"""Keys of a spec that are left out: names in the code, and sizes of the model."""
+
+
+def specs_table(study: Study) -> Table:
+    """Return a row for each encoding, or for each task if its settings depend on the task."""
+    found: dict[str, dict[str, list[str | int | None]]] = {}
+    for trial in study.finished:
+        found.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
+    rows = []
+    for name, by_task in found.items():
+        first, *others = by_task.values()
+        if all(each == first for each in others):
+            rows.append([name, *first])
+        else:
+            rows += [[f"{name} on {task}", *each] for task, each in by_task.items()]
+    header = [
+        "encoding",
+        Heading("own parameters", "trained"),
+        Heading("shared by", "layers or heads"),
+        "settings",
+        "source",
+    ]
+    return Table(header, rows)
+
+
+def _spec(trial: TrialResult) -> list[str | int | None]:
+    spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
+    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
+    shared = trial.spec.get("parameters shared by", "")
+    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]

@@ -1,0 +1,63 @@
+"""Print the published leaderboard from a stored file, without computing anything."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from posenc.report.page.console import print_table, stdout
+
+PUBLISHED = Path("results/leaderboard")
+"""Folder of the files in the repository; a wheel has them next to this module."""
+BOARD, ROWS = "board.json", "trials.jsonl"
+UNITS = (
+    "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
+    "match, higher is better. All tasks: mean rank, 1 is best. In brackets: the tier; an encoding "
+    "of tier 1 is significantly worse than none. Write the page with all numbers: "
+    "posenc leaderboard --out FOLDER"
+)
+
+
+def show_published(as_json: bool) -> None:
+    """Print the answer and the matrix of the published trials, or print them as JSON.
+
+    Raises: ValueError if this installation lacks the file.
+    """
+    text = published_file(BOARD).read_text(encoding="utf-8")
+    if as_json:
+        print(text, end="")
+        return
+    board = json.loads(text)
+    out = stdout(160)
+    header = ["encoding", *(each["where"] for each in board["places"])]
+    print_table(out, header, matrix(board), title="Published leaderboard", title_justify="left")
+    for line in (board["answer"], f"What this cannot say: {board['cannot_say']}"):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(UNITS, soft_wrap=True)
+
+
+def matrix(board: dict[str, Any]) -> list[list[str]]:
+    """Return a row for each encoding, sorted by the first place, then by the next ones."""
+    cells: dict[str, dict[str, str]] = {}
+    for place in board["places"]:
+        decided = place["least_difference"] is not None
+        for each in place["encodings"]:
+            tier = f" ({each['tier']})" if decided else ""
+            cells.setdefault(each["encoding"], {})[place["where"]] = f"{each['mean']:.2f}{tier}"
+    wheres = [place["where"] for place in board["places"]]
+    return [[name, *(row.get(where, "–") for where in wheres)] for name, row in cells.items()]
+
+
+def published_file(name: str) -> Path:
+    """Return the path of a published file, in the wheel or in the repository.
+
+    Raises: ValueError if it is in neither.
+    """
+    packaged = Path(str(resources.files("posenc.compare.reports").joinpath(name)))
+    here = Path(__file__).parents[3] / PUBLISHED / name
+    for path in (packaged, here):
+        if path.is_file():
+            return path
+    raise ValueError(f"This installation has no leaderboard: neither {packaged} nor {here} exists.")

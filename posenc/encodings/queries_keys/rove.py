@@ -1,0 +1,109 @@
+"""Rotary value embeddings: values are rotated like keys, and outputs back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.base.base import Output, PositionEncoding, QueriesKeys, Values
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rotation.base import Rotation
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions
+
+
+class RoVE(PositionEncoding):
+    """Rotate values by their positions, and the output back by the query's.
+
+    out_i = R_i^T sum_j weight[i, j] R_j v_j
+
+    A value then depends on its distance from the query. DeepSeek-V4 does this with one tensor for
+    keys and values, and DecoupledRoPE(interleaved=True) as the rotation.
+
+    Args:
+        rotation: RoPE, DecoupledRoPE, MRoPE or AxialRoPE, for values of its head_dim. Values are
+            rotated without the attention factor of a scaling.
+        scores: True if it rotates queries and keys too; False for values only (VO-RoPE).
+
+    Shapes: v (batch, num_kv_heads, kv_len, head_dim) -> the same; cached values are rotated.
+    Units, precision: as the rotation; the output is rounded once more.
+    Raises: TypeError for another encoding, and for a rotation that fades or maps positions;
+        ValueError for values of another width.
+    Source: Garcia-Castellanos et al. 2026, arXiv:2606.11275; Su 2025, kexue.fm/archives/10862.
+
+    >>> rove = posenc.RoVE(posenc.RoPE(16, interleaved=False))
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> posenc.attention(q, k, v, rove, q_positions=range(6), kv_positions=range(6)).shape
+    torch.Size([1, 4, 6, 16])
+    """
+
+    claims = Claims(places=(2, 4), source="Garcia-Castellanos et al. 2026, arXiv:2606.11275")
+
+    def __init__(self, rotation: PositionEncoding, *, scores: bool = True) -> None:
+        super().__init__()
+        kind = type(rotation)
+        plain = isinstance(rotation, Rotation) and kind.transform is Rotation.transform
+        if not plain or kind.passes is not PositionEncoding.passes:
+            raise TypeError(
+                "RoVE: rotation must be RoPE, DecoupledRoPE, MRoPE or AxialRoPE, got "
+                f"{kind.__name__}, which does more to queries and keys than to rotate them."
+            )
+        self.rotation, self.scores = rotation, scores
+        self._ready: tuple[Rotation, ...] = ()
+        places = self.claims.places if scores else (4,)
+        self.claims = replace(rotation.claims, places=places, source=self.claims.source)
+
+    @classmethod
+    def from_shape(
+        cls,
+        shape: ModelShape,
+        *,
+        rotation: PositionEncoding | None = None,
+        scores: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Build the encoding for a model; without a rotation, RoPE takes the other options."""
+        if rotation is None:
+            return cls(RoPE.from_shape(shape, **options), scores=scores)
+        return super().from_shape(shape, rotation=rotation, scores=scores, **options)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        prepared = self.shallow_copy()
+        prepared._ready = (self._current.prepare(positions, length),)
+        return prepared
+
+    @property
+    def _current(self) -> Rotation:
+        return self._ready[0] if self._ready else self.rotation  # type: ignore[return-value]
+
+    def scale(self, head_dim: int) -> float:
+        return self.rotation.scale(head_dim)
+
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
+        return self._current.transform(q, k) if self.scores else super().transform(q, k)
+
+    def transform_values(self, v: Tokens) -> Values:
+        return self._turned(v, 1)
+
+    def transform_output(self, out: Tokens) -> Output:
+        return self._turned(out, -1)
+
+    def _turned(self, tokens: Tokens, direction: int) -> Tensor:
+        x, rotation = tokens.x, self._current
+        assert x is not None
+        if x.shape[-1] != rotation.head_dim:
+            raise ValueError(
+                f"RoVE: values must have the rotation's head_dim={rotation.head_dim}, got "
+                f"{tuple(x.shape)}."
+            )
+        cos, sin = rotation.cos_sin(tokens.where, at_least_float32(x.dtype), tokens.device)
+        if rotation.attention_factor != 1:  # not of every token: longrope exempts some
+            size = torch.hypot(cos, sin)
+            cos, sin = cos / size, sin / size
+        return rotation.turn((x,), cos, direction * sin)[0]

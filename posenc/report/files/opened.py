@@ -1,0 +1,168 @@
+"""Open files and make folders without following a link; no other module does so by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+LARGEST = 64 << 20
+"""Bytes of the largest file that is read as one text: a study of a thousand trials has 20 MB."""
+NOT_ORDINARY = "not an ordinary file, but a pipe, a device or a folder."
+CLONE = 0x40049409
+"""Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+# A pipe is not waited for, no terminal is taken over, no child inherits the handle.
+_ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
+
+
+def open_as(
+    path: Path, flags: int, right: Callable[[int], bool] = stat.S_ISREG, wrong: str = NOT_ORDINARY
+) -> int:
+    """Return a handle of a file whose mode is `right`. With O_NOFOLLOW in `flags` it is no link.
+
+    Raises: ValueError with the path and `wrong`; OSError where it cannot be opened.
+    """
+    try:
+        handle = os.open(path, flags | _ALWAYS, 0o666)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            mode = Path(path).stat(follow_symlinks=not flags & _NO_LINK).st_mode
+            if not right(mode):
+                raise ValueError(f"{path}: {wrong}") from error
+        raise
+    if right(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise ValueError(f"{path}: {wrong}")
+
+
+def open_ordinary(path: Path) -> BinaryIO:
+    """Open an ordinary file, or a link to one, for reading.
+
+    Raises: ValueError for a pipe, which would be waited for, and a device, which has no end.
+    """
+    return os.fdopen(open_as(path, os.O_RDONLY), "rb")
+
+
+def bytes_of(path: Path, largest: int | None = LARGEST) -> bytes:
+    """Return the content of an ordinary file. Raises: ValueError for more than `largest` bytes."""
+    with open_ordinary(path) as file:
+        if largest is None:
+            return file.read()
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > largest else file.read(largest + 1)
+    if max(size, len(content)) > largest:
+        raise ValueError(f"{path}: {max(size, len(content))} bytes, expected at most {largest}.")
+    return content
+
+
+def text_of(path: Path, largest: int | None = LARGEST, errors: str = "strict") -> str:
+    """Return the content of an ordinary file in UTF-8, as `bytes_of`, its lines ended by \\n."""
+    text = bytes_of(path, largest).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def append_to(path: Path) -> TextIO:
+    """Open a file of ours to append lines of text.
+
+    Raises: ValueError for a link of either kind, through which another file would grow.
+    """
+    handle = open_as(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, wrong=NOT_OURS)
+    if os.fstat(handle).st_nlink > 1:
+        os.close(handle)
+        raise ValueError(f"{path}: {NOT_OURS}")
+    return os.fdopen(handle, "a", buffering=1, encoding="utf-8")
+
+
+NOT_OURS = "a link, or not an ordinary file; remove it."
+
+
+def open_to_change(path: Path) -> BinaryIO:
+    """Open a file of ours to change bytes in it. Raises: ValueError for a link."""
+    return os.fdopen(open_as(path, os.O_RDWR | _NO_LINK, wrong=NOT_OURS), "rb+")
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Open a file that is not there yet. Raises: FileExistsError where it is, or a link."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ALWAYS, 0o666), "wb")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy an ordinary file to a new one; on file systems that can, blocks are shared."""
+    with open_ordinary(source) as file, open_new(target) as out:
+        try:
+            import fcntl
+
+            fcntl.ioctl(out.fileno(), CLONE, file.fileno())
+        except (ImportError, OSError):
+            while piece := file.read(1 << 24):
+                out.write(piece)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that the user names, with those above it. A link to a folder is followed."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def make_inside(folder: Path) -> Path:
+    """Make a folder inside of one of ours, if it is missing, and return it.
+
+    Raises: ValueError for a link or a file of this name; OSError where the folder above has gone.
+    """
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise ValueError(f"{folder}: a link, or not a folder; remove it.") from None
+    return folder
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only this user can read and write, if it is missing, and return it.
+
+    Raises: OSError for a link, a folder of another user, or one that others can write.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not is_own_folder(folder) or folder.lstat().st_mode & 0o022:
+        raise OSError(f"{folder} belongs to somebody else, or others can write there.")
+    return folder
+
+
+def beside(folder: Path, name: object) -> Path:
+    """Return the path of a file of the folder. Raises: ValueError for a name that leads out."""
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ValueError(f"{name!r} is not a file of {folder}")
+    return folder / name
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder and all in it, as far as possible. What is no folder stays: a link, and what
+    it names, and a pipe, for which shutil would wait."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(folder.lstat().st_mode):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing(folder: Path) -> list[Path]:
+    """Return those of the folder and its parents that do not exist, the deepest first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove these folders, except those that are not empty."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def is_own_folder(path: Path) -> bool:
+    """Return True for a folder of this user, False for a link."""
+    found = path.lstat()
+    own = getattr(os, "geteuid", lambda: found.st_uid)()  # Windows has no such numbers
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == own

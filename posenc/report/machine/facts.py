@@ -1,0 +1,51 @@
+"""What of a machine decides numbers, without importing torch, and how two machines differ."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from posenc import __version__
+from posenc.report.machine.processor import processor
+
+
+def facts() -> dict[str, str]:
+    """Return the versions that decide numbers, and the CPU, of the machine that this runs on."""
+    # Loads no torch, which would take as long as the shortest trials.
+    return {
+        "python": platform.python_version(),
+        "posenc": __version__,
+        "code": code_hash(),
+        "torch": version("torch").partition("+")[0],  # 2.13.0+cpu may start trials on 2.13.0+cu126
+        "numpy": version("numpy"),
+        "build of torch": version("torch"),
+        "processor": processor(),
+    }
+
+
+def difference(here: dict[str, str], there: dict[str, str]) -> str | None:
+    """Say how another machine differs from this one, but for its CPU and its build of torch; None
+    where it does not.
+
+    >>> difference({"python": "3.11.9", "torch": "2.13.0"}, {"python": "3.12.1", "torch": "2.13.0"})
+    'it has python 3.12.1, and here is 3.11.9'
+    """
+    for name, value in here.items():
+        if name not in ("processor", "build of torch") and there.get(name) != value:
+            what = "posenc with other files, hash" if name == "code" else name
+            return f"it has {what} {there.get(name)}, and here is {value}"
+    return None
+
+
+@functools.cache
+def code_hash() -> str:
+    """Hash posenc's own source, which differs between two checkouts of one version."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".json"):
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

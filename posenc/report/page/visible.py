@@ -1,0 +1,25 @@
+"""Show text of foreign files so that it can neither move the cursor nor reorder a line."""
+
+from __future__ import annotations
+
+import html
+import re
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return `text` with control characters (C0 but tab and newline, C1) and bidirectional marks as
+    escapes, which JSON reads back.
+
+    >>> print(visible("a" + chr(27) + "[31m" + chr(0x202E) + "b"))
+    a\\u001b[31m\\u202eb
+    """
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def escape(text: str) -> str:
+    """Return `text` as HTML."""
+    return html.escape(visible(text))

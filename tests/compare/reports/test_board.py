@@ -1,0 +1,91 @@
+"""`posenc leaderboard` prints what is published, and --json is alone on stdout."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc.compare import study as studies
+from posenc.compare.options import Options
+from posenc.compare.page.as_json import answer_json
+from posenc.compare.plan.plan import make_plan
+from posenc.compare.reports import board, leaderboard, report_runs
+from tests.compare.judge.test_answer import six
+from tests.compare.judge.test_standing import of_tasks
+from tests.compare.judge.test_summary import result, study
+from tests.compare.reports.test_leaderboard import rows
+from tests.compare.reports.test_reports import on_disk, whole
+
+
+def test_what_is_printed_is_what_the_published_trials_give():
+    from tests.test_readme import load_script
+
+    script = load_script("update_leaderboard")
+    made = script.board_of(leaderboard.study_of(leaderboard.published()))
+    kept = board.published_file(board.BOARD).read_text(encoding="utf-8")
+
+    def numbers(text):  # to six digits: another processor may round the last ones otherwise
+        return json.loads(text, parse_float=lambda number: round(float(number), 6))
+
+    assert numbers(made) == numbers(kept), "run `make readme`"
+
+
+def test_the_published_matrix_is_printed_without_computing_anything(capsys):
+    board.show_published(False)
+    shown = capsys.readouterr().out
+    assert "Use dape: lowest mean rank over 7 tasks" in shown and "What this cannot say: " in shown
+    assert "2.00 (1)" in shown and shown.index("dape") < shown.index("sinusoidal")
+    code = (
+        "import sys; from posenc.compare.reports.board import show_published; show_published(True);"
+        "bad = {'torch', 'scipy', 'numpy', 'matplotlib'} & sys.modules.keys(); assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["use"] == ["dape", "shaw"]
+
+
+def test_json_has_the_numbers_behind_the_answer(tmp_path):
+    given = studies.conclude(six())
+    found = json.loads(answer_json(given, tmp_path))
+    assert "report" not in found and "study" not in found  # neither file exists
+    assert found["answer"] == given.recommendation and found["cannot_say"] == given.limits
+    near, far = found["places"]
+    assert (near["where"], far["where"]) == ("128 bytes", "512 bytes")
+    assert found["use"] == far["first"] and found["trials"]["finished"] == 8
+    first, *_, last = near["encodings"]
+    assert (first["encoding"], first["verdict"], first["minus_first"]) == ("t5", "best", None)
+    assert last["verdict"] == "worse" and last["minus_first"] > last["half_over_seeds"] > 0
+    assert last["seeds"].keys() == {"0", "1"} and last["half_over_windows"] is None
+    alone = json.loads(answer_json(studies.conclude(study(result("rope", 0, (2.0, 2, 2))))))
+    assert alone["places"][0]["least_difference"] is None and "report" not in alone
+    scores = {"t5": (0.9, 0.8), "rope": (0.1, 0.3), "nope": (0.2, 0.2)}
+    ranks, *tasks = json.loads(answer_json(studies.conclude(of_tasks(scores))))["places"]
+    assert ranks["unit"] == "mean rank" and not ranks["higher_is_better"]
+    assert [each["where"] for each in tasks] == ["copy", "reverse", "recall"]
+    assert all(each["higher_is_better"] for each in tasks)
+
+
+def test_report_and_leaderboard_print_json_alone(tmp_path, capsys, monkeypatch):
+    run = on_disk(tmp_path / "run", study(*(whole(e, s) for e in ("rope", "t5") for s in (0, 1))))
+    report_runs.report_runs([run], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["report"] == str(run / "report.html") and Path(found["study"]).is_file()
+    monkeypatch.setattr(leaderboard, "published", rows)
+    report_runs.show_leaderboard((), tmp_path / "page", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["places"][0]["where"] == "3 tasks"
+    assert Path(found["report"]).is_file() and "study" not in found
+
+
+def test_json_of_a_dry_run_is_refused():
+    with pytest.raises(ValueError, match="--json prints an answer, and --dry-run has none"):
+        make_plan(Options(["rope"], as_json=True, dry_run=True))
+
+
+def test_what_was_not_tested_is_null_and_no_number():
+    given = studies.conclude(study(result("rope", 0, (2.0, 2, None)), result("t5", 0, (2.1, 2, 2))))
+    text = answer_json(given)
+    assert "NaN" not in text and "Infinity" not in text and str(math.inf) not in text.split()

@@ -1,0 +1,273 @@
+"""Finished trials of other runs are reused, and only those that would give the same numbers."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from posenc.compare import reuse
+from posenc.compare.engines import sweep
+from posenc.compare.options import Options
+from posenc.compare.page.as_json import answer_json
+from posenc.compare.page.page import make_page
+from posenc.compare.results import LengthScore, Study, Timing, TrialResult
+from posenc.compare.study import run_study
+from posenc.compare.trial.config import TrialConfig
+from posenc.encodings import source_of
+from posenc.encodings.registry import content
+from tests.texts import prose
+
+SMALL = {
+    "train_length": 16, "test_lengths": "32", "steps": 2, "batch": 2, "width": 16, "layers": 1,
+    "heads": 1, "workers": 1, "seeds": 1, "device": "cpu", "precision": "float32",
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "text.txt"
+    path.write_bytes(prose(7200))
+    return [str(path)]
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Names of the trials that would be trained; each gets a made-up result."""
+    found = []
+
+    def run(folder, trials, engine, watcher):
+        for trial in trials:
+            if not reuse.is_done(folder, trial):
+                found.append(trial.name)
+                made = TrialResult(
+                    trial,
+                    parameters=1000,
+                    by_length=tuple(LengthScore(n, 2.5 + n / 1000) for n in trial.test_lengths),
+                    timing=Timing(1.0, 1.0, 1.0, "Little CPU"),
+                )
+                home = folder / trial.folder
+                home.mkdir(exist_ok=True)
+                reuse.save_result(home, made)
+
+    monkeypatch.setattr(sweep, "run_trials", run)
+    monkeypatch.setattr("posenc.compare.study.write_page", lambda *_: None)  # it takes a second
+    return found
+
+
+def run(trained, encodings, text, **options):
+    trained.clear()
+    return run_study(Options(encodings, text=text, **SMALL | options))
+
+
+def test_one_more_encoding_or_seed_trains_only_itself(text, capsys):
+    trials = Path("runs").glob("*/*-seed*/log.txt")  # a reused trial has no log
+    first = run_study(Options(["rope"], text=text, **SMALL))
+    assert len(list(trials)) == 1 and not first.reused
+    both = run_study(Options(["rope", "alibi"], text=text, **SMALL))
+    assert len(list(Path("runs").glob("*/rope-seed0*/log.txt"))) == 1
+    assert both.results[0].by_length == first.results[0].by_length
+    assert "1 of 2 trials are reused from other runs" in capsys.readouterr().err
+    (where,) = both.reused
+    folder, processor = where.removesuffix(")").split(" (")
+    assert Path(folder).is_dir() and folder.startswith("runs/compare-")
+    assert processor == first.hardware["processor"]
+
+
+def test_what_was_reused_is_marked(text, trained):
+    run(trained, ["rope"], text, out=Path("runs/one"))
+    run(trained, ["rope", "alibi"], text, out=Path("runs/two"))
+    assert trained == ["alibi-seed0"]
+    study = run(trained, ["rope", "alibi", "nope"], text, out=Path("runs/three"))
+    assert trained == ["nope-seed0"]
+    # A chain of runs names the run that trained.
+    assert study.reused == {"runs/one (Little CPU)": 1, "runs/two (Little CPU)": 1}
+    assert "1 trial reused from runs/one (Little CPU)." in make_page(study).html()
+    kept = Study.from_json(Path("runs/three/study.json").read_text(encoding="utf-8"))
+    reused = json.loads(answer_json(kept))["trials"]["reused"]
+    assert next(iter(reused.values())) == {"from": "runs/one", "processor": "Little CPU"}
+    run(trained, ["rope"], text, seeds=2)
+    assert trained == ["rope-seed1"]
+
+
+def test_runs_elsewhere_are_searched_if_named(text, trained):
+    run(trained, ["rope"], text, out=Path("elsewhere/one"))
+    run(trained, ["rope"], text, out=Path("two"))
+    assert trained == ["rope-seed0"]
+    for place in ("elsewhere", "elsewhere/one"):
+        out = Path(f"out-{place.replace('/', '-')}")
+        study = run(trained, ["rope"], text, out=out, reuse=[place])
+        assert not trained and study.reused == {"elsewhere/one (Little CPU)": 1}
+    with pytest.raises(ValueError, match=r"--reuse must be a folder .*, and nowhere is none\."):
+        run(trained, ["rope"], text, out=Path("three"), reuse=["nowhere"])
+    assert not Path("three").exists()
+
+
+def damage(home):
+    path = home / "result.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("2.5", "2.4", 1), encoding="utf-8")
+
+
+def change(home, **fields):
+    """Write a sealed result with other fields."""
+    path = home / "result.json"
+    known = TrialResult.from_json(path.read_text(encoding="utf-8"))
+    path.write_text(dataclasses.replace(known, **fields).to_json(), encoding="utf-8")
+
+
+def link_file(home):
+    target = home.parent.parent / "target.json"
+    (home / "result.json").rename(target)
+    (home / "result.json").symlink_to(target)
+
+
+def link_folder(home):
+    target = home.parent.parent / "target"
+    home.rename(target)
+    home.symlink_to(target)
+
+
+def link_run(home):
+    link_folder(home.parent)
+
+
+def pipe(home):
+    (home / "timing.json").unlink()
+    os.mkfifo(home / "timing.json")
+
+
+def grow(home):
+    with (home / "result.json").open("a", encoding="utf-8") as file:
+        file.write(" " * reuse.MOST_BYTES)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        damage,
+        link_file,
+        link_folder,
+        link_run,
+        pipe,
+        grow,
+        lambda home: change(home, reason="loss became nan"),
+        lambda home: change(home, by_length=()),
+        lambda home: change(home, config=dataclasses.replace(TRIAL(home), steps=3)),
+        lambda home: (home / "timing.json").unlink(),
+    ],
+    ids="damaged linked folder-linked run-linked pipe large failed empty other no-timing".split(),
+)
+def test_a_stranger_s_folder_is_read_with_bounds(text, trained, spoil):
+    run(trained, ["rope"], text, out=Path("theirs/run"))
+    (home,) = Path("theirs/run").glob("rope-seed0-*")
+    study = run(trained, ["rope"], text, out=Path("sound"), reuse=["theirs"])
+    assert not trained and study.reused
+    spoil(home)
+    study = run(trained, ["rope"], text, out=Path("spoiled"), reuse=["theirs"])
+    assert trained == ["rope-seed0"] and not study.reused
+
+
+def TRIAL(home) -> TrialConfig:
+    return TrialResult.from_json((home / "result.json").read_text(encoding="utf-8")).config
+
+
+@pytest.mark.parametrize("what", ["text", "source", "registry", "steps"])
+def test_another_text_source_or_setting_is_trained(text, trained, monkeypatch, what):
+    run(trained, ["rope"], text)
+    run(trained, ["rope"], text, out=Path("same"))
+    assert not trained
+    given = {"steps": 3} if what == "steps" else {}
+    read, entry = content._bytes, content.entry
+    if what == "text":
+        Path(text[0]).write_bytes(prose(7200).replace(b"mat", b"hat"))
+    elif what == "source":  # in a file that rope.py imports
+        changed = b"\n# mended"
+        monkeypatch.setattr(
+            content, "_bytes", lambda f: read(f) + changed * (f.name == "frequencies.py")
+        )
+    elif what == "registry":
+        monkeypatch.setattr(
+            content, "entry", lambda name: entry(name)._replace(defaults={"interleaved": True})
+        )
+    study = run(trained, ["rope"], text, out=Path("other"), **given)
+    assert trained == ["rope-seed0"] and not study.reused
+
+
+def test_every_field_of_a_trial_decides(text, trained):
+    (trial,) = run(trained, ["rope"], text, out=Path("one")).trials
+    Path("two").mkdir()
+    for field in dataclasses.fields(trial):
+        value = getattr(trial, field.name)
+        known = {int: 99, float: 9.0, tuple: (16, 64)}
+        other = next((new for kind, new in known.items() if isinstance(value, kind)), "x")
+        changed = dataclasses.replace(trial, **{field.name: other})
+        assert changed.folder != trial.folder
+        Path("one", trial.folder).rename(Path("one", changed.folder))  # the name lies
+        assert reuse.reuse_trials(Path("two"), [changed], [Path("one")]) == 0, field.name
+        Path("one", changed.folder).rename(Path("one", trial.folder))
+    assert reuse.reuse_trials(Path("two"), [trial], [Path("one")]) == 1
+
+
+def test_the_source_of_an_encoding_is_what_its_module_imports(tmp_path, monkeypatch):
+    assert len({source_of(name) for name in ("rope", "alibi", "t5", "nope", "yarn")}) == 5
+    assert source_of("rope+alibi") not in {source_of("rope"), source_of("alibi")}
+    assert source_of("rope:rope_theta=5") == source_of("rope")
+    # A class outside posenc may use any of posenc's, so a change of one counts.
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("import posenc\n\nclass Own(posenc.ALiBi):\n    pass\n", "utf-8")
+    read, before = content._bytes, {n: source_of(n) for n in ("own.py:Own", "alibi", "rope")}
+    monkeypatch.setattr(content, "_bytes", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
+    after = {name: source_of(name) for name in before}
+    assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "alibi"]
+
+
+def other_disk(*_, **__):
+    raise OSError(18, "Invalid cross-device link")
+
+
+def test_a_text_is_stored_once(text, trained, monkeypatch):
+    def files(run):
+        return sorted(Path("runs", run).glob("corpus-*/*.u16"))
+
+    def same(run):
+        pairs = zip(files("one"), files(run), strict=True)
+        return [a.stat().st_ino == b.stat().st_ino for a, b in pairs]
+
+    run(trained, ["rope"], text, out=Path("runs/one"))
+    run(trained, ["rope"], text, out=Path("runs/two"))
+    assert same("two") == [True] * 3
+    with monkeypatch.context() as patch:  # another disk
+        patch.setattr(
+            "os.link", lambda *_, **__: (_ for _ in ()).throw(OSError(18, "cross-device"))
+        )
+        run(trained, ["rope"], text, out=Path("runs/three"))
+    assert same("three") == [False] * 3
+    whole = [file.read_bytes() for file in files("one")]
+    # A damaged text and one behind a link are neither linked nor copied.
+    for left in ("two", "three"):
+        for file in files(left):
+            file.unlink()
+            file.write_bytes(b"damaged")
+    (corpus,) = Path("runs/one").glob("corpus-*")
+    corpus.rename(Path("moved"))
+    corpus.symlink_to(Path("moved").resolve())
+    run(trained, ["rope"], text, out=Path("runs/four"))
+    assert [file.read_bytes() for file in files("four")] == whole
+    assert all(file.stat().st_nlink == 1 for file in files("four"))
+
+
+def test_a_text_of_a_stranger_is_not_linked(text, trained):
+    run(trained, ["rope"], text, out=Path("theirs/run"))
+    run(trained, ["rope"], text, out=Path("mine"), reuse=["theirs"])
+    assert all(file.stat().st_nlink == 1 for file in Path("mine").glob("corpus-*/*.u16"))
+
+
+def test_merged_runs_count_a_reused_trial_once(tmp_path, text, trained):
+    from posenc.compare.reports import report_runs
+
+    run(trained, ["rope"], text, out=Path("runs/one"))
+    run(trained, ["rope", "alibi"], text, out=Path("runs/two"))
+    merged = report_runs.report_runs([Path("runs/one"), Path("runs/two")], Path("page"))
+    assert len(merged.results) == 2

@@ -1,0 +1,69 @@
+"""Versions of a runtime: facts that changed are those that the released versions computed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posenc.dialects.families import all_families
+from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
+from posenc.dialects.runtimes.running import CELLS
+from posenc.dialects.runtimes.versions import facts_at, is_recorded, number_of
+
+PRINTED = json.loads(Path(__file__).with_name("versions.json").read_text(encoding="utf-8"))
+"""What each transformers' modules had, from `python -m tests.doctor.oracles.printed`."""
+
+
+@pytest.mark.parametrize("row", PRINTED, ids=lambda row: f"{row['family']} {row['version']}")
+def test_a_version_computes_what_its_modules_did(row):
+    config = {**row["config"], "model_type": row["family"]}
+    got = emulate(config, None, ["transformers-5"], {"transformers-5": row["version"]})
+    got = got["transformers-5"]
+    if row["kinds"] is None:
+        assert got.known == "yes" and got.error
+        return
+    assert got.error is None
+    for kind, (pairs, first, multiplier) in row["kinds"].items():
+        (layer,) = got.of_kind(kind)
+        assert len(layer.inv_freq) == pairs
+        assert layer.inv_freq[1:4] == pytest.approx(first, rel=2e-6)
+        assert layer.multiplier == pytest.approx(multiplier, rel=2e-6)
+
+
+def test_every_recorded_change_is_held_to_two_versions_that_differ():
+    for name, facts in all_families().items():
+        for change in (facts.get("transformers5") or {}).get("before", ()):
+            if change.keys() - {"until", "unread"} and change.get("unread", True):
+                until = number_of(change["until"])
+                rows = [row for row in PRINTED if row["family"] == name]
+                sides = {number_of(row["version"]) < until for row in rows}
+                assert sides == {True, False}, name
+
+
+def test_a_family_is_missing_before_its_first_version():
+    facts = all_families()["gemma4_text"]["transformers5"]
+    assert facts_at(facts, "5.4") is None and facts_at(facts, "5.5") is not None
+    got = RUNTIMES["transformers-5"]({"model_type": "gemma4_text"}, None, "5.4.0")
+    assert got.known == "no model"
+
+
+@pytest.mark.parametrize("runtime", RECORD)
+def test_a_version_without_a_record_is_never_judged(runtime):
+    first, last, read = RECORD[runtime]
+    assert all(is_recorded(runtime, version) for version in (first, last, read))
+    old, new = ("b1", "b99999") if first.startswith("b") else ("0.1", "99.0")
+    for version in (old, new):
+        got = RUNTIMES[runtime]({"model_type": "llama"}, None, version)
+        assert got.known == "unknown" and version in str(got.error)
+
+
+def test_what_a_version_was_not_read_with_is_unknown():
+    facts = all_families()["gemma4_text"][CELLS["transformers-5"]]
+    assert facts["before"][0]["unread"][0] == "yarn"
+    old = {"transformers-5": "5.16"}
+    plain = {"model_type": "gemma4_text"}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+    nested = {**plain, "rope_parameters": {"full_attention": yarn}}
+    assert emulate(plain, None, old, old)["transformers-5"].known == "yes"
+    assert emulate(nested, None, old, old)["transformers-5"].known == "unknown"
+    assert emulate(nested, None, old)["transformers-5"].known == "yes"

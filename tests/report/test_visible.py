@@ -1,0 +1,77 @@
+"""Text of foreign files moves no cursor and reorders no line, wherever it is shown."""
+
+import io
+import json
+import subprocess
+import sys
+
+import matplotlib.pyplot as plt
+import pytest
+from rich.console import Console
+
+from posenc.report.page.console import Terminal, print_table
+from posenc.report.page.drawing import to_svg
+from posenc.report.page.page import Page
+from posenc.report.page.progress import say
+from posenc.report.page.table import Table
+from posenc.report.page.visible import visible
+from tests.doctor.threads import BASE
+
+HOSTILE = "a\x1b[31m\x9b2J\x07\u202eb\u2066\x7f"
+SHOWN = r"a\u001b[31m\u009b2J\u0007\u202eb\u2066\u007f"
+
+
+def test_hidden_characters_are_escapes_and_others_stay():
+    assert visible(HOSTILE) == SHOWN
+    assert json.loads(visible(json.dumps({"a": HOSTILE}, ensure_ascii=False))) == {"a": HOSTILE}
+    assert visible("中文 é\tπ\n\u200b☃ עברית") == "中文 é\tπ\n\u200b☃ עברית"
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda console: say(console, HOSTILE),
+        lambda console: console.print(HOSTILE, markup=False),
+        lambda console: print_table(console, ["name"], [[HOSTILE]], overflow="fold"),
+        lambda console: print_table(console, [HOSTILE], [["1"]], overflow="fold"),
+    ],
+)
+def test_the_terminal_shows_escapes(show):
+    out = io.StringIO()
+    show(Terminal(file=out, width=100))
+    assert SHOWN in out.getvalue() and "\x1b" not in out.getvalue()
+    plain = io.StringIO()
+    show(Console(file=plain, width=100))
+    assert "\x1b" in plain.getvalue()  # rich alone does not
+
+
+def test_pages_and_figures_show_escapes():
+    page = Page(HOSTILE, HOSTILE)
+    drawn, axes = plt.subplots()
+    axes.set_title(HOSTILE)
+    page.section(HOSTILE, HOSTILE, Table([HOSTILE], [[HOSTILE]]))
+    for text in (page.html(), to_svg(drawn, HOSTILE)):
+        assert SHOWN in text and not set(text) & {"\x1b", "\x9b", "\x07", "\u202e", "\u2066"}
+    plt.close(drawn)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--each"]])
+def test_the_doctor_and_its_errors_show_escapes(tmp_path, call, more):
+    for name, config in (
+        ("a", {**BASE, "rope_theta": 1e4, "rope_scaling": {"rope_type": HOSTILE, "factor": 2.0}}),
+        ("b", {**BASE, "model_type": HOSTILE}),
+    ):
+        path = tmp_path / (name + HOSTILE) / "config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(config))
+        _, out, err = call("doctor", path, *more)
+        assert not set(out + err) & {"\x1b", "\x9b", "\x07", "\u202e", "\u2066"}
+        assert more == ["--json"] or SHOWN in out + err
+
+
+@pytest.mark.parametrize(("closed", "said"), [(">&-", "output is closed"), (">&- 2>&-", "")])
+def test_a_closed_output_is_bad_input(closed, said):
+    command = f'"{sys.executable}" -m posenc list {closed}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and done.stderr.count("\n") == bool(said)

@@ -1,0 +1,108 @@
+"""Only `posenc/report/files` creates, replaces, appends, copies and deletes, and reads what others
+wrote: it follows no link and waits for no pipe."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOM = "posenc/report/files/"
+WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rmtree", "copyfile", "copy2"}
+WRITES |= {"copytree", "move", "save_file", "save_pretrained", "tofile", "savez", "to_csv"}
+WRITES |= {"savefig", "export_chrome_trace", "symlink_to", "hardlink_to", "rename", "mkstemp"}
+WRITES |= {"mkdtemp", "NamedTemporaryFile"}
+READS = {"read_text", "read_bytes", "open"}
+ALLOWED = {
+    # a buffer in memory
+    "posenc/report/page/drawing.py": {"savefig"},
+    "posenc/report/page/figure_files.py": {"savefig"},
+    # transformers' writer, in a new folder of ours; the user's own call
+    "posenc/extend/export/folder.py": {"save_pretrained"},
+    "posenc/hf/attachment/save.py": {"save_pretrained"},
+    # in a tempfile.TemporaryDirectory, or the folder of texts that only this user can write
+    "posenc/bench/measure.py": {"export_chrome_trace", "read_text"},
+    "posenc/compare/engines/remote.py": {"symlink_to"},
+    "posenc/compare/engines/storage.py": {"rename"},
+    # files of this installation and of the system, and code that the user names
+    "posenc/report/machine/machine.py": {"read_text"},
+    "posenc/report/machine/processor.py": {"read_text"},
+    "posenc/report/machine/facts.py": {"read_bytes"},
+    "posenc/lazy.py": {"read_text"},
+    "posenc/list.py": {"read_text"},
+    "posenc/doctor/rule.py": {"read_text"},
+    "posenc/compare/reports/board.py": {"read_text"},
+    "posenc/extend/answer/terminal.py": {"read_text"},
+    "posenc/dialects/conformance.py": {"read_text"},
+    "posenc/encodings/registry/code.py": {"read_bytes"},
+    "posenc/encodings/registry/content.py": {"read_bytes"},
+    # /dev/null after a broken pipe
+    "posenc/cli.py": {"open"},
+}
+
+
+def calls(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of each call that opens, creates, replaces, copies or deletes a file or a
+    folder, but for files that the package brings."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        on = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+        if "resources.files" in on:
+            continue
+        if name in WRITES | READS:
+            yield node.lineno, name
+        elif name == "save" and len(node.args) > 1 and "path" in ast.unparse(node.args[1]):
+            yield node.lineno, name
+        # str.replace takes two arguments, dataclasses.replace is no method
+        elif name == "replace" and on and len(node.args) == 1 and not node.keywords:
+            yield node.lineno, name
+
+
+def strangers(files: dict[str, str]) -> list[str]:
+    return [
+        f"{path}:{line} calls {name}"
+        for path, source in sorted(files.items())
+        if not path.startswith(ROOM)
+        for line, name in calls(source)
+        if name not in ALLOWED.get(path, ())
+    ]
+
+
+def sources() -> dict[str, str]:
+    found = sorted((ROOT / "posenc").rglob("*.py"))
+    return {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8") for p in found}
+
+
+def test_files_are_opened_in_one_room():
+    assert strangers(sources()) == []
+
+
+def test_what_is_allowed_is_needed():
+    files = sources()
+    for path, names in ALLOWED.items():
+        assert names == names & {name for _, name in calls(files[path])}, path
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "open('a', 'w')", "open('a')", "path.open('rb')", "Path('a').write_text('')",
+        "path.write_bytes(b'')", "path.mkdir(parents=True)", "os.makedirs(a)", "path.touch()",
+        "shutil.rmtree(a, ignore_errors=True)", "shutil.copyfile(a, b)", "save_file(tensors, path)",
+        "torch.save(model, path)", "figure.savefig(path)", "model.save_pretrained(folder)",
+        "partial.replace(path)", "os.open(path, os.O_RDONLY)", "path.read_text()", "a.rename(b)",
+    ],
+)  # fmt: skip
+def test_a_writer_elsewhere_is_seen(planted):
+    assert len(strangers({"posenc/bench/new.py": planted})) == 1
+    assert strangers({f"{ROOM}new.py": planted}) == []
+
+
+def test_what_touches_no_file_passes():
+    harmless = "text.replace('a', 'b')\nreplace(study, a=1)\nsave(tensors)\n"
+    harmless += "resources.files('a').read_text()"
+    assert strangers({"posenc/bench/new.py": harmless}) == []
