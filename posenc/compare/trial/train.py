@@ -1,4 +1,7 @@
-"""Train one trial with checkpoints; interruptions do not change the result, bit for bit."""
+"""Train one trial with checkpoints; interruptions do not change the result, bit for bit on the CPU.
+
+On CUDA gradients may be added in any order, so that no two runs need to be equal to the last bit.
+"""
 
 from __future__ import annotations
 
