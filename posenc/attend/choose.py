@@ -20,8 +20,6 @@ These are chosen on the CPU in float32:
 the second one runs if the scores exceed DENSE_BYTES.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Build calls of attention, of an attention layer, and of rotation, to be timed."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys

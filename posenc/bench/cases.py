@@ -1,7 +1,5 @@
 """Define the cases of `posenc bench`, in groups that each answer one question."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

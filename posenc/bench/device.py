@@ -1,7 +1,5 @@
 """Check every encoding on a device against float64 on the CPU, forward and backward."""
 
-from __future__ import annotations
-
 import copy
 import math
 import time

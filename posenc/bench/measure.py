@@ -1,7 +1,5 @@
 """Measure time in interleaved rounds, memory, and confidence intervals of ratios."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

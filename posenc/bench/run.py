@@ -1,7 +1,5 @@
 """Measure one case, once for each number of threads."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """`posenc compare` as a function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path

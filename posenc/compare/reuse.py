@@ -1,7 +1,5 @@
 """Reuse finished trials of other runs, so that one more encoding or seed trains only itself."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Attend by blocks of queries, which the backward pass recomputes: for any encoding, in memory that
 grows linearly with the length."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint

@@ -1,8 +1,6 @@
 """Attend by compiled FlexAttention, with the encoding's score_mod and a block mask. Both capture
 tensors only: for other Python numbers the kernel would be compiled again."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The frozen config of a trial, and the folder named by its hash."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

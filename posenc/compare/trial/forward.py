@@ -1,7 +1,5 @@
 """Run a causal model on windows of a text or sequences of a task: losses and answers."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 result.json depends only on the config.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 On CUDA gradients may be added in any order, so that no two runs need to be equal to the last bit.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

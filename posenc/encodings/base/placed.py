@@ -1,7 +1,5 @@
 """Check the positions that users pass in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The masked objective: predict masked bytes of a window from both sides."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

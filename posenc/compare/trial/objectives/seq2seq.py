@@ -1,8 +1,6 @@
 """The sequence-to-sequence objective: an encoder reads the first half of a window, a decoder
 predicts the second."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
