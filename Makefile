@@ -46,6 +46,7 @@ test-all: .venv/.installed-all
 nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
 	$(PYTEST) -m nightly
+	$(BIN)/python -m tests.doctor.oracles full
 	$(BIN)/python -m tests.fuzz.attention 10000
 	$(BIN)/python -m tests.fuzz.commands 5000
 	$(BIN)/python -m tests.fuzz.kills 10
@@ -72,7 +73,7 @@ lint: .venv/.installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(PYTEST) -m "prose and not slow"
+	$(PYTEST) -m "prose and not slow and not nightly"
 
 bench: .venv/.installed
 	$(BIN)/posenc bench

@@ -67,8 +67,8 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
 
 
 def _stopped(out: Path) -> str:
-    """Return, in words, what a stopped command left undone after the export's last step. Its
-    restart state is deleted, because nothing remains to be done with it."""
+    """Return the end of a refusal's sentence if `out` holds a complete export that lacks only its
+    page, because its command was stopped; else "". Also delete that command's restart state."""
     state = own_state(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""

@@ -229,9 +229,9 @@ def child(asked: dict[str, Any]) -> None:
         plain(handle)
         now[0] = write
 
-    def replace(source: Any, target: Any, plain: Any = os.replace) -> None:
+    def replace(source: Any, target: Any, plain: Any = os.replace, **where: int) -> None:
         die_if("before", now[0])
-        plain(source, target)
+        plain(source, target, **where)
         die_if("after", now[0])
 
     now = [-1]

@@ -31,6 +31,10 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
     dtype = problem.product_dtype
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
+    if torch.is_grad_enabled() and (row.requires_grad or key.requires_grad):
+        # In 16 bits the rounding of the output would be all that is left of the key's gradient,
+        # whose sum over keys cancels.
+        q, k, v = (t.to(at_least_float32(dtype)) for t in (q, k, v))
     with without_autocast(q.device):
         out = _KeyRows.apply(q, k, v, row, key, replace(problem, term=None))
     return out, None  # type: ignore[return-value]

@@ -69,7 +69,7 @@ def limits(study: Study) -> str:
 
 
 def _may_turn(study: Study) -> str:
-    """Say how much the loss still falls, and which differences twice the steps may turn."""
+    """Say how much the loss still falls, and which differences may turn with twice the steps."""
     fell = falls(study.of_task(TEXT).finished)
     if not fell:
         return "what longer training changes was not measured"

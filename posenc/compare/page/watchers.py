@@ -15,7 +15,7 @@ from rich.console import Console
 from posenc.compare.page.progress import LiveBars, PlainLines
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.files.opened import append_to
+from posenc.report.files.opened import append_to, make_inside
 
 EVENTS = "events.jsonl"
 
@@ -89,7 +89,7 @@ class TensorBoard:
     """Writes what TensorBoard shows, one run for each trial: the loss of steps while they run, and
     of a finished trial the curves of training and validation, all in bits.
 
-    Raises: ValueError where tensorboard is not installed.
+    Raises: ValueError where tensorboard is not installed, or the folder is a link.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,7 +99,7 @@ class TensorBoard:
             raise ValueError(
                 "--tensorboard: tensorboard is not installed; install posenc[tensorboard]."
             ) from None
-        self.folder, self.make = folder, SummaryWriter
+        self.folder, self.make = make_inside(folder), SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
 
     def __enter__(self) -> TensorBoard:

@@ -161,7 +161,7 @@ def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> Non
 
 
 def check(parameters: Parameters) -> None:
-    """Raise RefusedError if a key that the type needs is missing."""
+    """Raise RefusedError if a key that the rope_type needs is missing."""
     kind = parameters["rope_type"]
     missing = [key for key in NEEDED.get(kind, ()) if key not in parameters]
     if missing:

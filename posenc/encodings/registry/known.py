@@ -26,8 +26,8 @@ _classes: dict[str, type[PositionEncoding]] = {}
 def names() -> tuple[str, ...]:
     """Return the names of encodings: posenc's own, then those of `register` and of other packages.
 
-    >>> posenc.names()[:3]
-    ('nope', 'sinusoidal', 'sinusoidal_concatenated')
+    >>> "rope" in posenc.names()
+    True
     """
     return tuple(dict.fromkeys((*_ENTRIES, *_registered, *_installed()[0])))
 

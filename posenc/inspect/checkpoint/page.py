@@ -191,7 +191,7 @@ def _moved(change: float) -> str:
 
 
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
-    """Draw what the exchange changes, by token and by layer."""
+    """Draw how far exchanging two words moves the hidden states, by token and by layer."""
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
     yield Plot(

@@ -17,7 +17,10 @@ COST_LENGTH = 512
 
 
 def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
-    """Return the places at which the encoding changes something, near or far from the start."""
+    """Return the places where the encoding acts, by trial at small and at large positions.
+
+    1: embeddings; 2: q and k; 3: scores; 4: values or output.
+    """
     offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
     return sorted({place for offset in offsets for place in _acting(encoding, shape, offset)})
 

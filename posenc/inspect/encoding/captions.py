@@ -111,7 +111,7 @@ def in_turns(inv_freq: Sequence[float], positions: int) -> str:
 
 
 def in_steps(degrees: float) -> str:
-    """Return when the pair completes a turn."""
+    """Return a caption: after how many tokens a pair that turns by `degrees` a token is round."""
     if not degrees:
         return "This pair does not turn."
     return f"{degrees:.1f} degrees a token: after {360 / degrees:.1f} tokens it has come round."

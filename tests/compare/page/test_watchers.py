@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import sys
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -143,3 +145,12 @@ def test_tensorboard_that_is_not_installed_is_refused(tmp_path, monkeypatch):
         watching(Console(), study, tmp_path, 1, True).__enter__()
     with watching(Console(), study, tmp_path, 1, False) as found:
         assert len(found) == 2
+
+
+def test_the_folder_of_tensorboard_is_no_link(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=None))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "tensorboard").symlink_to("elsewhere")
+    with pytest.raises(ValueError, match="a link, or not a folder"):
+        TensorBoard(tmp_path / "tensorboard")
+    assert TensorBoard(tmp_path / "board").folder.is_dir()

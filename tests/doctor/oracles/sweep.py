@@ -75,6 +75,8 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
     yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
+    if "head_dim" not in raw and "qk_rope_head_dim" in raw:
+        yield "a head beside the rotated part", {**raw, "head_dim": 2 * raw["qk_rope_head_dim"]}
     if isinstance(raw.get("head_dim"), int):
         yield "other heads", {**raw, "head_dim": 2 * raw["head_dim"]}
 
@@ -184,6 +186,9 @@ def composites() -> dict[str, str]:
             raw = real.as_json(built)
         except Exception as error:  # whatever a class of transformers raises
             answer[name] = f"cannot be built: {error}".split("\n")[0][:160]
+            continue
+        if RUNTIMES[RUNTIME](raw, None, VERSION).known == "unknown":
+            answer[name] = f"not known: {raw.get('text_config', {}).get('model_type')}"
             continue
         answer[name] = differs(type(inner), found, raw, "a tower", inner)
     return answer

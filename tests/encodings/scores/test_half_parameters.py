@@ -1,5 +1,7 @@
 """Parameters stored in half types are widened before anything is computed with them."""
 
+import copy
+
 import pytest
 import torch
 
@@ -37,3 +39,29 @@ def test_a_score_is_as_exact_as_with_the_same_numbers_in_float32(name, dtype):
 
     want = log_sum_exp(wide, torch.float64)
     torch.testing.assert_close(log_sum_exp(half, dtype), want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_parameters_are_those_of_wide_products(name):
+    """With q, k and v in bfloat16. Sums over keys that cancel would show what was rounded."""
+    torch.manual_seed(0)
+    length, positions = 600, torch.arange(600)
+    encoding = posenc.create(name, SHAPE).for_layer(0)
+    x, weight = torch.randn(1, length, 32), torch.randn(1, 2, length, 16)
+    vectors = [torch.randn(1, 2, length, 16).bfloat16() for _ in range(3)]
+
+    def gradients(like: torch.dtype) -> list[torch.Tensor]:
+        own = copy.deepcopy(encoding).to(torch.float64 if like == torch.float64 else torch.float32)
+        state = own.state(x.to(next(own.parameters()).dtype), positions)
+        out = posenc.attention(
+            *(t.to(like) for t in vectors), own, q_positions=positions, kv_positions=positions,
+            q_state=state, kv_state=state, mask=posenc.masks.causal,
+        )  # fmt: skip
+        found = torch.autograd.grad((out.double() * weight).sum(), [*own.parameters()])
+        return [t.double() for t in found]
+
+    if not [*encoding.parameters()]:
+        pytest.skip("no parameters")
+    for got, want in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        # Some vanish: what adds the same to all keys changes nothing.
+        assert (got - want).norm() <= 0.05 * want.norm() + 1e-5
