@@ -244,7 +244,7 @@ def _facts(study: Study) -> Mapping[str, object]:
             + f" on {trial.task}"
             * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
             f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
-            f"{trial.precision} on {trial.device}"
+            f"{trial.precision} on {trial.device}{', compiled' * trial.compile}"
             for trial in study.trials
         },
         "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
