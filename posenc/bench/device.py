@@ -15,9 +15,13 @@ from posenc.encodings import ModelShape, create, names
 
 LENGTHS = (1, 17, 127, 129, 1000, 8193)
 SHAPE = ModelShape(64, 2, 1, 32)
-BOUNDS = {"float32": 5e-3, "bfloat16": 0.3}
+BOUNDS = {"float32": 5e-3, "bfloat16": 0.05}
 """Maximum error of outputs and gradients, relative to the largest number of each; in bfloat16 those
-of parameters relative to the largest of all, because small ones are differences of large ones."""
+of parameters relative to the largest of all, because small ones are differences of large ones.
+
+Rounding q, k and v to bfloat16 alone changes gradients of CoPE, which sums a gate for each key, by
+up to 0.26 at 300 tokens. So a larger error counts if it is one from float64 with that rounding too:
+the CPU, in all encodings at 17 to 300 tokens, is at most 0.016 from that."""
 
 
 def checks(
@@ -58,6 +62,10 @@ def checks(
                             {} if refused else {"ok": False}))  # fmt: skip
                         continue
                     off = _error(got, want, together=dtype == "bfloat16")
+                    if dtype == "bfloat16" and not off <= BOUNDS[dtype]:
+                        rounded = _rounding(copy.deepcopy(model).double())
+                        other = _results(rounded, x.double(), where, grad, "auto")
+                        off = _error(got, other, together=True)
                     yield case | {"error": round(off, 6), "ok": off <= BOUNDS[dtype]}
 
 
@@ -75,6 +83,14 @@ class _Layer(nn.Module):
                 p += 0.2 * torch.randn_like(p)
             for p in self.attention.parameters():  # scores of about 2, as in trained models
                 p *= 2.5
+
+
+def _rounding(layer: _Layer) -> _Layer:
+    """Round the results of all projections to bfloat16, in place."""
+    for module in layer.attention.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, args, out: out.bfloat16().to(out.dtype))
+    return layer
 
 
 def _results(layer: Any, x: Tensor, positions: Any, grad: Tensor, impl: str) -> list[Any]:

@@ -294,6 +294,38 @@ def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeyp
         assert code == 1 and "0 wrong" not in said, said
 
 
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("t5", lambda table: table[1].add_(0.25)),
+        ("t5", lambda table: table.copy_(table.roll(1, 0))),
+        ("cope", lambda table: table.copy_(table.roll(1, 0))),
+    ],
+)
+def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
+    right = device._results
+    monkeypatch.setattr(device, "names", lambda: (name,))
+    assert all(row["ok"] for row in device.checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row)
+
+    def wrong(layer, x, *rest):
+        if x.dtype == torch.bfloat16:
+            (table,) = layer.encoding.parameters()
+            with torch.no_grad():
+                spoil(table)
+        return right(layer, x, *rest)
+
+    monkeypatch.setattr(device, "_results", wrong)
+    rows = [row for row in device.checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row]
+    assert rows and not any(row["ok"] for row in rows)
+
+
+def test_rounding_alone_is_no_error_of_cope(monkeypatch):
+    """At 300 tokens bfloat16 is 0.255 from float64, and 0.007 from float64 with q, k, v rounded."""
+    monkeypatch.setattr(device, "names", lambda: ("cope",))
+    rows = [row for row in device.checks("cpu", (300,), ("bfloat16",), 99) if "ok" in row]
+    assert rows and all(row["ok"] and row["error"] < 0.02 for row in rows)
+
+
 def test_checks_without_time_are_left_out_and_named(two):
     rows = list(device.checks("cpu", (4,), ("float32",), -1.0))
     assert [(row["check"], row["left_out"]) for row in rows] == [
