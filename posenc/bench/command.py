@@ -88,12 +88,12 @@ def bench(
     from posenc.report.machine.options import check_choice
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
+    sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
     if device is not None:
         others = {"--only": only, "--kv-heads": kv_heads, "--head-dim": head_dim,
                   "--repeats": repeats, "--quick": quick, "--threads": threads != "1"}  # fmt: skip
         if given := [name for name, value in others.items() if value]:
             raise ValueError(f"bench: --device does not take {given[0]}.")
-        sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
         _on_device(device, sizes, heads or 16, every, out, as_json)
         return
     asked = tuple(GROUPS) if only is None else _listed(only)
@@ -101,7 +101,6 @@ def bench(
         check_choice("--only", name, GROUPS)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
-    sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
     counts = _numbers("--threads", threads, "1,2")
     _check_threads(counts)
     cases, notes = _runnable(chosen(asked, sizes, heads, kv_heads, head_dim), only is not None)

@@ -163,8 +163,7 @@ class Options:
     compile: Annotated[
         bool,
         option(
-            "Train models compiled by torch.compile: other last bits, and a minute or more to "
-            "compile each. For text only. See docs/scale.md.",
+            "Train models compiled by torch.compile, on text only. See docs/scale.md.",
             "--compile",
         ),
     ] = False

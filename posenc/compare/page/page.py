@@ -266,10 +266,6 @@ def _text(study: Study) -> dict[str, str]:
     }
 
 
-def _training_of(trial: TrialConfig) -> str:
-    return "training" if trial.of_text else f"training on {trial.task}"
-
-
 def _rate_of(trial: TrialConfig, study: Study) -> str:
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
     if len(peaks) == 1:

@@ -162,18 +162,17 @@ def train_model(
         step = cursor.step + 1
         ends = step == config.steps
         validates, saves = step % every == 0 or ends, step % checkpoint_steps == 0 or ends
-        values = []
+        values, total = [], cursor.loss_sum
         if validates or saves or len(losses) == READ_EVERY[config.device]:
             values, losses = torch.stack(losses).tolist(), []
         seconds = cursor.train_seconds + time.perf_counter() - began
-        cursor = replace(cursor, step=step, train_seconds=seconds)
         for number, loss in enumerate(values, step + 1 - len(values)):
             if not math.isfinite(loss):
                 raise TrialFailed(f"the loss became {loss} at step {number}; try a lower --lr")
-            cursor = replace(
-                cursor, loss_sum=cursor.loss_sum + loss, loss_count=cursor.loss_count + 1
-            )
+            total += loss
             event("step", step=number, loss=loss / math.log(2))
+        count = cursor.loss_count + len(values)
+        cursor = replace(cursor, step=step, loss_sum=total, loss_count=count, train_seconds=seconds)
         if validates:
             valid = _validate(model, config, valid_symbols)
             if not math.isfinite(valid):
