@@ -103,7 +103,7 @@ class Compose(PositionEncoding):
             )
         )
         return replace(
-            Claims.all(members),
+            Claims.all([member.claims for member in members]),
             num_axes=axes.pop(),
             scope="layer" if own else "model",
             shared_parameters=shared,
