@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.bench import calls, device, measure, run
+from posenc.bench import calls, cases, device, measure, run
 from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, chosen
 from tests.test_readme import load_script
 
@@ -354,3 +354,17 @@ def test_a_call_that_is_compiled_again_is_seen():
     assert measure.compiles(lambda: double(x, 2)), "the first time"
     assert not measure.compiles(lambda: double(x, 2))
     assert measure.compiles(lambda: double(torch.ones(4), 2))
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A card")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: half)
+    monkeypatch.setattr(
+        device, "checks", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
+    )
+    monkeypatch.setattr(cases, "on_device", lambda *sizes: seen.append(sizes[-1]) or [])
+    assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0
+    assert seen == (["float32", "bfloat16", "bfloat16"] if half else ["float32", "float32"])
