@@ -49,8 +49,8 @@ nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines
 	$(BIN)/python -m tests.doctor.oracles full
 	$(BIN)/python -m tests.fuzz.attention 10000
 	$(BIN)/python -m tests.fuzz.commands 5000
-	$(BIN)/python -m tests.fuzz.kills 10
-	$(BIN)/python -m tests.fuzz.kills_extend 6
+	$(BIN)/python -m tests.fuzz.kills 50
+	$(BIN)/python -m tests.fuzz.kills_extend 28
 	$(BIN)/python -m tests.fuzz.kills_fix
 
 # The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that

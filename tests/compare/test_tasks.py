@@ -215,6 +215,11 @@ def test_what_cannot_run_says_why():
     assert list(task_notes([row])) == [
         "learned on copy: cannot run at some lengths: it has 10 positions"
     ]
+    both = [row, dataclasses.replace(row, task="offset")]
+    assert list(task_notes(both)) == [
+        "learned on copy and offset: cannot run at some lengths: it has 10 positions "
+        "(on copy; see the report for the others)"
+    ]
 
 
 def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
@@ -226,7 +231,7 @@ def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
     for words in (
         "The task copy",
         "0.250 (0.50, 0.00)",
-        "learned 1/2",
+        "<small>1/2</small>",
         "training on copy",
         "Use perhaps rope: highest exact match on copy",
     ):

@@ -43,6 +43,8 @@ BETAS = (0.9, 0.98)
 """Short trainings need a shorter average of squared gradients than 0.999."""
 VALID_ROWS = 32
 """Number of validation windows in one pass."""
+SAME = 0.01
+"""Bits by which the validation loss of reused weights may differ, on another CPU or GPU."""
 VALIDATIONS = 10
 """Number of validations in a training; each takes about as long as a step."""
 READ_EVERY = {"cpu": 1, "cuda": 20}
@@ -148,10 +150,15 @@ def train_model(
     optimizer = optimizer_for(model, config)
     try:
         cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
+        if cursor and cursor.reused_from:
+            known, now = cursor.training[-1].valid, _validate(model, config, valid_symbols)
+            if not abs(now - known) < SAME:
+                raise checkpoint.CorruptCheckpoint(f"its loss is {now:.3f}, not {known:.3f}")
     except checkpoint.CorruptCheckpoint as error:
         event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
         checkpoint.clear_checkpoint(folder)
-        cursor = None
+        model = build_model(config)
+        optimizer, cursor = optimizer_for(model, config), None
     cursor = cursor or Cursor(config.hash, 0)
     every = max(1, config.steps // VALIDATIONS)
     model.train()

@@ -92,7 +92,7 @@ class DistanceBias(PositionEncoding):
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute what `falling` returns, from distances of this dtype."""
         falling = torch.arange(farthest, farthest - count, -1, dtype=dtype, device=device)
-        return self._checked(falling)
+        return self._checked(falling[None]).squeeze(1)  # own classes may rely on two axes
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None
