@@ -161,6 +161,13 @@ class Options:
             "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it."
         ),
     ] = "auto"
+    compile: Annotated[
+        bool,
+        option(
+            "Train models compiled by torch.compile, on text only. See docs/scale.md.",
+            "--compile",
+        ),
+    ] = False
     workers: Annotated[
         int | None,
         option(
