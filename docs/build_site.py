@@ -60,6 +60,18 @@ USED = {
     "deberta": "DeBERTa",
     "inkling": "Inkling",
 }
+LEARN = {
+    "nope": "order",
+    "sinusoidal": "sinusoidal",
+    "learned": "learned",
+    "rope": "rope",
+    "alibi": "biases",
+    "t5": "biases",
+    "linear": "scaling",
+    "ntk": "scaling",
+    "yarn": "scaling",
+}
+"""The page that explains an encoding."""
 API = {
     "attention": "attention attention_weights explain score_mod linear_attention Attention KVCache",
     "encodings": "PositionEncoding DistanceBias Claims ModelShape Compose PerLayer Within Pass "
@@ -179,7 +191,7 @@ def card(row: dict) -> str:
     changes = ("embeddings", "queries and keys", "scores", "values")
     options = ",".join(f"{key}={value}" for key, value in found.defaults.items())
     checked = "printed by the authors' own code" if found.checked == "golden" else (
-        "of the paper's formula in float64 loops"
+        "of the paper's formula, in float64 loops"
     )  # fmt: skip
     claims = [k.replace("_", " ") for k in ("shift_invariant", "causal_only") if row[k]]
     claims += [] if row["cache_safe"] else ["not cache safe"]
@@ -192,6 +204,9 @@ def card(row: dict) -> str:
         "checked by": f"numbers {checked}",
         "used by": USED.get(name, "not recorded here"),
         "source": row["source"],
+        "explained in": f"[Learn](../learn/{LEARN[name]}.md)"
+        if name in LEARN
+        else "the text below",
         "in Python": f'`posenc.create("{name}", shape)`' + (f", is `{options}`" if options else ""),
     }
     table = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
@@ -208,14 +223,18 @@ def card(row: dict) -> str:
 
 
 def cost(name: str) -> str:
-    """Return how much longer attention over 1,024 tokens takes, where `posenc bench` has it."""
+    """Return how much longer attention over 1,024 tokens takes, where `posenc bench` has it; for
+    RoPE's scalings, which run the same code, that of RoPE."""
+    run = "rope" if entry(name).path == entry("rope").path else name
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
     for row in json.loads(text)["rows"]:
         if (row["group"], row["run"], row["case"], row.get("threads")) == (
-            "attention", name, "1k", 1,
+            "attention", run, "1k", 1,
         ):  # fmt: skip
             ratio, low, high = next(iter(row["ratios"].values()))
-            return f"{ratio:.2f} ({low:.2f} to {high:.2f}) times plain attention over 1,024 tokens"
+            measured = "" if run == name else ", measured with `rope`, whose code it runs"
+            said = f"{ratio:.2f} ({low:.2f} to {high:.2f}) times plain attention"
+            return f"{said} over 1,024 tokens{measured}"
     return "not measured here"
 
 
