@@ -1,6 +1,7 @@
 """A checkpoint's positions are those that its model runs, family by family."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.report.page.failure import RunFailed
+from tests import golden_values
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import NUMBERS as DOCUMENTS
 
@@ -117,12 +119,32 @@ def test_what_needs_two_pairs_is_refused_where_one_rotates(name):
     assert stretch((two,), METHODS[name], TARGET)
 
 
-def test_pairs_that_stand_still_are_proved_to_stand_still(tmp_path):
+@pytest.mark.parametrize("case", golden_values.cases("scaling_clip"))
+def test_clip_slows_the_pairs_that_do_not_turn_as_its_authors_do(case):
+    dim, theta, clipped = (case.params[k] for k in ("head_dim", "rope_theta", "clipped"))
+    last_turning = dim // 2 - clipped - 1
+    trained = math.ceil(2 * math.pi * theta ** (2 * last_turning / dim))
+    (stretched,) = stretch((RopeSetting(None, theta, dim, None, trained),), METHODS["clip"], 10**6)
+    for length in (1, 10**6):
+        frequencies = stretched.frequencies(length)
+        case.assert_close("inv_freq", torch.tensor([float(f) for f in frequencies.inv_freq]))
+        assert frequencies.attention_factor == 1.0
+
+
+def test_one_pair_that_does_not_turn_is_not_slowed():
+    one = RopeSetting(None, 1e4, 8, None, 1000)
+    assert stretch((one,), METHODS["clip"], TARGET)[0].frequencies() == one.frequencies()
+
+
+@pytest.mark.parametrize("method", ["proportional", "clip"])
+def test_pairs_that_stand_still_are_proved_to_stand_still(method, tmp_path):
     folder, out = save("llama", tmp_path / "llama", head_dim=16), tmp_path / "out"
     outcome = hf.extend(
-        folder, TARGET, DOCUMENTS, method="proportional", out=out, as_ids=True, options=QUICK
+        folder, TARGET, DOCUMENTS, method=method, out=out, as_ids=True, options=QUICK
     )
     assert outcome.proof is not None
+    rope = json.loads((out / "config.json").read_text())["rope_parameters"]
+    assert rope["rope_type"] == "longrope" and rope["long_factor"][-1] > 1e20
     assert outcome.proof.logits_error < 1e-5
 
 
@@ -148,7 +170,9 @@ def test_pairs_that_never_rotated_stand_still_in_what_is_stretched(name):
     assert slower == expected[name]
 
 
-@pytest.mark.parametrize("name", ["by-parts", "yarn", "llama3", "dynamic", "longrope-switch"])
+@pytest.mark.parametrize(
+    "name", ["by-parts", "yarn", "llama3", "dynamic", "longrope-switch", "clip"]
+)
 def test_a_method_without_words_for_some_of_the_pairs_is_refused(name):
     with pytest.raises(ValueError, match="only 4 of 8 pairs of channels rotate"):
         stretch((SHARE,), METHODS[name], TARGET)
