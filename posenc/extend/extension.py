@@ -31,7 +31,7 @@ from posenc.extend.variants.candidates import (
     measure_variant,
     needs_search,
 )
-from posenc.extend.variants.variant import Variant, as_is
+from posenc.extend.variants.variant import DROPE, Variant, as_is
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
 from posenc.hf.rope.apply import applied
@@ -258,11 +258,14 @@ def export_variant(
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
             adapter = options.state / ADAPTER
             remove_folder(adapter)
+            recipe = (
+                replace(options.tune, short_share=1.0) if chosen.name == DROPE else options.tune
+            )
             outcome.tuning_losses = tune(
                 checkpoint.model,
                 fitting,
                 trained,
-                options.tune,
+                recipe,
                 options.state / "tune",
                 progress,
                 masked,

@@ -83,7 +83,7 @@ class Variables(Far):
     least = 24
     train_length = 64
     test_lengths = (64, 128, 256, 1024)
-    steps = 3000
+    steps = 2000
     puzzle = staticmethod(variables)
 
 

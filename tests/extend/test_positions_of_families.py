@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from posenc import extend as hf
 from posenc.encodings.queries_keys.rope_scaling import LongRoPE, Proportional
 from posenc.extend.options import Options
+from posenc.extend.tune import tuning
+from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, other_frequencies, rotary_frequencies
@@ -146,6 +149,49 @@ def test_pairs_that_stand_still_are_proved_to_stand_still(method, tmp_path):
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     assert rope["rope_type"] == "longrope" and rope["long_factor"][-1] > 1e20
     assert outcome.proof.logits_error < 1e-5
+
+
+def test_drope_writes_layers_that_do_not_rotate_and_recalibrates_at_the_training_length(
+    tmp_path, monkeypatch
+):
+    folder, out, lengths = save("smollm3", tmp_path / "model"), tmp_path / "out", set()
+    stock = tuning.next_token_loss
+
+    def loss(model, tokens, *rest):
+        lengths.add(tokens.shape[1])
+        return stock(model, tokens, *rest)
+
+    monkeypatch.setattr(tuning, "next_token_loss", loss)
+    options = replace(QUICK, tune=TuneConfig(steps=8, batch=1))
+    outcome = hf.extend(
+        folder, TARGET, DOCUMENTS, method="drope", out=out, as_ids=True, options=options
+    )
+    assert lengths == {LENGTH}
+    assert outcome.proof is not None and outcome.proof.generated == 8
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert model.config.no_rope_layers == [0, 0, 0, 0]
+    tokens = torch.arange(TARGET)[None]
+    before = model(tokens).logits
+    model.model.rotary_emb.inv_freq *= 3
+    assert torch.equal(model(tokens).logits, before)
+    assert outcome.checkpoint.config.no_rope_layers == [1, 1, 1, 0]  # as it was
+
+
+@pytest.mark.parametrize(
+    "family, tune, words",
+    [
+        ("llama", TuneConfig(steps=1), "a llama config has no no_rope_layers"),
+        ("smollm3", None, "drope: without its rotation a model must be recalibrated; give --tune"),
+    ],
+)
+def test_drope_is_refused_where_nothing_can_say_it_and_without_tuning(
+    family, tune, words, tmp_path
+):
+    folder, out = save(family, tmp_path / family), tmp_path / "out"
+    options = replace(QUICK, tune=tune)
+    with pytest.raises(ValueError, match=words):
+        hf.extend(folder, TARGET, DOCUMENTS, method="drope", out=out, as_ids=True, options=options)
+    assert not out.exists()
 
 
 TURNING = 4
