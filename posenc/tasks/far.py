@@ -65,7 +65,7 @@ class NeedleByMeaning(Far):
     title = "find one of four values by another name of its key"
     shortest = 12
     least = 12
-    steps = 3000
+    steps = 2000
     puzzle = staticmethod(needles)
     asked_as = SYMBOLS
 

@@ -135,7 +135,7 @@ def applied(
         _rescale(scales)
 
 
-def rotating_switches(model: Any) -> list[nn.Module]:
+def rotating_switches(model: Any) -> list[Any]:
     """Return the attention modules whose config can say that they do not rotate; empty if it has no
     no_rope_layers."""
     if not getattr(model.config, "no_rope_layers", None):
