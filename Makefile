@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme oracles clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme oracles kernels clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -12,9 +12,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[hf,dev]"
 	touch $@
 
-# What only some users need: Keras with its jax backend beside the torch one.
+# What only some users need: Keras with its jax backend beside the torch one, and Triton, which
+# torch for the CPU comes without.
 .venv/.installed-all: .venv/.installed
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax \
+		"triton==3.9.0; sys_platform == 'linux'"
 	touch $@
 
 compare: .venv/.installed
@@ -47,8 +49,8 @@ nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines
 	$(BIN)/python -m tests.doctor.oracles full
 	$(BIN)/python -m tests.fuzz.attention 10000
 	$(BIN)/python -m tests.fuzz.commands 5000
-	$(BIN)/python -m tests.fuzz.kills 10
-	$(BIN)/python -m tests.fuzz.kills_extend 6
+	$(BIN)/python -m tests.fuzz.kills 50
+	$(BIN)/python -m tests.fuzz.kills_extend 28
 	$(BIN)/python -m tests.fuzz.kills_fix
 
 # The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that
@@ -85,6 +87,10 @@ performance: .venv/.installed
 # .venv-oracles; one that cannot be installed is left out, and said so.
 oracles: .venv/.installed
 	$(BIN)/python -m tests.doctor.oracles
+
+# The rotation's Triton kernel for GPUs of NVIDIA and AMD, compiled here, with registers and spills.
+kernels: .venv/.installed-all
+	$(BIN)/python -W ignore -m tests.encodings.queries_keys.rotation_kernel
 
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py

@@ -2,12 +2,25 @@
 
 import sys
 
-if not sys.flags.safe_path:
-    # -m puts the current folder first in the path, so a torch.py next to the user's text would run.
-    # posenc is already imported.
-    del sys.path[0]
 
-from posenc.cli import main
+def main() -> None:
+    """Run the command line. Ctrl-C shows no traceback while modules are imported or Python ends."""
+    import signal  # not above: a signal.py next to the user's text would run
+
+    try:
+        from posenc import cli
+    except KeyboardInterrupt:
+        sys.stderr.write("posenc: stopped before anything began.\n")
+        sys.exit(130)
+    try:
+        cli.main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        # -m puts the current folder first in the path, so a torch.py next to the user's text would
+        # run. posenc is already imported.
+        del sys.path[0]
     main()

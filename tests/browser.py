@@ -48,6 +48,8 @@ _MEASURE = """({
             title: svg.querySelector('title')?.textContent};
   }),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  scrolling: [...document.querySelectorAll('.table')].filter(e => e.scrollWidth > e.clientWidth)
+    .map(e => e.getAttribute('aria-label')),
   defects: (%s)(),
   text: document.body.innerText,
   scripts: document.scripts.length,
@@ -63,6 +65,8 @@ class Seen:
     figures: list[dict[str, Any]]
     overflow: int
     """How far the page is wider than the screen."""
+    scrolling: list[str]
+    """Tables that are wider than the page and scroll sideways."""
     defects: list[str]
     """Text that is cut off, unreadable or printed over, in words; see browser_defects.js."""
     text: str

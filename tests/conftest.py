@@ -89,6 +89,7 @@ def call(capsys):
     """call("list", ...) -> (exit code, stdout, stderr)"""
 
     def run(*arguments):
+        capsys.readouterr()  # what the test itself printed, such as progress bars of transformers
         with pytest.raises(SystemExit) as stop:
             cli.main([str(a) for a in arguments])
         out, err = capsys.readouterr()

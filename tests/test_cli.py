@@ -292,6 +292,18 @@ def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monk
     assert call("list") == (130, "", said)
 
 
+@pytest.mark.parametrize("module", ["posenc.cli", "typer", "rich.markup", "posenc.bench.command"])
+def test_ctrl_c_while_modules_are_imported_is_one_line(module):
+    code = (
+        "import sys\nclass Interrupts:\n def find_spec(self, name, *more):\n"
+        f"  if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\nfrom posenc.__main__ import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "list"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (130, "", 1), done.stderr
+    assert done.stderr.startswith("posenc: stopped")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_behind_stdout_is_code_1():
     with Path("/dev/full").open("w", encoding="utf-8") as full:

@@ -106,3 +106,8 @@ def test_what_touches_no_file_passes():
     harmless = "text.replace('a', 'b')\nreplace(study, a=1)\nsave(tensors)\n"
     harmless += "resources.files('a').read_text()"
     assert strangers({"posenc/bench/new.py": harmless}) == []
+
+
+def test_no_process_searches_the_current_folder_for_modules():
+    started = [line for text in sources().values() for line in text.split("[sys.executable, ")[1:]]
+    assert len(started) > 3 and all(line.startswith('"-P", ') for line in started)

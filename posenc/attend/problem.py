@@ -64,15 +64,15 @@ class Known:
         causal = mask is not None and mask.exact and mask.causal and mask.window is None
         square = len(queries) == len(keys) and mask_runs is not None
         states = (queries.x, queries.state, keys.x, keys.state)
-        tensors = [*vectors, *states, *encoding.parameters()]
+        grad = torch.is_grad_enabled()
+        tensors = [*vectors, *states, *encoding.parameters()] if grad else []
         return cls(
             runs=runs,
             mask_runs=mask_runs,
             causal_by_index=bool(causal and square and mask_runs[0] == mask_runs[1]),  # type: ignore[index]
             sees_no_later_position=later,
             every_row_sees_a_key=not blind,
-            needs_grad=torch.is_grad_enabled()
-            and any(t is not None and t.requires_grad for t in tensors),
+            needs_grad=any(t is not None and t.requires_grad for t in tensors),
             compiling=compiling,
             transformed=transformed(),
         )
@@ -178,7 +178,8 @@ class Problem:
         if self.term is None:
             return self
         with without_autocast(self.q.device):
-            return replace(self, term=self.term.ready(rows, self.known.sees_no_later_position))
+            term = self.term.ready(rows, self.known.sees_no_later_position)
+        return self if term is self.term else replace(self, term=term)
 
     def among(self, first: int, last: int) -> Problem:
         """Restrict the attention to keys [first, last)."""
@@ -218,7 +219,7 @@ class Problem:
                 farthest = runs[0] + stop - 1 - runs[1] - self.first_key
                 row = term.by_distance(farthest, count + self.kv_len - 1, self.q)
                 check_heads(self.encoding, row.shape[0], self.q)
-                return row.unfold(1, self.kv_len, 1).flip(1)[None]
+                return (row[:, None] if count == 1 else row.unfold(1, self.kv_len, 1).flip(1))[None]
             if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
                 return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
             product = term.product(rows, self.span) if isinstance(term, ByDistance) else None

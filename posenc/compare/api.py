@@ -1,7 +1,5 @@
 """`posenc compare` as a function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -38,7 +36,7 @@ def run(
             runs/ named by the options.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
-            kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
+            kv_heads, projections, config, small, lr, check_lr, device, precision, compile, workers,
             checkpoint_steps, reuse, unchecked, as_json, engine, address, storage, partition,
             max_parallel, tensorboard and dry_run: fields of `posenc.compare.Options` with its
             defaults.

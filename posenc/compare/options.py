@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -161,6 +162,13 @@ class Options:
             "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it."
         ),
     ] = "auto"
+    compile: Annotated[
+        bool,
+        option(
+            "Train models compiled by torch.compile, on text only. See docs/scale.md.",
+            "--compile",
+        ),
+    ] = False
     workers: Annotated[
         int | None,
         option(
@@ -239,10 +247,15 @@ class Options:
 
 
 def check_options(options: Options) -> None:
-    """Check the type and minimum of every option, as typer does on the command line.
+    """Check the type and minimum of every option, as typer does on the command line, and that
+    tensorboard is installed where it is asked for.
 
     Raises: ValueError.
     """
+    if options.tensorboard and find_spec("tensorboard") is None:
+        raise ValueError(
+            '--tensorboard: tensorboard is not installed: pip install "posenc[tensorboard]"'
+        )
     for name, hint in get_type_hints(Options, include_extras=True).items():
         annotated, declared = get_args(hint)
         kind, *or_none = get_args(annotated) or (annotated,)

@@ -1,7 +1,5 @@
 """Run a comparison, from options to report."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import sys
@@ -86,16 +84,18 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
             for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
                 if wrong:
                     say(console, f"{wrong}; writing it again")
-            reused = reuse_trials(folder, trials, runs)
+            reused, tested = reuse_trials(folder, trials, runs)
             if reused:
                 say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
+            if tested:
+                say(console, f"{len(tested)} trials have weights in other runs: tested only.")
             engine.settle(folder, trials, options.checkpoint_steps)
         except ValueError:  # of a disk that is too small, or a storage that is refused
             if made:
                 remove_folder(folder)
                 remove_empty(made)
             raise
-        left = [trial for trial in trials if not is_done(folder, trial)]
+        left = [t for t in trials if not is_done(folder, t) and t not in tested]
         seconds = expected_seconds(left, folder, workers, here)
         say(console, opening(study, workers, folder, seconds))
 

@@ -17,8 +17,8 @@ class Hit:
     """One place where a rule fired.
 
     message: what was found, with the user's own values. concerned: the named runtimes that compute
-    something else than is meant, or refuse. affected: the runtimes that it is about. contradiction:
-    True if the file contradicts itself, so that no reading can be right.
+    something else than is meant, or refuse. affected: all that the message speaks of.
+    contradiction: True if the file contradicts itself, so that no reading can be right.
     """
 
     message: str

@@ -97,9 +97,10 @@ def default_positions(
 
 
 def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:
-    """Bind the mask to positions, once for all layers. With a cache, attention binds it.
+    """Give the mask the tokens' positions, once for all layers. With a cache it stays as it is,
+    because attention binds it in each call.
 
-    Positions of several components have no order, so there a token's index is its position.
+    Positions of several components have no order, so a token's index is its position.
     """
     if mask.bound or past:
         return mask

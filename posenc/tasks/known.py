@@ -1,7 +1,5 @@
 """Look up tasks by name."""
 
-from __future__ import annotations
-
 import difflib
 
 from posenc.tasks.copy import Copy, CopyDistinct, Reverse

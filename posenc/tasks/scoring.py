@@ -1,7 +1,5 @@
 """Score answers: exact match and token accuracy, with and without the end symbol."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,7 +12,7 @@ from posenc import masks
 from posenc.attend import choose
 from posenc.attend.choose import WAYS
 from posenc.attend.ways import blocks, key_rows, reference, sdpa, strips, strips_backward
-from posenc.encodings.base import distance_bias
+from posenc.encodings.scores import sandwich
 from tests.kinds import one_of_each_kind
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
@@ -163,7 +163,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
     monkeypatch.setattr(strips, "ROWS", 8)
     monkeypatch.setattr(strips, "TOGETHER", 32)
-    monkeypatch.setattr(distance_bias, "KEYS", 16)
+    monkeypatch.setattr(sandwich, "KEYS", 16)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
     monkeypatch.setattr(key_rows, "ROWS", 16)

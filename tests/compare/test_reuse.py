@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from posenc.compare import reuse
 from posenc.compare.engines import sweep
@@ -74,6 +76,24 @@ def test_one_more_encoding_or_seed_trains_only_itself(text, capsys):
     folder, processor = where.removesuffix(")").split(" (")
     assert Path(folder).is_dir() and folder.startswith("runs/compare-")
     assert processor == first.hardware["processor"]
+
+
+def test_one_more_length_only_tests(text, capsys):
+    def result(out, lengths):
+        options = SMALL | {"test_lengths": lengths}
+        return run_study(Options(["rope"], text=text, out=Path(out), **options)).results[0]
+
+    fresh, other = result("fresh", "32"), result("runs/other", "40")
+    more = result("more", "32")
+    assert "1 trials have weights in other runs: tested only" in capsys.readouterr().err
+    assert more.timing.reused_from == "runs/other, tested again here"
+    assert more.timing.train_seconds == other.timing.train_seconds
+    assert replace(more, timing=None) == replace(fresh, timing=None)  # to the last bit
+    (weights,) = Path("runs/other").glob("rope-seed0-*/model.safetensors")
+    save_file({name: 30 * each for name, each in load_file(weights).items()}, weights)
+    again = result("again", "32")
+    assert not again.timing.reused_from and "the checkpoint is corrupt" in capsys.readouterr().err
+    assert replace(again, timing=None) == replace(fresh, timing=None)
 
 
 def test_what_was_reused_is_marked(text, trained):
@@ -205,9 +225,9 @@ def test_every_field_of_a_trial_decides(text, trained):
         changed = dataclasses.replace(trial, **{field.name: other})
         assert changed.folder != trial.folder
         Path("one", trial.folder).rename(Path("one", changed.folder))  # the name lies
-        assert reuse.reuse_trials(Path("two"), [changed], [Path("one")]) == 0, field.name
+        assert reuse.reuse_trials(Path("two"), [changed], [Path("one")]) == (0, []), field.name
         Path("one", changed.folder).rename(Path("one", trial.folder))
-    assert reuse.reuse_trials(Path("two"), [trial], [Path("one")]) == 1
+    assert reuse.reuse_trials(Path("two"), [trial], [Path("one")]) == (1, [])
 
 
 def test_the_source_of_an_encoding_is_what_its_module_imports(tmp_path, monkeypatch):

@@ -125,12 +125,12 @@ def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
 def test_positions_of_the_grid_as_each_encoding_takes_them():
     batch = Batch(np.zeros((1, 5)), np.zeros((1, 5)), places(2, 2))
     shape = train.shape_of(dataclasses.replace(TEXT, width=64))
-    three = positions_for(create("mrope", shape), batch, "cpu")
+    three = positions_for(create("mrope", shape), batch, TEXT)
     assert three is not None
     assert three.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]
-    two = positions_for(create("axial_rope", shape), batch, "cpu")
+    two = positions_for(create("axial_rope", shape), batch, TEXT)
     assert two is not None and two.tolist() == places(2, 2).tolist()
-    assert positions_for(create("nope", shape), batch, "cpu") is None
+    assert positions_for(create("nope", shape), batch, TEXT) is None
 
 
 def test_padding_changes_nothing():
@@ -215,6 +215,11 @@ def test_what_cannot_run_says_why():
     assert list(task_notes([row])) == [
         "learned on copy: cannot run at some lengths: it has 10 positions"
     ]
+    both = [row, dataclasses.replace(row, task="offset")]
+    assert list(task_notes(both)) == [
+        "learned on copy and offset: cannot run at some lengths: it has 10 positions "
+        "(on copy; see the report for the others)"
+    ]
 
 
 def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
@@ -226,7 +231,7 @@ def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
     for words in (
         "The task copy",
         "0.250 (0.50, 0.00)",
-        "learned 1/2",
+        "<small>1/2</small>",
         "training on copy",
         "Use perhaps rope: highest exact match on copy",
     ):

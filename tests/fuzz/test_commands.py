@@ -1,5 +1,7 @@
 """A short run of the fuzzer over command lines, whose checks detect planted failures."""
 
+import time
+
 import pytest
 
 from posenc import cli
@@ -35,10 +37,11 @@ def test_too_many_refusals_are_seen(tmp_path, monkeypatch):
         (lambda: cli.sys.exit("a word"), "ended with 'a word'"),
         (lambda: cli.sys.exit(2), "ended with 2 and 0 lines"),
         (lambda: exec("while True: pass"), "raised Hangs"),
+        (lambda: time.sleep(60), "raised Hangs"),
     ],
 )
 def test_what_may_not_be_is_seen(monkeypatch, planted, problem):
-    monkeypatch.setattr(commands, "SECONDS", 1)
+    monkeypatch.setattr(commands, "SECONDS", 0.2)
     monkeypatch.setattr(cli, "_refuse_empty", lambda arguments: planted())
     monkeypatch.setattr(cli, "_complain", lambda text, code, error=None: code)
     assert problem in commands.run(["--version"]).wrong()

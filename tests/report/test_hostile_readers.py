@@ -7,11 +7,13 @@ import socket
 import struct
 import time
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
 from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.reports.report_runs import report_runs
+from posenc.compare.results import FORMAT, Study
 from posenc.compare.study import check_ours
 from posenc.compare.trial.config import read_trial
 from posenc.compare.trial.files import CorruptResult, load_result
@@ -151,6 +153,14 @@ def test_a_file_of_eight_terabytes_is_refused_unread(home, caplog, name):
     tracemalloc.stop()
     assert "8796093022208 bytes, expected at most" in f"{said}{caplog.text}"
     assert time.perf_counter() - began < 2 and peak < 1 << 20
+
+
+@pytest.mark.parametrize("more", [{"encoding": "a" * 1001}, {"test_lengths": (8,) * 1001}])
+def test_no_page_is_drawn_for_endless_names_or_lengths(home, more):
+    study = Study(FORMAT, "", "", {}, {}, None, (replace(TRIAL, **more),))
+    (home / "study.json").write_text(study.to_json())
+    with pytest.raises(ValueError, match="has more than 1000 parts"):
+        report_runs([home])
 
 
 TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

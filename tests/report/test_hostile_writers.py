@@ -1,6 +1,7 @@
 """Every writer meets links, hard links, pipes, foreign folders, a full disk and one that is gone:
 what was never named stays as it is, nothing half-written stays, and no folder is made anew."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -26,6 +27,9 @@ from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.extend.restart import write_sealed
 from posenc.extend.tune.state import save_tuning
 from posenc.report.files.atomic import atomically, check_writable, write_atomically
+from posenc.report.files.lock import LOCK, locked
+from posenc.report.files.new_folder import new_folder
+from posenc.report.files.opened import open_to_change, private_folder
 from posenc.report.page.figure_files import write_figures
 from posenc.report.page.page import Page, Plot
 from posenc.text import find_text
@@ -296,3 +300,85 @@ def test_a_partial_file_that_is_exchanged_is_not_put_in_place(home, victim):
         partial.unlink()
         partial.symlink_to(victim / "file")
     assert (home / "a").read_text() == "old"
+
+
+@pytest.fixture
+def not_ours(home, monkeypatch):
+    """A folder of root's in which we are another user; paths in it are relative, because the
+    folders above are root's alone."""
+    if getattr(os, "geteuid", lambda: 1)():
+        pytest.skip("only root can become another user")
+    folder = home / TRIAL.folder
+    folder.mkdir()
+    monkeypatch.chdir(home)
+    yield Path()
+    os.seteuid(0)
+
+
+def entered(block):
+    with block:
+        pass
+
+
+NOBODY = 65534
+WRITERS = {
+    **{name: (file, write) for name, (file, write) in REPLACED.items() if name != "rows"},
+    **GROWING,
+    "a changed file": ("a.safetensors", lambda path: open_to_change(path).close()),
+    "a lock": (LOCK, lambda path: contextlib.ExitStack().enter_context(locked(path.parent, ""))),
+    "a new folder": (
+        "out",
+        lambda path: contextlib.ExitStack().enter_context(new_folder(path.parent / "new")),
+    ),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_folder_of_another_user_stays_as_it_is(not_ours, writer):
+    name, write = WRITERS[writer]
+    inner = Path(TRIAL.folder)
+    warm = Path("warm", TRIAL.folder)
+    warm.mkdir(parents=True)
+    (warm / name).touch()
+    write(warm / name)  # as root, who may import what that takes
+    (inner / name).write_text("theirs")
+    os.seteuid(NOBODY)
+    with pytest.raises((OSError, ValueError), match=r"Permission denied|cannot write there"):
+        write(inner / name)
+    os.seteuid(0)
+    assert [path.name for path in inner.iterdir()] == [name]
+    assert (inner / name).read_text() == "theirs"
+
+
+@pytest.mark.parametrize("maker", INNER)
+def test_nothing_is_made_in_a_folder_of_another_user(not_ours, maker):
+    if maker == "a text":
+        Path("text.txt").touch()
+    folder = Path(TRIAL.folder) if maker in ("a tuning", "a text") else not_ours
+    path, make = INNER[maker](folder)
+    if path.exists():
+        path.rmdir()
+    before = sorted(folder.rglob("*"))
+    os.seteuid(NOBODY)
+    if maker == "a failure":
+        make()
+    else:
+        with pytest.raises((OSError, ValueError), match="Permission denied"):
+            make()
+    os.seteuid(0)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_leftovers_and_caches_of_another_user_are_not_used(not_ours, mode):
+    left = Path(".out.0123456789abcdef.unproved")
+    for folder in (left, Path("cache")):
+        folder.mkdir()
+        (folder / "file").write_text("theirs")
+        os.chown(folder, NOBODY, NOBODY)
+        folder.chmod(mode)
+    with new_folder(Path("out")) as temporary:
+        (temporary / "a").write_text("a")
+    with pytest.raises(OSError, match="belongs to somebody else"):
+        private_folder(Path("cache"))
+    assert (left / "file").read_text() == (Path("cache") / "file").read_text() == "theirs"

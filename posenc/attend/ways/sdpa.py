@@ -1,7 +1,5 @@
 """Attend by torch's scaled_dot_product_attention, without a bias or with one that it can read."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch
@@ -97,7 +95,8 @@ def _kernel(
     if bias is not None:
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         mask = mask.expand(*problem.q.shape[:2], stop - start, problem.kv_len)
-        q, k, v = (t.to(problem.product_dtype) for t in (q, k, v))
+        dtype = problem.product_dtype
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     with nullcontext() if bias is None else without_autocast(q.device):  # it would round the bias
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,

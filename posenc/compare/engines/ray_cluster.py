@@ -164,7 +164,7 @@ def _check_address(address: str) -> None:
         why = f"nothing answers there ({one_line(error)}). {advice}"
         raise ValueError(f"--address {address}: {why}") from None
     # In a process of its own: Ray may wait for minutes, and may end its process.
-    command = [sys.executable, "-c", _TRY, address]
+    command = [sys.executable, "-P", "-c", _TRY, address]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
     except subprocess.TimeoutExpired:

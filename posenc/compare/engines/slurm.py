@@ -137,6 +137,6 @@ class SlurmTask:
         write_atomically(self.words, json.dumps(event))
 
     def _check_run(self) -> None:
-        """End where the command has been started again: its own job will do this trial."""
+        """Raise Lost if the command was started again, whose newer job does this trial."""
         if not Path(self.words).parent.is_dir():
             raise Lost("a newer run of the same command does this trial")

@@ -69,7 +69,7 @@ def limits(study: Study) -> str:
 
 
 def _may_turn(study: Study) -> str:
-    """Say how much the loss still falls, and which differences twice the steps may turn."""
+    """Say how much the loss still falls, and which differences may turn with twice the steps."""
     fell = falls(study.of_task(TEXT).finished)
     if not fell:
         return "what longer training changes was not measured"
@@ -86,7 +86,7 @@ def why_unsure(standing: Standing) -> str | None:
     if pairs.least < math.inf or len(pairs.names) < 2:
         return None
     most = max(map(len, pairs.values.values()))
-    if most < 2:
+    if len(set().union(*pairs.values.values())) < 2:
         return "one seed has no interval: take --seeds 3"
     if pairs.freedom < 1:
         return "they have too few seeds in common: run the same seeds of all"
@@ -253,12 +253,19 @@ def _against(standing: Standing, name: str, base: str) -> str:
 
 
 def _left_out(study: Study) -> Iterator[str]:
-    """Name encodings without a finished trial."""
+    """Name encodings without a finished trial, and those that run at no length."""
     done = {result.config.encoding for result in study.finished}
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
     if gone:
         yield f"{_some(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
+    read = {True: set[str](), False: set[str]()}
+    for result in study.of_task(TEXT).finished:
+        known = any(score.bits_per_byte is not None for score in result.by_length)
+        read[known].add(result.config.encoding)
+    nowhere = [name for name in study.encodings if name in read[False] - read[True]]
+    if nowhere and read[True]:
+        yield f"{_some(nowhere)} can run at no tested length."
 
 
 def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:

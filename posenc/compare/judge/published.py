@@ -81,7 +81,10 @@ def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
     tasks = [each for each in found if each.multiple is None]
     for title, whole in (("text, all tables beyond x1", beyond), ("tasks, all tables", tasks)):
         if any(each.pairs for each in whole):
-            yield [title, "", "", "", "", _counted(whole)]
+            rhos = [each.rho.value for each in whole if each.rho and not each.pairs]
+            without = f"without {len(rhos)} tables that have no such pairs" if rhos else ""
+            values = f"{min(rhos):.2f} to {max(rhos):.2f} there" if rhos else ""
+            yield [title, "", without, values, "", _counted(whole)]
 
 
 def _counted(found: list[Agreement]) -> str:

@@ -8,7 +8,7 @@ from posenc.sentence import listed, sentence
 
 
 def in_by_length(study: Study) -> str:
-    """Name the encodings whose loss stays to the longest length, and the one that rises most."""
+    """Name the encodings whose loss stays up to the longest length, and the one that rises most."""
     train, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
     ends = {
         row.encoding: (mean_at(row.by_length, train), mean_at(row.by_length, longest))
@@ -19,8 +19,10 @@ def in_by_length(study: Study) -> str:
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
     parts = []
     if kept:
-        verb = "keeps" if len(kept) == 1 else "keep"
-        parts.append(f"up to {longest:,} bytes {listed(kept)} {verb} the loss")
+        parts.append(
+            f"up to {longest:,} bytes the loss of {listed(kept)} stays within "
+            f"{100 * (WITHIN - 1):.0f} % of that at {train:,}"
+        )
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
         parts.append(f"{worst} rises most, by {rises[worst]:.2f} bits per byte")
@@ -42,8 +44,8 @@ def in_by_context(study: Study) -> str:
         if falls
         else "no encoding here gets better from more context than in training"
     ]
-    if rises:
-        worst = min(rises, key=lambda name: fmean(measured[name]))
+    worst = min(rises, key=lambda name: fmean(measured[name]), default=None)
+    if worst is not None and fmean(measured[worst]) <= -0.005:
         parts.append(f"{worst} loses most, {-fmean(measured[worst]):.2f} bits per byte")
     return sentence(parts)
 
@@ -58,15 +60,15 @@ def in_by_position(study: Study) -> str:
             rise = fmean(after) - fmean(before)
             rises.setdefault(result.config.encoding, []).append(rise)
     if not rises:
-        return "No encoding here was read beyond the trained length."
+        return "No encoding here was tested beyond the training length."
     means = {name: fmean(found) for name, found in rises.items()}
     worst, best = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     if means[worst] <= 0.05:
-        return "No line rises behind the trained length."
+        return "No line rises beyond the training length."
     rest = "" if best == worst else f", that of {best} least ({means[best]:+.2f})"
     return (
-        f"Behind the trained length the loss of {worst} rises most, by {means[worst]:.2f} bits per "
-        f"byte{rest}."
+        f"Beyond the training length the loss of {worst} rises most, by {means[worst]:.2f} bits "
+        f"per byte{rest}."
     )
 
 

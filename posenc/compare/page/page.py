@@ -44,11 +44,7 @@ def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Pa
     if study.tasks:
         page.section("Tasks by length", *task_page.figures_of(study))
     if agreements is not None:
-        page.section(
-            "Agreement with published orders",
-            Table(list(published.HEADER), list(published.rows(agreements))),
-            published.MEANING,
-        )
+        page.section("Agreement with published orders", *_agreement(agreements))
     page.section("Details", *_details(study))
     return page
 
@@ -93,7 +89,7 @@ def _table(study: Study) -> Iterator[Block]:
     lengths = study.trials[0].test_lengths
     header = [
         "encoding",
-        *(Heading(f"{length:,}", "bits per byte") for length in lengths),
+        *(Heading(f"{length:,} bytes", "bits per byte") for length in lengths),
         Heading("more context", "bits per byte, on the same bytes"),
         Heading("parameters", "of the whole model"),
         Heading("tokens/s", "in training, one worker"),
@@ -119,6 +115,14 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
     said = f"{loss.apart} {loss.verdict}".strip()
     return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
+
+
+def _agreement(found: Sequence[Agreement]) -> Iterator[Block]:
+    """Yield the sums over all published tables, and the tables to unfold."""
+    header, cells = list(published.HEADER), list(published.rows(found))
+    yield Table(header, cells[len(found) :], cards=True)
+    yield published.MEANING
+    yield Fold("Every published table", [Table(header, cells[: len(found)], cards=True)])
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
@@ -149,6 +153,7 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
         ],
         cells,
         f"Bits per byte at {standing.where}.",
+        cards=True,
     )
 
 
@@ -219,6 +224,7 @@ def _details(study: Study) -> Iterator[Block]:
     if study.finished:
         yield Fold("The settings of every encoding", [settings.specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
+    yield "Method, tasks and statistics are described in docs/compare.md of the repository."
     yield Links(_links(study))
 
 
@@ -244,7 +250,7 @@ def _facts(study: Study) -> Mapping[str, object]:
             + f" on {trial.task}"
             * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
             f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
-            f"{trial.precision} on {trial.device}"
+            f"{trial.precision} on {trial.device}{', compiled' * trial.compile}"
             for trial in study.trials
         },
         "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
@@ -264,10 +270,6 @@ def _text(study: Study) -> dict[str, str]:
         "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
         f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
     }
-
-
-def _training_of(trial: TrialConfig) -> str:
-    return "training" if trial.of_text else f"training on {trial.task}"
 
 
 def _rate_of(trial: TrialConfig, study: Study) -> str:

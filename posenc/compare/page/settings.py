@@ -55,7 +55,7 @@ def specs_table(study: Study) -> Table:
         "settings",
         "source",
     ]
-    return Table(header, rows)
+    return Table(header, rows, cards=True)
 
 
 def _spec(trial: TrialResult) -> list[str | int | None]:

@@ -32,6 +32,7 @@ from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
 TONES = 4
+CAPTION = "Best first. In small letters: how many trials learned the task."
 EXPLAINED = (
     "A trial has learned its task if it says at least 90 % of the held-out sequences of the "
     "longest trained length without a mistake. The score of a task is the mean over all longer "
@@ -55,7 +56,7 @@ def matrix(study: Study) -> Iterator[Block]:
         row: list = [name]
         for key, standing in standings.items():
             seeds = counts.get((name, key))
-            small = f"learned {seeds[0]}/{seeds[1]}" if seeds else ""
+            small = f"{seeds[0]}/{seeds[1]}" if seeds else ""
             if key == "all" and name in places:
                 low, high = places[name]
                 small = f"({low})" if low == high else f"({low}–{high})"
@@ -65,7 +66,7 @@ def matrix(study: Study) -> Iterator[Block]:
         cells.append(row)
     header = ["encoding", *(_heading(study, key) for key in standings)]
     header.append(Heading("tasks learned", "by every seed"))
-    yield Table(header, cells, "Best first.", cards=True)
+    yield Table(header, cells, CAPTION, cards=True)
     yield EXPLAINED
 
 
@@ -145,8 +146,7 @@ def _heading(study: Study, key: str) -> Heading:
         return Heading("all tasks", "mean rank, 1 is best")
     if key not in TASKS:
         return Heading(f"text, {key}", "bits per byte, lower is better")
-    seeds = len({t.seed for t in study.of_task(key).trials})
-    return Heading(key, f"{TASKS[key].metric}, {seeds} seeds")
+    return Heading(key, TASKS[key].metric)
 
 
 def _every_score(study: Study) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table as Printed
 from posenc.compare.results import CaseSummary, TaskSummary
 from posenc.report.page.console import text_table
 from posenc.report.page.table import Cell, Heading, Table
+from posenc.sentence import listed
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import LEARNED
 from posenc.tasks.task import Case
@@ -35,10 +36,16 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
 
 
 def task_notes(rows: Rows) -> Iterator[str]:
-    """Yield why encodings cannot run at some lengths."""
+    """Yield on which tasks encodings cannot run at some lengths, with the first reason."""
+    found: dict[str, dict[str, str]] = {}
     for row in rows:
-        for reason in dict.fromkeys(case.cannot for case in row.cases if case.cannot):
-            yield f"{row.encoding} on {row.task}: cannot run at some lengths: {reason}"
+        for case in row.cases:
+            if case.cannot:
+                found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
+    for name, tasks in found.items():
+        (task, reason), *_ = tasks.items()
+        more = "" if len(tasks) == 1 else f" (on {task}; see the report for the others)"
+        yield f"{name} on {listed([*tasks])}: cannot run at some lengths: {reason}{more}"
 
 
 def page_table(task: str, rows: Rows) -> Table:
@@ -62,6 +69,7 @@ def page_table(task: str, rows: Rows) -> Table:
         ],
         f"The task {task}: {made.title}. {made.metric.capitalize()}, the mean over all seeds, at "
         "the longest length of training first; in brackets every seed.",
+        cards=True,
     )
 
 

@@ -24,7 +24,7 @@ EVENTS = "events.jsonl"
 def watching(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
 ) -> Iterator[list[Any]]:
-    """Open the watchers of a comparison. Raises ValueError if tensorboard is missing."""
+    """Open the watchers of a comparison."""
     live = console.is_terminal
     screen = LiveBars(console, study.trials, workers) if live else PlainLines(console)
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
@@ -89,16 +89,12 @@ class TensorBoard:
     """Writes what TensorBoard shows, one run for each trial: the loss of steps while they run, and
     of a finished trial the curves of training and validation, all in bits.
 
-    Raises: ValueError where tensorboard is not installed, or the folder is a link.
+    Raises: ValueError where the folder is a link.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "--tensorboard: tensorboard is not installed; install posenc[tensorboard]."
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.folder, self.make = make_inside(folder), SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
 

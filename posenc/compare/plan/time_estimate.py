@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 WARM_UP, STEPS = 2, 2
 """Untimed steps, in which memory is allocated, and timed steps."""
-WORTH = 30
-"""Expected seconds below which nothing is measured."""
+WORTH = 90
+"""Expected seconds below which nothing is measured; measuring one encoding takes about 5 s."""
 
 
 def expected_seconds(
@@ -135,7 +135,7 @@ def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
 def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray) -> float:
     from posenc.compare.trial import train
 
-    optimizer = train.optimizer_for(model, trial)
+    optimizer, model = train.optimizer_for(model, trial), train.maybe_compiled(model, trial)
     for step in range(WARM_UP):
         train.take_step(model, optimizer, trial, symbols, step)
     began = time.perf_counter()

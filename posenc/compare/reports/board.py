@@ -5,6 +5,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+
 from posenc.report.page.console import print_table, stdout
 
 PUBLISHED = Path("results/leaderboard")
@@ -30,7 +32,9 @@ def show_published(as_json: bool) -> None:
     board = json.loads(text)
     out = stdout(160)
     header = ["encoding", *(each["where"] for each in board["places"])]
-    print_table(out, header, matrix(board), title="Published leaderboard", title_justify="left")
+    tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "overflow": "fold"}
+    title: Any = {"title": "Published leaderboard", "title_justify": "left"}
+    print_table(out, header, matrix(board), named="encoding", **tight, **title)
     for line in (board["answer"], f"What this cannot say: {board['cannot_say']}"):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     out.print(UNITS, soft_wrap=True)

@@ -12,6 +12,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_folder, text_of
 from posenc.report.files.record import Record
+from posenc.sentence import listed
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
     here = Path("the leaderboard")
     board, mine = _without_source(board), [(folder, _without_source(each)) for folder, each in mine]
     runs = [(here, board), *mine]
-    kept, lines = [], []
+    kept: list[str] = []
+    left: dict[str, list[str]] = {}
     for task in dict.fromkeys(trial.task for trial in board.trials):
         parts = [(folder, study.of_task(task)) for folder, study in mine]
         parts = [(folder, part) for folder, part in parts if part.trials]
@@ -157,12 +159,16 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
             for folder, part in parts:
                 check_recipe(here, board.of_task(task), folder, part)
         except ValueError as error:
-            lines.append(f"{task} is left out: {error}")
+            left.setdefault(str(error), []).append(task)
             continue
         if parts:
             kept.append(task)
         else:
-            lines.append(f"{task} is left out: you have no trial of it.")
+            left.setdefault("you have no trial of it.", []).append(task)
+    lines = [
+        f"{listed(tasks)} {'is' if len(tasks) == 1 else 'are'} left out: {reason}"
+        for reason, tasks in left.items()
+    ]
     if not kept:
         raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
     merged, conflicts = merge_checked(

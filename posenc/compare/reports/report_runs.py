@@ -23,6 +23,9 @@ from posenc.report.files.opened import make_folder, text_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
 
+MOST = 1000
+"""Characters of a name, or test lengths of a trial, that a page is drawn for."""
+
 
 def report_runs(
     folders: Sequence[Path],
@@ -103,7 +106,11 @@ def _read(folder: Path) -> Study:
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
     try:
-        return Study.from_json(text_of(path))
+        study = Study.from_json(text_of(path))
+        for trial in study.trials:
+            if not len(trial.encoding) <= MOST or not len(trial.test_lengths) <= MOST:
+                raise ValueError(f"a name or list of test lengths has more than {MOST} parts")
+        return study
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:

@@ -1,7 +1,5 @@
 """Checkpoints of unfinished trials: tensors in safetensors, everything else in JSON."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Container
@@ -9,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -31,7 +30,7 @@ def write_checkpoint(
     write_atomically(folder / name, content)
     state = replace(
         cursor,
-        rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        rng=_rng(),
         tensors=name,
         tensors_sha256=hashlib.sha256(content).hexdigest(),
     )
@@ -56,10 +55,13 @@ def restore_checkpoint(
         if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
             raise ValueError(f"{cursor.tensors} was changed after it was written")
         tensors = load(content)
+        if cursor.reused_from:
+            tensors = {f"model/{name}": value for name, value in tensors.items()}
+            cursor = replace(cursor, rng=_rng())
         rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
         if {k: v.shape for k, v in tensors.items()} != _shapes(model, tensors):
             raise ValueError(f"{cursor.tensors} belongs to another model")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         raise CorruptCheckpoint(str(error)) from error
     model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
     names = {id(p): name for name, p in model.named_parameters()}
@@ -72,6 +74,10 @@ def restore_checkpoint(
             }
     torch.set_rng_state(rng)
     return cursor
+
+
+def _rng() -> str:
+    return base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
 
 
 def clear_checkpoint(folder: Path, keep: str | None = None) -> None:

@@ -1,7 +1,5 @@
 """Files of a trial and of its text: result and cursor. Does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from posenc.report.files.record import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without suffix."""
-STATE = "checkpoint.json"
+STATE, WEIGHTS = "checkpoint.json", "model.safetensors"
 
 
 def path_of(folder: Path, corpus_hash: str) -> Path:
@@ -91,6 +89,7 @@ class Cursor(Record):
     loss_sum and loss_count: nats since the last point of the training curve.
     rng: torch's generator state, base64.
     tensors and tensors_sha256: the file of model and optimizer, and its hash.
+    reused_from: the run that trained it; the tensors are then those of a finished trial.
     """
 
     trial: str
@@ -102,3 +101,4 @@ class Cursor(Record):
     rng: str = ""
     tensors: str = ""
     tensors_sha256: str = ""
+    reused_from: str = ""

@@ -3,8 +3,6 @@
 result.json depends only on the config.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from posenc.compare.trial import checkpoint, train
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.compare.trial.evaluate import score_cases
-from posenc.compare.trial.files import SPLITS, save_result
+from posenc.compare.trial.files import SPLITS, WEIGHTS, save_result
 from posenc.compare.trial.material import task_of, train_tokens
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import read_split
@@ -37,6 +35,7 @@ def run_trial(
 
     event: called during training, for example event("step", step=3, loss=2.5).
     """
+    torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
     if config.device == "cpu":
         torch.set_num_threads(1)  # the last bits of sums depend on the number of threads
     else:
@@ -73,11 +72,12 @@ def run_trial(
             cursor.train_seconds,
             time.perf_counter() - began,
             machine.kinds(config.device),
+            cursor.reused_from,
         ),
     )
     # Copies, because layers may share a parameter, and safetensors refuses shared memory.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-    write_atomically(folder / "model.safetensors", save(weights))
+    write_atomically(folder / WEIGHTS, save(weights))
     if task is None and type(model) is Decoder and expressible(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     save_result(folder, result)

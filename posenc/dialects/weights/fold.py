@@ -67,7 +67,10 @@ def fold(folder: Path, model: Model, multiplier: float) -> list[str]:
 
 
 def scale(wanted: list[Rows], model: Model, square: float) -> list[str]:
-    """Multiply these rows, in place; the names of the tensors."""
+    """Multiply the wanted rows by `square` in place and return the names of the changed tensors.
+
+    Scores grow by `square` if the rows are those of one of the two sides, q or k.
+    """
     for rows in wanted:
         one_plus = rows.norm and model.model_type.startswith(ONE_PLUS_WEIGHT)
         groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups

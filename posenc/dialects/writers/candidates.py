@@ -132,8 +132,8 @@ def _linear_factor(layer: Layer, theta: float) -> float | None:
 
 
 def clean(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
-    """Return the meant dict without keys at their defaults, and with yarn's temperature spelled for
-    all readers."""
+    """Return the settings without keys at their defaults, and with yarn's attention factor written
+    so that every runtime reads it alike."""
     p = {k: v for k, v in given.items() if k not in ("type", "attn_factor") and v is not None}
     if p["rope_type"] != "yarn":
         if p["rope_type"] == "linear":

@@ -104,10 +104,11 @@ def require_static(meaning: Meaning, length: int | None) -> None:
 
 
 def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
-    """Write settings that change with the length in both dialects, and keep the change.
+    """Write settings whose frequencies depend on the sequence length (dynamic, longrope), in the
+    old and the new config format.
 
-    longest: the length that they are to reach. A runtime must agree at the training length and
-    there, and choose anew for every sequence.
+    A runtime must compute what is meant at the training length and at `longest`, the length to
+    reach, and choose again for every sequence.
     """
     parameters = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}
     written = dual.write(config, meaning, parameters, largest(parameters, meaning))

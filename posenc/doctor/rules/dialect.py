@@ -13,7 +13,7 @@ OLD_READERS = ("transformers-4", "mlx-lm")
 
 @rule("PD001", "E")
 def only_new(case: Case) -> Iterator[Hit]:
-    """Find rope_parameters without the older spelling beside it."""
+    """Report rope_parameters without the older spelling beside it."""
     if case.new is None or case.old is not None:
         return
     lost = []
@@ -37,7 +37,7 @@ def only_new(case: Case) -> Iterator[Hit]:
 
 @rule("PD002", "E")
 def two_dicts(case: Case) -> Iterator[Hit]:
-    """Find rope_scaling and rope_parameters differ."""
+    """Report rope_scaling and rope_parameters that differ."""
     if case.old is None or case.new is None:
         return
     keys = differing_keys(case.old, case.new, case.config)
@@ -48,7 +48,7 @@ def two_dicts(case: Case) -> Iterator[Hit]:
 
 @rule("PD003", "E")
 def two_bases(case: Case) -> Iterator[Hit]:
-    """Find rope_theta inside and outside of the rope dict differ."""
+    """Report a rope_theta inside of the rope dict that differs from the one outside."""
     outer = case.config.get("rope_theta")
     if not isinstance(outer, int | float):
         return
@@ -67,7 +67,7 @@ def two_bases(case: Case) -> Iterator[Hit]:
 
 @rule("PD004", "E")
 def no_base(case: Case) -> Iterator[Hit]:
-    """Find no rope_theta anywhere."""
+    """Report a config that has no rope_theta anywhere."""
     bases = ("rope_theta", "rope_local_base_freq", *ROTARY_BASES)
     if case.metadata is not None or not case.source.config:
         return
@@ -92,7 +92,7 @@ def no_base(case: Case) -> Iterator[Hit]:
 
 @rule("PD005", "E")
 def text_for_number(case: Case) -> Iterator[Hit]:
-    """Find a number is written as text."""
+    """Report a number that is written as text."""
     places = [("the top level", case.config), *case.dicts()]
     for place, values in places:
         for name in NUMBERS:
@@ -110,7 +110,7 @@ def text_for_number(case: Case) -> Iterator[Hit]:
 
 @rule("PD056", "E")
 def inner_base(case: Case) -> Iterator[Hit]:
-    """Find a base inside of rope_scaling, where older readers do not look."""
+    """Report a base inside of rope_scaling, where older readers do not look."""
     if case.old is None or case.metadata is not None or case.config.get("rope_theta") is not None:
         return
     inner = [(n, p["rope_theta"]) for n, p in case.dicts() if p.get("rope_theta") is not None]

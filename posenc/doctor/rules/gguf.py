@@ -13,7 +13,7 @@ LLAMA_CPP = ("llama.cpp",)
 
 @rule("PD034", "E")
 def keys(case: Case) -> Iterator[Hit]:
-    """Find GGUF keys that libllama does not read, or misses."""
+    """Report GGUF keys that libllama does not read, or misses."""
     meta = case.metadata
     if meta is None:
         return

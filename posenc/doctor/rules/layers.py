@@ -13,7 +13,7 @@ SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compas
 
 @rule("PD026", "E")
 def nesting(case: Case) -> Iterator[Hit]:
-    """Find a nested dict for a flat family, or the reverse."""
+    """Report a nested dict for a flat family, or the reverse."""
     if case.new is None:
         return
     inner = [k for k, v in case.new.items() if isinstance(v, Mapping)]
@@ -52,7 +52,7 @@ def nesting(case: Case) -> Iterator[Hit]:
 
 @rule("PD027", "E")
 def gemma_factor(case: Case) -> Iterator[Hit]:
-    """Find a scaling that Gemma 3's reader drops."""
+    """Report a scaling that Gemma 3's reader drops."""
     if case.metadata is not None or not case.model.nested or case.meaning is None:
         return
     scaled = {k: p for k, p in case.meaning.parameters.items() if p["rope_type"] != "default"}
@@ -95,7 +95,7 @@ def _kinds_seen(case: Case) -> list[str]:
 
 @rule("PD028", "E")
 def partial(case: Case) -> Iterator[Hit]:
-    """Find partial_rotary_factor where the family has none, or in one place only."""
+    """Report partial_rotary_factor where the family has none, or in one place only."""
     if case.metadata is not None:
         return
     outer = case.config.get("partial_rotary_factor")
@@ -127,7 +127,7 @@ def partial(case: Case) -> Iterator[Hit]:
 
 @rule("PD029", "E")
 def no_rope_layers(case: Case) -> Iterator[Hit]:
-    """Find layers without rotation that a runtime does not know."""
+    """Report layers without rotation that a runtime does not know."""
     if case.metadata is not None or case.meaning is None:
         return
     meant = case.meaning.computed.without_rotation
@@ -144,7 +144,7 @@ def no_rope_layers(case: Case) -> Iterator[Hit]:
 
 @rule("PD030", "E")
 def sections(case: Case) -> Iterator[Hit]:
-    """Find mrope_section with another type, or of another length."""
+    """Report mrope_section with another type, or of another length."""
     for name, p in case.dicts():
         given = p.get("mrope_section")
         if given is None:
@@ -164,7 +164,7 @@ def sections(case: Case) -> Iterator[Hit]:
 
 @rule("PD033", "W")
 def query_scaling(case: Case) -> Iterator[Hit]:
-    """Find the query's temperature stands in the rope dict only."""
+    """Report a query temperature that stands in the rope dict only."""
     for name, p in case.dicts():
         for key in ("llama_4_scaling_beta", "llama_4_scaling"):
             if p.get(key) is not None and key not in case.config:
@@ -174,7 +174,7 @@ def query_scaling(case: Case) -> Iterator[Hit]:
 
 @rule("PD042", "W")
 def dual_chunk(case: Case) -> Iterator[Hit]:
-    """Find dual chunk attention, which no runtime of today has."""
+    """Report dual chunk attention, which no runtime of today has."""
     given = case.config.get("dual_chunk_attention_config")
     if given:
         yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)
@@ -182,7 +182,7 @@ def dual_chunk(case: Case) -> Iterator[Hit]:
 
 @rule("PD051", "E")
 def indexer(case: Case) -> Iterator[Hit]:
-    """Find the indexer of sparse attention in the other layout."""
+    """Report the indexer of sparse attention in the other layout."""
     if case.metadata is not None or case.model.indexer is None:
         return
     given = case.config.get("indexer_rope_interleave")

@@ -13,7 +13,7 @@ SERVERS = ("vllm", "sglang")
 
 @rule("PD011", "E")
 def no_original(case: Case) -> Iterator[Hit]:
-    """Find no original length in the rope dict."""
+    """Report a rope dict without original_max_position_embeddings."""
     outer = case.config.get(ORIGINAL)
     for name, p in case.of_type("yarn", "longrope", "llama3"):
         if p.get(ORIGINAL) is None and outer is None:
@@ -30,7 +30,7 @@ def no_original(case: Case) -> Iterator[Hit]:
 
 @rule("PD012", "W")
 def outer_original(case: Case) -> Iterator[Hit]:
-    """Find the original length at the top level."""
+    """Report original_max_position_embeddings at the top level of the config."""
     outer = case.config.get(ORIGINAL)
     if outer is None or case.model.facts.get("original_field"):
         return
@@ -44,7 +44,7 @@ def outer_original(case: Case) -> Iterator[Hit]:
 
 @rule("PD040", "E")
 def other_original(case: Case) -> Iterator[Hit]:
-    """Find a runtime takes another original length."""
+    """Report a runtime that takes another original length than the file means."""
     outer = case.config.get(ORIGINAL)
     if outer is None:
         for name, p in case.of_type("longrope"):
@@ -72,7 +72,7 @@ def other_original(case: Case) -> Iterator[Hit]:
 
 @rule("PD013", "W")
 def factor_and_ratio(case: Case) -> Iterator[Hit]:
-    """Find the factor is not the ratio of the two lengths."""
+    """Report a factor that is not max_position_embeddings / original_max_position_embeddings."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn", "longrope"):
         factor, original = p.get("factor"), case.original_length(p)
@@ -87,7 +87,7 @@ def factor_and_ratio(case: Case) -> Iterator[Hit]:
 
 @rule("PD014", "E")
 def table_too_short(case: Case) -> Iterator[Hit]:
-    """Find yarn admits more positions than its table has."""
+    """Report a yarn that admits more positions than its table has."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
@@ -104,7 +104,7 @@ def table_too_short(case: Case) -> Iterator[Hit]:
 
 @rule("PD015", "W")
 def not_raised(case: Case) -> Iterator[Hit]:
-    """Find max_position_embeddings was not raised with yarn."""
+    """Report a max_position_embeddings that was not raised with yarn."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
@@ -122,7 +122,7 @@ def not_raised(case: Case) -> Iterator[Hit]:
 
 @rule("PD016", "W")
 def multiplied(case: Case) -> Iterator[Hit]:
-    """Find a server multiplies the length by the factor."""
+    """Report a server that multiplies the length by the factor."""
     for name, p in case.of_type("linear", "dynamic", "ntk", "proportional"):
         factor = p.get("factor")
         if not isinstance(factor, int | float) or factor <= 1:
@@ -140,7 +140,7 @@ def multiplied(case: Case) -> Iterator[Hit]:
 
 @rule("PD058", "E")
 def no_largest(case: Case) -> Iterator[Hit]:
-    """Find a config that states no largest length."""
+    """Report a config that states no largest length."""
     if case.metadata is not None or any(case.config.get(key) is not None for key in LENGTHS):
         return
     own = case.model.facts.get("names", {}).get("max_position_embeddings")

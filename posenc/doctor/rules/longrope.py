@@ -10,7 +10,7 @@ OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
 
 @rule("PD020", "E")
 def attention_factor(case: Case) -> Iterator[Hit]:
-    """Find attention_factor under longrope."""
+    """Report attention_factor under longrope."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.of_type("longrope", "su"):
         t = p.get("attention_factor")
@@ -25,7 +25,7 @@ def attention_factor(case: Case) -> Iterator[Hit]:
 
 @rule("PD021", "W")
 def two_lists(case: Case) -> Iterator[Hit]:
-    """Find short and long factors differ."""
+    """Report short factors that differ from the long ones."""
     for name, p in case.of_type("longrope", "su"):
         short, long = p.get("short_factor"), p.get("long_factor")
         if short != long and isinstance(short, list) and isinstance(long, list):
@@ -41,7 +41,7 @@ def two_lists(case: Case) -> Iterator[Hit]:
 
 @rule("PD022", "E")
 def wrong_length(case: Case) -> Iterator[Hit]:
-    """Find a list of factors has the wrong length."""
+    """Report a list of factors that does not have rotary_dim / 2 entries."""
     for name, p in case.of_type("longrope", "su"):
         pairs = case.pairs(p)
         for key in ("short_factor", "long_factor"):
@@ -57,7 +57,7 @@ def wrong_length(case: Case) -> Iterator[Hit]:
 
 @rule("PD023", "E")
 def no_longrope(case: Case) -> Iterator[Hit]:
-    """Find longrope where a runtime has none."""
+    """Report longrope where a runtime has none."""
     for name, _ in case.of_type("longrope", "su"):
         if case.model.interleaved:
             yield Hit(
@@ -76,7 +76,7 @@ def no_longrope(case: Case) -> Iterator[Hit]:
 
 @rule("PD024", "E")
 def ramp(case: Case) -> Iterator[Hit]:
-    """Find yarn's ramp beyond the defaults."""
+    """Report yarn's ramp beyond the defaults."""
     for name, p in case.of_type("yarn"):
         betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
         fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
@@ -102,7 +102,7 @@ def ramp(case: Case) -> Iterator[Hit]:
 
 @rule("PD025", "E")
 def dynamic(case: Case) -> Iterator[Hit]:
-    """Find dynamic means five things."""
+    """Report type dynamic, which means five things."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.of_type("dynamic"):
         factor = p.get("factor", p.get("alpha"))
@@ -118,7 +118,7 @@ def dynamic(case: Case) -> Iterator[Hit]:
 
 @rule("PD037", "E")
 def row_zero(case: Case) -> Iterator[Hit]:
-    """Find SGLang rotates one token as position 0."""
+    """Report a config with which SGLang rotates one token as position 0."""
     for name, p in case.of_type("longrope", "su"):
         original, largest = case.original_length(p), case.model.max_positions
         if not isinstance(original, int | float) or not case.computed["sglang"].knows:

@@ -55,7 +55,7 @@ def _own(case: Case) -> tuple[set[str], set[str]]:
 
 @rule("PD043", "E")
 def foreign_base(case: Case) -> Iterator[Hit]:
-    """Find a base or a share under a name that the family's code does not read."""
+    """Report a base or a share under a name that the family's code does not read."""
     if case.metadata is not None or not case.model.known:
         return
     (bases, shares), modern = _own(case), case.model.facts["transformers5"]
@@ -88,7 +88,7 @@ def foreign_base(case: Case) -> Iterator[Hit]:
 
 @rule("PD047", "E")
 def misspelled(case: Case) -> Iterator[Hit]:
-    """Find a key that is almost one that is read."""
+    """Report a key that is almost one that is read."""
     if case.metadata is not None:
         return
     for place, key, near in _slips(case):
@@ -136,7 +136,7 @@ def _nearest(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
 
 @rule("PD055", "W")
 def not_understood(case: Case) -> Iterator[Hit]:
-    """Find keys about positions that the family does not read, or whose meaning is not known."""
+    """Report keys about positions that the family does not read, or whose meaning is not known."""
     if case.metadata is not None or not case.model.known:
         return
     slips, rules = {key for _, key, _ in _slips(case)}, case.model.facts.get("rotates", {})
@@ -159,7 +159,7 @@ def not_understood(case: Case) -> Iterator[Hit]:
 
 @rule("PD057", "E")
 def outside(case: Case) -> Iterator[Hit]:
-    """Find rotary keys outside of the dict in which they are read."""
+    """Report rotary keys outside of the dict in which they are read."""
     if case.metadata is not None:
         return
     config = case.source.config
@@ -178,7 +178,8 @@ def outside(case: Case) -> Iterator[Hit]:
     for name, value in case.config.items():
         if isinstance(value, Mapping) and name not in ("rope_scaling", "rope_parameters", *INNER):
             base = value.get("rope_theta")
-            if base is not None and not value.keys() & (TOWER | SCALINGS):
+            read = base in (None, case.config.get("rope_theta"))
+            if not read and not value.keys() & (TOWER | SCALINGS):
                 yield Hit(
                     f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
                     case.only_named(("transformers-5",)),
@@ -190,7 +191,7 @@ def outside(case: Case) -> Iterator[Hit]:
 
 @rule("PD048", "E")
 def two_families(case: Case) -> Iterator[Hit]:
-    """Find a class in architectures that belongs to another family than model_type."""
+    """Report a class in architectures that belongs to another family than model_type."""
     if case.metadata is not None or not case.model.known:
         return
     listed = case.config.get("architectures")
@@ -226,7 +227,7 @@ def _stem(name: str) -> str:
 
 @rule("PD050", "E")
 def no_model_type(case: Case) -> Iterator[Hit]:
-    """Find a config without a model_type."""
+    """Report a config without a model_type."""
     if case.metadata is None and not isinstance(case.source.config.get("model_type"), str):
         yield Hit(
             f"there is no model_type; by its class this is a {case.model.model_type}",
@@ -238,7 +239,7 @@ def no_model_type(case: Case) -> Iterator[Hit]:
 
 @rule("PD053", "E")
 def layer_names(case: Case) -> Iterator[Hit]:
-    """Find layer_types with unknown names, or of another number than there are layers."""
+    """Report layer_types with unknown names, or of another number than there are layers."""
     if case.metadata is not None:
         return
     for place, p in (("rope_scaling", case.old), ("rope_parameters", case.new)):
@@ -274,7 +275,7 @@ def layer_names(case: Case) -> Iterator[Hit]:
 
 @rule("PD054", "E")
 def byte_order_mark(case: Case) -> Iterator[Hit]:
-    """Find a byte order mark, at which every runtime's JSON reader stops."""
+    """Report a byte order mark, at which every runtime's JSON reader stops."""
     path = case.source.path
     if case.metadata is None and path.is_file():
         with open_ordinary(path) as file:

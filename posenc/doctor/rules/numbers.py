@@ -19,7 +19,7 @@ def _numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
 
 @rule("PD044", "E")
 def backwards(case: Case) -> Iterator[Hit]:
-    """Find a length or factor that stretches nothing, or backwards."""
+    """Report a length or factor that stretches nothing, or backwards."""
     given = case.config.get("max_position_embeddings") is not None
     for name, p in case.of_type("linear", "dynamic", "yarn", "longrope", "llama3"):
         if (values := _numbers(p, "factor")) and 0 < values[0] < 1:
@@ -38,7 +38,7 @@ def backwards(case: Case) -> Iterator[Hit]:
 
 @rule("PD045", "E")
 def bounds(case: Case) -> Iterator[Hit]:
-    """Find bounds of a ramp, or lists of factors, that are exchanged."""
+    """Report bounds of a ramp, or lists of factors, that are exchanged."""
     for name, p in case.of_type("llama3"):
         values = _numbers(p, "low_freq_factor", "high_freq_factor")
         step = case.model.model_type.startswith("llama4") and len({*values}) == 1  # published so
@@ -65,7 +65,7 @@ def bounds(case: Case) -> Iterator[Hit]:
 
 @rule("PD046", "E")
 def impossible(case: Case) -> Iterator[Hit]:
-    """Find a number that no rotation has."""
+    """Report a number that no rotation has."""
     for name, p in case.of_type("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
@@ -93,7 +93,7 @@ def impossible(case: Case) -> Iterator[Hit]:
 
 @rule("PD049", "E")
 def uneven(case: Case) -> Iterator[Hit]:
-    """Find heads that cannot be cut from the width, or into pairs."""
+    """Report heads that cannot be cut from the width, or into pairs."""
     if case.metadata is not None:
         return
     widths = ("hidden_size", "num_attention_heads")

@@ -20,7 +20,7 @@ OVERRIDES = "hf_overrides"
 
 @rule("PD032", "E")
 def override(case: Case) -> Iterator[Hit]:
-    """Find an override of vLLM without rope_theta."""
+    """Report an override of vLLM without rope_theta."""
     given = case.source.raw.get(OVERRIDES)
     if not isinstance(given, dict):
         return
@@ -40,13 +40,13 @@ def override(case: Case) -> Iterator[Hit]:
 
 @rule("PD038", "E")
 def differs(case: Case) -> Iterator[Hit]:
-    """Find a runtime computes something else, for a reason of its own."""
+    """Report a runtime that computes something else, for a reason of its own."""
     yield from ()
 
 
 @rule("PD039", "E")
 def refuses(case: Case) -> Iterator[Hit]:
-    """Find a runtime refuses the file."""
+    """Report a runtime that refuses the file."""
     yield from ()
 
 

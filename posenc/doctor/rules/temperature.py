@@ -12,7 +12,7 @@ IGNORE = ("sglang", "mlx-lm", "llama.cpp")
 
 @rule("PD017", "E")
 def attention_factor(case: Case) -> Iterator[Hit]:
-    """Find attention_factor that yarn's formula does not give."""
+    """Report attention_factor that yarn's formula does not give."""
     for name, p in case.of_type("yarn", "deepseek_yarn"):
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
@@ -31,7 +31,7 @@ def attention_factor(case: Case) -> Iterator[Hit]:
 
 @rule("PD018", "E")
 def attn_factor(case: Case) -> Iterator[Hit]:
-    """Find attn_factor."""
+    """Report attn_factor."""
     for name, p in case.dicts():
         if "attn_factor" in p:
             yield Hit(
@@ -45,7 +45,7 @@ def attn_factor(case: Case) -> Iterator[Hit]:
 
 @rule("PD019", "W")
 def half_a_pair(case: Case) -> Iterator[Hit]:
-    """Find one of mscale and mscale_all_dim without the other."""
+    """Report one of mscale and mscale_all_dim without the other."""
     for name, p in case.of_type("yarn", "deepseek_yarn"):
         given = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
         zero = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
@@ -56,7 +56,7 @@ def half_a_pair(case: Case) -> Iterator[Hit]:
 
 @rule("PD041", "E")
 def mscale_lost(case: Case) -> Iterator[Hit]:
-    """Find mscale that a runtime reads otherwise."""
+    """Report mscale that a runtime reads otherwise."""
     for name, p in case.of_type("yarn", "deepseek_yarn"):
         if p.get("mscale") is None and p.get("mscale_all_dim") is None:
             continue
@@ -74,7 +74,7 @@ def mscale_lost(case: Case) -> Iterator[Hit]:
 
 @rule("PD031", "W")
 def latent_mscale(case: Case) -> Iterator[Hit]:
-    """Find latent attention with an uncommon mscale."""
+    """Report latent attention with an uncommon mscale."""
     if case.metadata is not None or not case.model.mla:
         return
     for name, p in case.of_type("yarn", "deepseek_yarn"):

@@ -15,7 +15,7 @@ OWN_RULE = {"attn_factor"}
 
 @rule("PD006", "E")
 def two_types(case: Case) -> Iterator[Hit]:
-    """Find type and rope_type contradict each other."""
+    """Report a type that contradicts rope_type."""
     for name, p in case.dicts():
         old, new = p.get("type"), p.get("rope_type")
         allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
@@ -41,7 +41,7 @@ def two_types(case: Case) -> Iterator[Hit]:
 
 @rule("PD007", "W")
 def old_name(case: Case) -> Iterator[Hit]:
-    """Find an old or a vendor's name for the type."""
+    """Report an old or a vendor's name for the type."""
     for name, p in case.dicts():
         if type_of(p) in OLD or p.get("type") in OLD:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
@@ -52,7 +52,7 @@ def old_name(case: Case) -> Iterator[Hit]:
 
 @rule("PD008", "E")
 def no_type(case: Case) -> Iterator[Hit]:
-    """Find a factor without a type."""
+    """Report a factor without a type."""
     for name, p in case.dicts():
         factor = p.get("factor")
         if case.old is not None and name.startswith("rope_parameters"):
@@ -77,7 +77,7 @@ def no_type(case: Case) -> Iterator[Hit]:
 
 @rule("PD052", "E")
 def missing_key(case: Case) -> Iterator[Hit]:
-    """Find a scaling without a key that its type cannot be computed without."""
+    """Report a scaling without a key that its type cannot be computed without."""
     if case.metadata is not None:
         return
     for name, p in case.of_type(*NEEDED):
@@ -101,7 +101,7 @@ def missing_key(case: Case) -> Iterator[Hit]:
 
 @rule("PD009", "E")
 def unknown_type(case: Case) -> Iterator[Hit]:
-    """Find a type that is no common one."""
+    """Report a type that is no common one."""
     for name, p in case.dicts():
         kind = type_of(p)
         if kind not in TYPES + OLD:
@@ -110,7 +110,7 @@ def unknown_type(case: Case) -> Iterator[Hit]:
 
 @rule("PD010", "W")
 def unread_keys(case: Case) -> Iterator[Hit]:
-    """Find keys that nobody reads."""
+    """Report keys that nobody reads."""
     for name, p in case.dicts():
         kind = {"su": "longrope", "mrope": "default"}.get(type_of(p), type_of(p))
         if kind not in READ:

@@ -11,7 +11,7 @@ TABLES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
 
 @rule("PD035", "W")
 def low_precision(case: Case) -> Iterator[Hit]:
-    """Find frequencies or tables stored in 16 bits."""
+    """Report frequencies or tables stored in 16 bits."""
     if case.metadata is not None:
         return
     for path in sorted(case.source.folder.glob("*.safetensors"))[:256]:
@@ -27,6 +27,6 @@ def low_precision(case: Case) -> Iterator[Hit]:
 
 @rule("PD036", "E")
 def layout(case: Case) -> Iterator[Hit]:
-    """Find nothing: only the loss on a text tells interleaved rows of q and k from half-split
+    """Report nothing: only the loss on a text tells interleaved rows of q and k from half-split
     ones. `--layout` measures it (posenc.doctor.cures.layout) and reports this rule."""
     yield from ()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from posenc.encodings.base.base import PositionEncoding
+from typing import Literal, Self
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,12 @@ class Claims:
     num_axes: int = 1
 
     @classmethod
-    def all(cls, encodings: Sequence[PositionEncoding]) -> Claims:
-        """Combine the claims of several encodings that act together, or in different layers.
+    def all(cls, claims: Sequence[Claims]) -> Self:
+        """Combine the claims of encodings that act together, or in different layers.
 
         max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
         that acts claims it. scope and shared_parameters are left to the caller.
         """
-        claims = [e.claims for e in encodings]
         acting = [c for c in claims if c.places] or claims
         limits = [c.max_positions for c in claims if c.max_positions is not None]
         return cls(

@@ -1,7 +1,5 @@
 """Combine several encodings in one attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
@@ -105,7 +103,7 @@ class Compose(PositionEncoding):
             )
         )
         return replace(
-            Claims.all(members),
+            Claims.all([member.claims for member in members]),
             num_axes=axes.pop(),
             scope="layer" if own else "model",
             shared_parameters=shared,

@@ -17,8 +17,6 @@ from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_double
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
-KEYS = 128
-"""Keys in a grid with every 128th query, which gives each distance once."""
 
 
 class DistanceBias(PositionEncoding):
@@ -59,7 +57,11 @@ class DistanceBias(PositionEncoding):
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair like `forward`, without checking the positions."""
-        distance = distances(q_positions, kv_positions)
+        values = self._checked(distances(q_positions, kv_positions))
+        return values if values.ndim == 3 else values.movedim(0, 1)
+
+    def _checked(self, distance: Tensor) -> Tensor:
+        """Return the bias of distances. Raises: TypeError if a subclass returns another shape."""
         values = self.bias(distance)
         if not isinstance(values, Tensor) or values.shape[1:] != distance.shape:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -67,25 +69,30 @@ class DistanceBias(PositionEncoding):
                 f"{type(self).__name__}.bias must return a tensor (num_heads, *distance.shape) or "
                 f"(1, *distance.shape), got {got} for distances {tuple(distance.shape)}."
             )
-        return values if values.ndim == 3 else values.movedim(0, 1)
+        return values
 
     def falling(
         self, farthest: int, count: int, like: Float[Tensor, "..."]
     ) -> Float[Tensor, "num_heads {count}"]:
         """Return the bias of `count` distances from `farthest` downwards, on the device of `like`
         and in at least float32."""
-        # Some methods compute a grid of few queries and keys faster than a list of distances. The
-        # dtype of the positions sets the precision of the bias.
+        # The dtype of the positions sets the precision of the bias.
         precise = torch.float64 if like.dtype == torch.float64 else torch.int64
 
         def compute() -> Tensor:
-            steps = torch.arange(-(-count // KEYS), dtype=precise, device=like.device)
-            keys = torch.arange(KEYS, dtype=precise, device=like.device)
-            table = self.dense(farthest - KEYS * steps, keys).flatten(1)[:, :count]
-            return table.to(at_least_float32(like.dtype))
+            return self.run(farthest, count, precise, like.device).to(at_least_float32(like.dtype))
 
+        if self._kept is None:
+            return compute()
         key = farthest, count, like.dtype, like.device
         return self.kept(key, compute, *self.parameters(), *self.buffers())
+
+    def run(
+        self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "num_heads {count}"]:
+        """Compute what `falling` returns, from distances of this dtype."""
+        falling = torch.arange(farthest, farthest - count, -1, dtype=dtype, device=device)
+        return self._checked(falling[None]).squeeze(1)  # own classes may rely on two axes
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None

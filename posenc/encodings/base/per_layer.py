@@ -73,7 +73,9 @@ class PerLayer(PositionEncoding):
         self._ready: tuple[PositionEncoding, ...] | None = None
         own = repeat and any(e.claims.scope == "layer" for e in layers)
         self.claims = replace(
-            Claims.all(layers), source=self.claims.source, scope="layer" if own else "model"
+            Claims.all([each.claims for each in layers]),
+            source=self.claims.source,
+            scope="layer" if own else "model",
         )
 
     @classmethod

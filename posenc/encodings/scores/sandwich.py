@@ -18,6 +18,8 @@ from posenc.positions import FlatKeys, FlatQueries
 
 CHUNK = 256
 """Distances whose dim/2 cosines are in memory at a time."""
+KEYS = 128
+"""Keys in a grid with every 128th query, which gives each distance once."""
 
 
 class Sandwich(DistanceBias):
@@ -70,6 +72,14 @@ class Sandwich(DistanceBias):
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
+
+    def run(
+        self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "num_heads {count}"]:
+        """Compute the bias of falling distances from a grid of few queries and keys."""
+        steps = torch.arange(-(-count // KEYS), dtype=dtype, device=device)
+        keys = torch.arange(KEYS, dtype=dtype, device=device)
+        return self.dense(farthest - KEYS * steps, keys).flatten(1)[:, :count]
 
     def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
         total = total - self.offset

@@ -1,7 +1,5 @@
 """View values by distance as values by pair of query and key, without copying them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch
@@ -39,8 +37,8 @@ Part = tuple[int, int, Tensor]
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
-    """Add parts, which together cover all columns, to the scores in place. Each of `tiles` has the
-    parts of the next `rows` rows; None means that one tile has all rows."""
+    """Add a term, given in parts (first column, last column, values), to the scores in place. Each
+    of `tiles` has the parts of the next `rows` rows, or of all rows if None."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):

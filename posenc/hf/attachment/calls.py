@@ -1,7 +1,5 @@
 """Record the running forward of a model with an encoding, and its running attention."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,9 +35,9 @@ class Forward:
 
 @dataclass(eq=False)
 class Attending:
-    """Record a running call of an attention module.
+    """The call of an attention module that is running now.
 
-    Keys are those of the queries' tokens until a cache prepends earlier ones.
+    Its keys belong to the same tokens as its queries, until a cache puts earlier ones in front.
     """
 
     module: nn.Module

@@ -1,7 +1,5 @@
 """Find a model's attention modules, and the stacks that contain them, by running it once."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ LENGTH, SOURCE_LENGTH = 5, 7
 
 @dataclass(eq=False)
 class Stack:
-    """Group layers that share an encoding: the module that gets positions, its attentions."""
+    """Layers that share an encoding: the module that gets the positions and its attentions."""
 
     module: nn.Module
     attentions: list[Reached]

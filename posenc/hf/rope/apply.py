@@ -1,7 +1,5 @@
 """Change a loaded model's rotation through its config only, so that an export computes the same."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

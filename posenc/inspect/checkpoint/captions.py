@@ -47,7 +47,7 @@ def in_changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str
 
 
 def in_changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> str:
-    """Return from which layer on each setting differs."""
+    """Return a caption: the first layer in which each setting differs by more than `rounding`."""
     parts = []
     for name, values in series.items():
         first = next((i for i, value in enumerate(values) if not value < rounding), None)

@@ -45,7 +45,7 @@ def mean_distance(weights: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
-    """Read one sentence. Raises: ValueError where the model shows no attention."""
+    """Run the model on one sentence. Raises: ValueError if it returns no attention weights."""
     tokens = torch.tensor([ids])
     inputs: dict[str, Any] = {"input_ids": tokens}
     two_stacks = model.config.is_encoder_decoder

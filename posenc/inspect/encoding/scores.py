@@ -180,7 +180,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _finite_cuts(values: Tensor, cuts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return quantiles by column; None for a column with an invisible key."""
+    """Return two quantiles of each column, NaN for a column with an infinite score."""
     visible = values.isfinite().all(0)
     out = torch.full((2, values.shape[1]), torch.nan, dtype=values.dtype)
     if visible.any():

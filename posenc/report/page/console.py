@@ -41,12 +41,12 @@ def text_table(
     """Return a table of text for the terminal; `options` are passed to rich's Table.
 
     overflow: rich's treatment of words wider than their column. named: the column with the names of
-    the rows; the other columns are numbers, which align right.
+    the rows, which are never cut; the other columns are numbers, which align right.
     """
     table = Table(**options)
     for name in header:
         side = "left" if named in (None, name) else "right"
-        table.add_column(escape(name), overflow=overflow, justify=side)
+        table.add_column(escape(name), overflow=overflow, justify=side, no_wrap=name == named)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

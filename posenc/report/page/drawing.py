@@ -187,8 +187,8 @@ def label_ends(drawn: Figure, axes: Axes, most: int = 16) -> None:
         height = axes.get_window_extent().height / drawn.dpi * 72
         seen = axes.transData + axes.transAxes.inverted()
         for x, y, name, _ in ends:
-            if x < right:  # below what `length_axis` writes at the top
-                below = -20 if seen.transform((x, y))[1] > 0.85 else 3
+            if x < right:  # below what `length_axis` writes above
+                below = -12 if seen.transform((x, y))[1] > 0.85 else 3
                 place = {"xytext": (5, below), "textcoords": "offset points", "fontsize": 8.5}
                 axes.annotate(name, (x, y), **place)
         starts = [float(seen.transform((right, y))[1]) for y, *_ in at_edge]
@@ -262,9 +262,9 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
     axes.minorticks_off()
     if train_length is not None:
         axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        style = {"textcoords": "offset points", "va": "top", "fontsize": 8}
+        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
         place = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
-        axes.annotate("trained to here", xytext=(3, -2), **place, **style)
+        axes.annotate("training length", xytext=(0, 3), **place, **style)
 
 
 def level(axes: Axes, at: float, text: str) -> None:

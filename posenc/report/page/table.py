@@ -68,7 +68,7 @@ def table_html(table: Table) -> str:
     )
     rows = []
     for row in table.rows:
-        cells = [f"<th scope=row>{_cell(row[0], notes)}</th>"]
+        cells = [f"<th scope=row{_class(False, row[0])}>{_cell(row[0], notes)}</th>"]
         cells += [
             f"<td{_class(number, value)}{_label(table, heading)}>{_cell(value, notes)}</td>"
             for value, number, heading in zip(row[1:], numeric[1:], headings[1:], strict=True)

@@ -200,6 +200,8 @@ def test_missing_seeds():
         *(result("t5", s, (9, 9, 9 + s / 10)) for s in (2, 3)),
     )
     assert "they have too few seeds in common: run the same seeds of all" in said(apart)
+    one_each = study(result("rope", 0, (2, 2, 2)), result("t5", 1, (9, 9, 9)))
+    assert "they have too few seeds in common" in said(one_each)
 
 
 def test_seeds_that_are_equal_to_the_last_digit():
@@ -235,6 +237,7 @@ def test_an_encoding_that_runs_at_no_length():
     assert answer(cannot) == "learned can run at no tested length."
     with_others = study(*six().results, *cannot.results)
     assert said(with_others).startswith("Use t5")
+    assert limits(with_others).endswith("learned can run at no tested length.")
 
 
 def test_an_encoding_that_runs_only_at_the_training_length_and_is_best_there():

@@ -138,11 +138,13 @@ def test_tensorboard_shows_the_curves(tmp_path):
     }
 
 
-def test_tensorboard_that_is_not_installed_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+def test_tensorboard_that_is_not_installed_is_refused_first(tmp_path, monkeypatch, call):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    out = tmp_path / "runs" / "out"
+    code, said, err = call("compare", "rope", "--task", "copy", "--tensorboard", "--out", out)
+    assert (code, said) == (2, "") and not out.parent.exists()
+    assert err.endswith('tensorboard is not installed: pip install "posenc[tensorboard]"\n')
     study = Study("", "", "", {}, {}, None, (TRIAL,))
-    with pytest.raises(ValueError, match="tensorboard is not installed; install posenc"):
-        watching(Console(), study, tmp_path, 1, True).__enter__()
     with watching(Console(), study, tmp_path, 1, False) as found:
         assert len(found) == 2
 

@@ -129,7 +129,7 @@ def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
     both, lines = beside(study_of(rows()), [(tmp_path, mine)])
     assert both.encodings == ("t5", "rope", "mine")
     assert {trial.task for trial in both.trials} == {"copy"}
-    assert [line.split(" is left out")[0] for line in lines] == ["reverse", "text"]
+    assert lines == ["reverse and text are left out: you have no trial of it."]
 
 
 def test_runs_of_different_tasks_stand_beside_it_together(tmp_path):

@@ -240,6 +240,9 @@ def test_agreement_is_counted_over_what_a_publication_separates():
     pairs = sum(a.pairs for a in found.values() if a.multiple > 1)
     share = f"{agreeing} of {pairs} ({agreeing / pairs:.2f}, p 0."
     assert total[-1].startswith(share) and agreeing < pairs
+    left_out = [a.rho.value for a in found.values() if a.multiple > 1 and not a.pairs]
+    assert total[2] == f"without {len(left_out)} tables that have no such pairs" and left_out
+    assert total[3] == f"{min(left_out):.2f} to {max(left_out):.2f} there"
     assert agreement_table(list(found.values())).row_count == len(found) + 1
 
 

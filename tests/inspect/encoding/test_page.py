@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, call, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", _never)
-    monkeypatch.setattr("posenc.inspect.checkpoint.sheet.measure_checkpoint", _never)
+    monkeypatch.setattr("posenc.inspect.checkpoint.command.measure_checkpoint", _never)
     code, _, err = call(*command, "--figures", "taken")
     assert code == 2 and "--figures: taken is not a folder" in err
 
