@@ -31,12 +31,13 @@ class Far(Task):
     train_length = 32
     test_lengths = (32, 64, 128, 512)
     puzzle: ClassVar[Draw]
+    depths: ClassVar[dict[str, float]] = DEPTHS
     asked_as: ClassVar[int] = 0
     """What is added to the token of a symbol in the question."""
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         far = [length for length in test_lengths if length > test_lengths[0]]
-        return super().cases(test_lengths) + tuple(Case(n, at) for n in far for at in DEPTHS)
+        return super().cases(test_lengths) + tuple(Case(n, at) for n in far for at in self.depths)
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
@@ -96,12 +97,10 @@ class CommonWords(Far):
     name = "common_words"
     title = "find the most frequent words"
     counts = "words"
+    depths: ClassVar = {}
     shortest = 12
     least = 12
     steps = 1500
-
-    def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        return Task.cases(self, test_lengths)
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         words = FIRST + random.permutation(SYMBOLS)

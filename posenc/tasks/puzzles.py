@@ -1,6 +1,7 @@
 """Draw puzzles: facts at depths of a text, a question and its answer, in symbols without a text."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,26 +24,25 @@ class Puzzle(NamedTuple):
 Draw = Callable[[np.random.Generator, float], Puzzle]
 
 
-def needle(random: np.random.Generator, depth: float) -> Puzzle:
-    """Draw one pair, and ask for its second symbol."""
-    return _needles(random, depth, 1)
+def needle(random: np.random.Generator, depth: float, count: int = 1) -> Puzzle:
+    """Draw `count` pairs, and ask for the second symbol of the one at `depth`."""
+    places = [depth, *random.uniform(0, 1, count - 1)]
+    facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
+    return Puzzle(facts, (0,), (count,))
 
 
-def needles(random: np.random.Generator, depth: float) -> Puzzle:
-    """Draw several pairs, and ask for the second symbol of the one at `depth`."""
-    return _needles(random, depth, KEYS)
+needles = partial(needle, count=KEYS)
 
 
 def variables(random: np.random.Generator, depth: float) -> Puzzle:
     """Draw two chains in which a number is passed from name to name, and ask for the names of the
     chain that starts at `depth`. The numbers are the last two symbols."""
-    facts = []
+    facts: list[tuple[float, tuple[int, int]]] = []
     for number, first in ((0, depth), (1, 0.0)):
-        places = [first, *np.sort(random.uniform(first, 1, HOPS - 1))]
+        places = [first, *np.sort(random.uniform(first, 1, HOPS - 1)).tolist()]
         names = range(HOPS * number, HOPS * (number + 1))
-        said = [2 * HOPS + number, *names]
-        facts += [(float(at), pair) for at, *pair in zip(places, names, said, strict=False)]
-    return Puzzle(tuple((at, (a, b)) for at, (a, b) in facts), (2 * HOPS,), tuple(range(HOPS)))
+        facts += zip(places, zip(names, [2 * HOPS + number, *names], strict=False), strict=True)
+    return Puzzle(tuple(facts), (2 * HOPS,), tuple(range(HOPS)))
 
 
 def frequent(random: np.random.Generator, common: int, rare: int) -> Iterator[int]:
@@ -70,9 +70,3 @@ def passkey(
     """Draw `secret` different words, and return them at a depth of the filler and at its end."""
     drawn = random.permutation(words)[:secret].tolist()
     return [*spread(filler.tolist(), [(depth, drawn)]), *drawn]
-
-
-def _needles(random: np.random.Generator, depth: float, count: int) -> Puzzle:
-    places = [depth, *random.uniform(0, 1, count - 1)]
-    facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
-    return Puzzle(facts, (0,), (count,))

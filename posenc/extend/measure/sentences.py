@@ -1,7 +1,7 @@
 """Write puzzles in words: names, numbers and sentences for the symbols of `posenc.tasks`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,9 @@ COMMON_WORDS = "common-words"
 PUZZLES = (*SENTENCES, COMMON_WORDS)
 
 
-@dataclass(frozen=True)
-class Told:
-    """A puzzle in words. facts: depth in the text of each sentence, from 0 to 1, and the sentence.
-    words: the words of the text; None if any text will do."""
+class Told(NamedTuple):
+    """Sentences with their depths in the text, a question and its answer, and the words of the
+    text; None if any text will do."""
 
     facts: tuple[tuple[float, str], ...]
     question: str
