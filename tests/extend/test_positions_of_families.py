@@ -166,6 +166,7 @@ def test_drope_writes_layers_that_do_not_rotate_and_recalibrates_at_the_training
     outcome = hf.extend(
         folder, TARGET, DOCUMENTS, method="drope", out=out, as_ids=True, options=options
     )
+    assert "it has no layer that rotates" in (out / "SERVE.md").read_text(encoding="utf-8")
     assert lengths == {LENGTH}
     assert outcome.proof is not None and outcome.proof.generated == 8
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
