@@ -36,6 +36,15 @@ def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.floa
     return Layer(build(make, shape, dtype), shape).to(dtype)
 
 
+def example(
+    make: Make, want: int = LENGTH, dtype: torch.dtype = torch.float64, batch: int = 1
+) -> tuple[Layer, Tensor, Tensor]:
+    """Build a layer, and embeddings and positions of `want` tokens, or as many as it can have."""
+    model = layer(make, dtype=dtype)
+    length = room(model.encoding, want)
+    return model, hidden(length, batch, dtype=dtype), tokens(model.encoding, length)
+
+
 def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
     """Return `want` tokens, or fewer if the encoding has fewer positions."""
     return probe.room(encoding, want)

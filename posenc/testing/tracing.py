@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from posenc.testing.harness import Layer, Make, assert_same, hidden, layer, room, tokens
+from posenc.testing.harness import Layer, Make, assert_same, example, hidden, layer, room, tokens
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
@@ -38,13 +38,12 @@ class Causal(nn.Module):
 
 
 def assert_exports_with_any_length(make: Make) -> None:
-    model = Causal(layer(make)).eval()
-    encoding = model.model.encoding
-    length = room(encoding, 12)
+    inner, x, positions = example(make, 12)
+    model, encoding = Causal(inner).eval(), inner.encoding
     any_length = torch.export.Dim("length", min=2, max=room(encoding, 4096))
     program = torch.export.export(
         model,
-        (hidden(length), tokens(encoding, length)),
+        (x, positions),
         dynamic_shapes=({1: any_length}, {0: any_length}),
         strict=True,
     )
