@@ -1,12 +1,25 @@
 """Check sequences: decoding, batches, padding, packing, the future."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding
-from posenc.testing.harness import Make, assert_same, differs, example, hidden, layer, room, tokens
+from posenc.encodings import ModelShape, PositionEncoding
+from posenc.testing.harness import (
+    SHAPE,
+    Layer,
+    Make,
+    assert_same,
+    differs,
+    example,
+    hidden,
+    layer,
+    room,
+    tokens,
+)
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
@@ -63,32 +76,42 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
     return valid, torch.stack(rows)
 
 
-def assert_padding_is_invisible(make: Make) -> None:
-    model = layer(make)
+def next_to_padding(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """Yield the result of each padded sequence, its result alone, and which sequence it is."""
     encoding = model.encoding
     lengths = [room(encoding, 13), 5, 1]
     for left in (True, False):
         valid, positions = padded(encoding, lengths, left=left)
-        x = hidden(valid.shape[1], batch=3)
+        x = hidden(valid.shape[1], batch=3, shape=shape)
         out = model(x, positions, masks.causal & masks.padding(valid))
         side = "left" if left else "right"
         for row, length in enumerate(lengths):
             alone = model(x[row : row + 1, valid[row]], tokens(encoding, length))
-            assert_same(out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding")
+            yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
 
 
-def assert_packing_is_invisible(make: Make) -> None:
-    model = layer(make)
+def in_a_pack(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """Yield the result of each document of a packed sequence, its result alone, and which it is."""
     encoding = model.encoding
     lengths = [6, 1, room(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     positions = torch.cat([tokens(encoding, length) for length in lengths])
-    x = hidden(len(documents))
+    x = hidden(len(documents), shape=shape)
     out = model(x, positions, masks.causal & masks.document(documents))
     for number, length in enumerate(lengths):
         own = documents == number
         alone = model(x[:, own], tokens(encoding, length))
-        assert_same(out[:, own], alone, f"document {number} of {length} tokens")
+        yield out[:, own], alone, f"document {number} of {length} tokens"
+
+
+def assert_padding_is_invisible(make: Make) -> None:
+    for result, alone, which in next_to_padding(layer(make), SHAPE):
+        assert_same(result, alone, which)
+
+
+def assert_packing_is_invisible(make: Make) -> None:
+    for result, alone, which in in_a_pack(layer(make), SHAPE):
+        assert_same(result, alone, which)
 
 
 def assert_the_future_is_invisible(make: Make) -> None:
