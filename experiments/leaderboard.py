@@ -18,6 +18,7 @@ import subprocess
 from pathlib import Path
 
 from refused import check_file, check_runs, refusing
+from rows import add_rows, rows_of
 
 import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
@@ -25,13 +26,7 @@ from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
 from posenc.compare.reports.board import PUBLISHED, ROWS
-from posenc.compare.reports.leaderboard import (
-    Row,
-    add_rows,
-    read_rows,
-    rows_of,
-    study_of,
-)
+from posenc.compare.reports.leaderboard import Row, read_rows, study_of
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
 from posenc.compare.trial.config import RECIPE

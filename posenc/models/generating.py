@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.models.decoder import Decoder
+from posenc.models.encoder_decoder import Conditioned
 
-
-class LanguageModel(Protocol):
-    """Compute the logits of next tokens: a Decoder, or the result of EncoderDecoder.given(...)."""
-
-    @property
-    def encoding(self) -> PositionEncoding: ...
-
-    def new_caches(self) -> list[KVCache]: ...
-
-    def __call__(
-        self,
-        tokens: Int[Tensor, "batch len"],
-        positions: Positions | None = None,
-        *,
-        caches: Sequence[KVCache] | None = None,
-        mask: Mask | None = None,
-        length: int | None = None,
-    ) -> Float[Tensor, "batch len vocab_size"]: ...
+LanguageModel = Decoder | Conditioned
+"""What computes the logits of next tokens: a Decoder, or what EncoderDecoder.given returns."""
 
 
 @torch.no_grad()
@@ -95,8 +76,8 @@ def generate(
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
     """Put the model in eval mode inside the block, and restore its mode after it."""
-    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    training = [m for m in module.modules() if m.training] if isinstance(module, nn.Module) else []
+    module = model if isinstance(model, nn.Module) else model.model
+    training = [m for m in module.modules() if m.training]
     try:
         for m in training:
             m.training = False

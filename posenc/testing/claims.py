@@ -15,6 +15,7 @@ from posenc.testing.harness import (
     Make,
     build,
     differs,
+    example,
     heads,
     hidden,
     layer,
@@ -78,24 +79,18 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
     """Check that without causal_only, permuted tokens do not merely give permuted outputs."""
-    model = layer(make)
-    encoding = model.encoding
-    length = room(encoding)
-    positions = tokens(encoding, length)
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
-    if encoding.claims.causal_only:
+    model, x, positions = example(make)
+    order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(4))
+    if model.encoding.claims.causal_only:
         return
-    x = hidden(length)
     seen = differs(model(x, positions, None)[:, order], model(x[:, order], positions, None))
     assert seen, "causal_only is not claimed, but the encoding is blind to order without a mask"
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
     """Check that decoding steps, which get only the length so far, equal one pass if claimed."""
-    model = layer(make)
-    encoding = model.encoding
-    length = room(encoding)
-    x, positions = hidden(length), tokens(encoding, length)
+    model, x, positions = example(make)
+    length = len(positions)
     full = model(x, positions, length=length)
     cache = KVCache()
     steps = [
@@ -103,7 +98,7 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
         for t in range(length)
     ]
     changed = differs(full, torch.cat(steps, dim=1))
-    _hold("cache_safe", encoding.claims.cache_safe, not changed)
+    _hold("cache_safe", model.encoding.claims.cache_safe, not changed)
 
 
 def assert_places_as_claimed(make: Make) -> None:

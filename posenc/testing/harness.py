@@ -7,15 +7,15 @@ from torch import Tensor
 
 from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing import layer as probe
+from posenc.testing.layer import LENGTH as LENGTH
 from posenc.testing.layer import Layer as Layer
+from posenc.testing.layer import room as room
 from posenc.testing.layer import tokens as tokens
 
 Make = Callable[[ModelShape], PositionEncoding]
 """A function that builds the encoding under test for a model of this shape."""
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
-LENGTH = 41
-"""Tokens of most checks: odd, and longer than the training length."""
 
 
 def build(
@@ -36,9 +36,13 @@ def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.floa
     return Layer(build(make, shape, dtype), shape).to(dtype)
 
 
-def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
-    """Return `want` tokens, or fewer if the encoding has fewer positions."""
-    return probe.room(encoding, want)
+def example(
+    make: Make, want: int = LENGTH, dtype: torch.dtype = torch.float64, batch: int = 1
+) -> tuple[Layer, Tensor, Tensor]:
+    """Build a layer, and embeddings and positions of `want` tokens, or as many as it can have."""
+    model = layer(make, dtype=dtype)
+    length = room(model.encoding, want)
+    return model, hidden(length, batch, dtype=dtype), tokens(model.encoding, length)
 
 
 def hidden(

@@ -12,6 +12,9 @@ from posenc.attend.multihead import Attention
 from posenc.encodings import ModelShape, PerLayer, PositionEncoding
 from posenc.masks import Mask
 
+LENGTH = 41
+"""Tokens of most checks: odd, and longer than the training length."""
+
 
 class Layer(nn.Module):
     """Apply the encoding to embeddings, then one attention layer, so that all of it acts."""
@@ -55,7 +58,7 @@ def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
     return encoding
 
 
-def room(encoding: PositionEncoding, want: int) -> int:
+def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
     """Return `want` tokens, or fewer if the encoding has fewer positions."""
     limit = encoding.claims.max_positions
     return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)

@@ -2,7 +2,7 @@
 numbers. Each implementation is compared with the reference, with and without gradients."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -54,7 +54,8 @@ def _compare(make: Make, setting: Setting) -> None:
             model.attention.impl = impl
             for spoil in (_nan, _large):
                 try:
-                    found = _spoiled(spoil, setting, model, x)
+                    with spoil():
+                        found = setting(model, x)
                 except ValueError as refusal:
                     if "cannot run" not in str(refusal):
                         raise
@@ -82,13 +83,6 @@ def _with_gradients(model: Layer, x: Tensor) -> list[Tensor]:
         return outs
     found = torch.autograd.grad(loss, own, allow_unused=True)
     return outs + [p.new_zeros(()) if g is None else g for p, g in zip(own, found, strict=True)]
-
-
-def _spoiled(
-    spoil: Callable[[], AbstractContextManager[None]], setting: Setting, model: Layer, x: Tensor
-) -> list[Tensor]:
-    with spoil():
-        return setting(model, x)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from posenc.testing.harness import (
     assert_same,
     build,
     differs,
+    example,
     hidden,
     layer,
     room,
@@ -23,18 +24,13 @@ from posenc.testing.harness import (
 
 def assert_device_follows_input(make: Make) -> None:
     """Check that the layer runs on the meta device, whose tensors have no numbers."""
-    model = layer(make).to("meta")
-    encoding = model.encoding
-    length = room(encoding, 9)
-    out = model(hidden(length).to("meta"), tokens(encoding, length).to("meta"))
-    assert out.device.type == "meta" and out.shape == (1, length, SHAPE.embed_dim)
+    model, x, positions = example(make, 9)
+    out = model.to("meta")(x.to("meta"), positions.to("meta"))
+    assert out.device.type == "meta" and out.shape == x.shape
 
 
 def assert_meta_construction_materialises(make: Make) -> None:
-    want = layer(make)
-    encoding = want.encoding
-    length = room(encoding, 9)
-    x, positions = hidden(length), tokens(encoding, length)
+    want, x, positions = example(make, 9)
     with torch.device("meta"):
         bare = Layer(make(SHAPE), SHAPE).double()
     bare.to_empty(device="cpu")
@@ -59,10 +55,7 @@ def _spoil(module: torch.nn.Module) -> None:
 
 
 def assert_state_dict_round_trip(make: Make) -> None:
-    first = layer(make)
-    encoding = first.encoding
-    length = room(encoding)
-    x, positions = hidden(length), tokens(encoding, length)
+    first, x, positions = example(make)
     torch.manual_seed(9)
     second = Layer(make(SHAPE), SHAPE).double()
     missing = second.load_state_dict(first.state_dict())
@@ -72,13 +65,10 @@ def assert_state_dict_round_trip(make: Make) -> None:
 
 def assert_positions_survive_a_cast(make: Make) -> None:
     """Check that casting to bfloat16 and back to float64 rounds nothing but parameters."""
-    model = layer(make)
-    encoding = model.encoding
+    model, x, positions = example(make)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    length = room(encoding)
-    x, positions = hidden(length), tokens(encoding, length)
     before = model(x, positions)
     after = model.to(torch.bfloat16).to(torch.float64)(x, positions)
     assert torch.equal(after, before), "a cast of the module changed its positions"
@@ -86,14 +76,11 @@ def assert_positions_survive_a_cast(make: Make) -> None:
 
 def assert_instances_share_nothing(make: Make) -> None:
     """Check that building and running other instances between two runs changes nothing."""
-    first = layer(make)
-    encoding = first.encoding
-    length = room(encoding, 9)
-    x, positions = hidden(length), tokens(encoding, length)
+    first, x, positions = example(make, 9)
     want = first(x, positions)
     other_shape = ModelShape(embed_dim=96, num_heads=6, train_length=40)
     other = layer(make, other_shape)
-    other(hidden(length, shape=other_shape), positions)
+    other(hidden(len(positions), shape=other_shape), positions)
     assert torch.equal(first(x, positions), want)
     assert torch.equal(layer(make)(x, positions), want)
 
@@ -168,10 +155,6 @@ def names_heads(encoding: PositionEncoding) -> bool:
 
 def assert_masks_are_optional(make: Make) -> None:
     """Check that mask=None gives the same results as masks.full."""
-    encoding = build(make)
-    if encoding.claims.causal_only:
-        return
-    model = layer(make)
-    length = room(encoding, 9)
-    x, positions = hidden(length), tokens(encoding, length)
-    assert_same(model(x, positions, None), model(x, positions, masks.full), "masks.full")
+    model, x, positions = example(make, 9)
+    if not model.encoding.claims.causal_only:
+        assert_same(model(x, positions, None), model(x, positions, masks.full), "masks.full")

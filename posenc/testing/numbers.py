@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.encodings import ModelShape, PositionEncoding, XPos
-from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
+from posenc.testing.harness import LENGTH, SHAPE, Make, build, example, heads, hidden, room, tokens
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: transformed
@@ -92,15 +92,11 @@ def assert_bfloat16_is_precise_far_out(make: Make) -> None:
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     """Check bfloat16 if queries see only keys 8,192 positions away."""
-    model = layer(make, dtype=torch.bfloat16)
-    encoding = model.encoding
-    length = room(encoding)
+    model, x, positions = example(make, dtype=torch.bfloat16)
+    length, limit = len(positions), model.encoding.claims.max_positions
     half = length // 2
-    positions = tokens(encoding, length)
-    limit = encoding.claims.max_positions
     positions[half:] += 8192 if limit is None else max(0, min(8192, limit - length))
     far = masks.Mask(lambda sight: (sight.q_idx >= half) & (sight.kv_idx < half))
-    x = hidden(length, dtype=torch.bfloat16)
     got = model(x, positions, far).double()
     want = copy.deepcopy(model).double()(x.double(), positions, far)
     # The layer also rounds its projections, once each.
@@ -122,10 +118,7 @@ class _NoHalves(TorchDispatchMode):
 
 def assert_float32_is_never_halved(make: Make) -> None:
     """Check that nothing is rounded to 16 bits, which comparisons miss if all dtypes do it."""
-    model = layer(make, dtype=torch.float32)
-    encoding = model.encoding
-    length = room(encoding)
-    x, positions = hidden(length, dtype=torch.float32), tokens(encoding, length)
+    model, x, positions = example(make, dtype=torch.float32)
     with _NoHalves():
         model(x, positions)
 
@@ -141,18 +134,14 @@ def assert_float64_is_kept(make: Make) -> None:
 
 
 def assert_works_or_refuses_beyond_training(make: Make) -> None:
-    model = layer(make, dtype=torch.float32)
-    encoding = model.encoding
-    limit = encoding.claims.max_positions
-    far = 4 * SHAPE.train_length if limit is None else limit
-    positions = tokens(encoding, 3) + (far if limit is None else 0)
+    model, x, positions = example(make, 3, torch.float32)
+    limit, far = model.encoding.claims.max_positions, 4 * SHAPE.train_length
     if limit is None:
-        out = model(hidden(3, dtype=torch.float32), positions)
-        assert out.isfinite().all(), f"not finite at position {far}"
+        assert model(x, positions + far).isfinite().all(), f"not finite at position {far}"
         return
     positions[-1] = limit
     try:
-        model(hidden(3, dtype=torch.float32), positions)
+        model(x, positions)
     except ValueError as error:
         assert str(limit) in str(error), f"refuses position {limit} without naming it: {error}"
     else:
@@ -161,37 +150,29 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
 
 def assert_outputs_are_finite(make: Make) -> None:
     """Check outputs at lengths within and beyond the training length."""
-    model = layer(make, dtype=torch.float32)
-    encoding = model.encoding
-    for length in (room(encoding, 9), room(encoding)):
-        out = model(hidden(length, dtype=torch.float32), tokens(encoding, length))
-        assert out.isfinite().all(), f"not finite in a sequence of {length} tokens"
+    for want in (9, LENGTH):
+        model, x, positions = example(make, want, torch.float32)
+        finite = model(x, positions).isfinite().all()
+        assert finite, f"not finite in a sequence of {len(positions)} tokens"
 
 
 def assert_gradients_are_right(make: Make) -> None:
     """Check gradients of inputs and parameters against finite differences."""
-    model = layer(make)
-    encoding = model.encoding
-    length = room(encoding, 5)
-    x = hidden(length).requires_grad_()
-    positions = tokens(encoding, length)
-    names = [name for name, _ in encoding.named_parameters()]
-    values = [p.detach().clone().requires_grad_() for p in encoding.parameters()]
+    model, x, positions = example(make, 5)
+    names = [name for name, _ in model.encoding.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in model.encoding.parameters()]
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
         state = {f"encoding.{n}": v for n, v in zip(names, values, strict=True)}
         return torch.func.functional_call(model, state, (x, positions))
 
-    assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True, atol=1e-4)
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), *values), fast_mode=True, atol=1e-4)
 
 
 def assert_gradients_are_finite(make: Make) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        model = layer(make, dtype=dtype)
-        encoding = model.encoding
-        length = room(encoding)
-        x = hidden(length, dtype=dtype).requires_grad_()
-        model(x, tokens(encoding, length)).float().square().sum().backward()
-        for name, parameter in (("x", x), *encoding.named_parameters()):
+        model, x, positions = example(make, dtype=dtype)
+        model(x.requires_grad_(), positions).float().square().sum().backward()
+        for name, parameter in (("x", x), *model.encoding.named_parameters()):
             if parameter.grad is not None:
                 assert parameter.grad.isfinite().all(), f"gradient of {name} in {dtype}"

@@ -1,21 +1,31 @@
 """Check sequences: decoding, batches, padding, packing, the future."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding
-from posenc.testing.harness import Make, assert_same, differs, hidden, layer, room, tokens
+from posenc.encodings import ModelShape, PositionEncoding
+from posenc.testing.harness import (
+    SHAPE,
+    Layer,
+    Make,
+    assert_same,
+    differs,
+    example,
+    hidden,
+    layer,
+    room,
+    tokens,
+)
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
     """Check that decoding token by token, or in pieces, equals one pass, all with one `length`."""
-    model = layer(make)
-    encoding = model.encoding
-    length = room(encoding)
-    positions = tokens(encoding, length)
-    x = hidden(length, batch=2)
+    model, x, positions = example(make, batch=2)
+    length = len(positions)
     want = model(x, positions, length=length)
     for cuts in ([1] * length, [length - length // 3, 1, length // 3 - 1]):
         cache, steps, start = KVCache(), [], 0
@@ -28,13 +38,9 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 def assert_rows_are_independent(make: Make) -> None:
     """Check that a row's result does not depend on other rows, even at far positions."""
-    model = layer(make)
-    encoding = model.encoding
-    length = room(encoding, 17)
-    near = tokens(encoding, length)
-    limit = encoding.claims.max_positions
+    model, x, near = example(make, 17, batch=3)
+    limit = model.encoding.claims.max_positions
     far = near.flip(0) if limit is not None else near + 5000
-    x = hidden(length, batch=3)
     alone = model(x[:1], near[None])
     together = model(x, torch.stack([near, far, near]))
     assert_same(together[:1], alone, "first of three rows")
@@ -45,14 +51,12 @@ def assert_rows_are_independent(make: Make) -> None:
 
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
-    model = layer(make)
+    model, x, positions = example(make, 9)
     encoding = model.encoding
-    length = room(encoding, 9)
-    x, positions = hidden(length), tokens(encoding, length)
     first = model(x, positions)
     longer = room(encoding, 64)
     model(hidden(longer), tokens(encoding, longer), length=longer)
-    model.to(torch.bfloat16)(hidden(length, dtype=torch.bfloat16), positions)
+    model.to(torch.bfloat16)(x.bfloat16(), positions)
     fresh = layer(make)
     fresh(hidden(longer), tokens(encoding, longer))
     assert torch.equal(fresh(x, positions), first), "another result after other calls"
@@ -72,39 +76,46 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
     return valid, torch.stack(rows)
 
 
-def assert_padding_is_invisible(make: Make) -> None:
-    model = layer(make)
+def next_to_padding(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """Yield the result of each padded sequence, its result alone, and which sequence it is."""
     encoding = model.encoding
     lengths = [room(encoding, 13), 5, 1]
     for left in (True, False):
         valid, positions = padded(encoding, lengths, left=left)
-        x = hidden(valid.shape[1], batch=3)
+        x = hidden(valid.shape[1], batch=3, shape=shape)
         out = model(x, positions, masks.causal & masks.padding(valid))
         side = "left" if left else "right"
         for row, length in enumerate(lengths):
             alone = model(x[row : row + 1, valid[row]], tokens(encoding, length))
-            assert_same(out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding")
+            yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
 
 
-def assert_packing_is_invisible(make: Make) -> None:
-    model = layer(make)
+def in_a_pack(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """Yield the result of each document of a packed sequence, its result alone, and which it is."""
     encoding = model.encoding
     lengths = [6, 1, room(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     positions = torch.cat([tokens(encoding, length) for length in lengths])
-    x = hidden(len(documents))
+    x = hidden(len(documents), shape=shape)
     out = model(x, positions, masks.causal & masks.document(documents))
     for number, length in enumerate(lengths):
         own = documents == number
         alone = model(x[:, own], tokens(encoding, length))
-        assert_same(out[:, own], alone, f"document {number} of {length} tokens")
+        yield out[:, own], alone, f"document {number} of {length} tokens"
+
+
+def assert_padding_is_invisible(make: Make) -> None:
+    for result, alone, which in next_to_padding(layer(make), SHAPE):
+        assert_same(result, alone, which)
+
+
+def assert_packing_is_invisible(make: Make) -> None:
+    for result, alone, which in in_a_pack(layer(make), SHAPE):
+        assert_same(result, alone, which)
 
 
 def assert_the_future_is_invisible(make: Make) -> None:
-    model = layer(make)
-    encoding = model.encoding
-    length = room(encoding, 19)
-    x, positions = hidden(length), tokens(encoding, length)
+    model, x, positions = example(make, 19)
     out = model(x, positions)
     changed = x.clone()
     changed[:, 11:] = 3 * x[:, 11:].flip(1)
@@ -115,13 +126,11 @@ def assert_the_future_is_invisible(make: Make) -> None:
 
 def assert_blind_rows_give_zeros(make: Make) -> None:
     """Check that a query that sees no key gives zeros and has no gradient."""
-    model = layer(make)
+    model, x, positions = example(make, 11)
     encoding = model.encoding
-    length = room(encoding, 11)
-    valid = torch.ones(1, length, dtype=torch.bool)
+    valid = torch.ones(1, len(positions), dtype=torch.bool)
     valid[:, :4] = False  # the first four queries see only these keys
-    x, positions = hidden(length).requires_grad_(), tokens(encoding, length)
-    out = model(x, positions, masks.causal & masks.padding(valid))
+    out = model(x.requires_grad_(), positions, masks.causal & masks.padding(valid))
     assert (out[:, :4] == 0).all(), "rows without a visible key"
     (grad,) = torch.autograd.grad(out.square().sum(), x)
     assert grad.isfinite().all()

@@ -1,9 +1,11 @@
 """Check torch.compile and torch.export."""
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable
 
-from posenc.testing.harness import Layer, Make, assert_same, hidden, layer, room, tokens
+import torch
+from torch import Tensor
+
+from posenc.testing.harness import Layer, Make, assert_same, example, hidden, layer, room, tokens
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
@@ -22,32 +24,21 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
     assert counter.frame_count <= 2, f"{counter.frame_count} graphs for lengths {lengths}"
 
 
-class Causal(nn.Module):
-    """Wrap a layer so that its only inputs are tensors, as torch.export needs.
+def exported(model: Layer, x: Tensor, positions: Tensor, most: int) -> Callable[..., Tensor]:
+    """Export a layer for 2 to `most` tokens, from the first of them; return the program.
 
-    The implementation is fixed, because "auto" would specialise the program to one length.
+    The layer's implementation must be fixed: "auto" would specialise the program to one length.
     """
-
-    def __init__(self, model: Layer) -> None:
-        super().__init__()
-        self.model = model
-        model.attention.impl = "reference"
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.model(x, positions)
+    any_length = torch.export.Dim("length", min=2, max=most)
+    shapes = ({1: any_length}, {0: any_length})
+    program = torch.export.export(model, (x, positions), dynamic_shapes=shapes, strict=True)
+    return program.module()
 
 
 def assert_exports_with_any_length(make: Make) -> None:
-    model = Causal(layer(make)).eval()
-    encoding = model.model.encoding
-    length = room(encoding, 12)
-    any_length = torch.export.Dim("length", min=2, max=room(encoding, 4096))
-    program = torch.export.export(
-        model,
-        (hidden(length), tokens(encoding, length)),
-        dynamic_shapes=({1: any_length}, {0: any_length}),
-        strict=True,
-    )
+    model, x, positions = example(make, 12)
+    encoding, model.attention.impl = model.encoding, "reference"
+    program = exported(model.eval(), x, positions, room(encoding, 4096))
     for n in (room(encoding, 5), room(encoding, 31)):
         x, positions = hidden(n), tokens(encoding, n)
-        assert_same(program.module()(x, positions), model(x, positions), f"length {n}")
+        assert_same(program(x, positions), model(x, positions), f"length {n}")

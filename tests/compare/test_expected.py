@@ -5,11 +5,11 @@ import csv
 import pytest
 import scipy.stats
 
-from posenc.compare.reports.leaderboard import Row, add_rows
+from posenc.compare.reports.leaderboard import Row
 from tests.compare.test_tasks import result
 from tests.experiment import experiment
 
-expected = experiment("expected")
+add_rows, expected = experiment("rows").add_rows, experiment("expected")
 PAIR = (expected.Side("t5", expected.BEYOND), expected.Side("rope", expected.BEYOND))
 
 

@@ -4,11 +4,11 @@ import csv
 
 from posenc.compare.judge import published
 from posenc.compare.reports import leaderboard
-from posenc.compare.reports.leaderboard import Row, add_rows
+from posenc.compare.reports.leaderboard import Row
 from tests.compare.test_tasks import result
 from tests.experiment import experiment
 
-scoring = experiment("published_scoring")
+add_rows, scoring = experiment("rows").add_rows, experiment("published_scoring")
 
 
 def made(tmp_path, results):

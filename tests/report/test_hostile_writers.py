@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from posenc.compare.page.watchers import EventFile
 from posenc.compare.plan.splits import Need, cut_text
 from posenc.compare.plan.time_estimate import seconds_by_kind
-from posenc.compare.reports.leaderboard import add_rows
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import process
 from posenc.compare.trial.checkpoint import restore_checkpoint, write_checkpoint
@@ -33,6 +32,7 @@ from posenc.report.files.opened import open_to_change, private_folder
 from posenc.report.page.figure_files import write_figures
 from posenc.report.page.page import Page, Plot
 from posenc.text import find_text
+from tests.experiment import experiment
 
 TRIAL = TrialConfig(
     encoding="nope", seed=0, corpus="0" * 16, train_length=8, test_lengths=(8,), steps=2, batch=1,
@@ -94,7 +94,7 @@ REPLACED = {
     "state": ("search.json", lambda path: write_sealed(path, {"a": "b"}, {"c": 1})),
     "config": ("config.json", lambda path: write_config(path, {"a": 1})),
     "checkpoint": ("checkpoint.json", checkpoint),
-    "rows": ("rows.jsonl", lambda path: add_rows(path, [])),
+    "rows": ("rows.jsonl", lambda path: experiment("rows").add_rows(path, [])),
 }
 """Files that are replaced: a name, and what writes it."""
 

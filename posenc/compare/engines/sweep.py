@@ -4,7 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from posenc.compare.engines.engine import Engine, Local
 from posenc.compare.options import Options
@@ -17,15 +17,6 @@ from posenc.report.files.new_folder import UNPROVED
 from posenc.report.files.opened import remove_folder
 from posenc.report.machine.machine import gpus, num_cores
 from posenc.report.page.failure import RunFailed
-
-
-class Watcher(Protocol):
-    """Hears what happens while trials run: a method for each kind of event, and one for the end."""
-
-    def step(self, trial: TrialConfig, step: int, loss: float) -> None: ...
-    def testing(self, trial: TrialConfig) -> None: ...
-    def note(self, trial: TrialConfig, text: str) -> None: ...
-    def finished(self, trial: TrialConfig, result: TrialResult) -> None: ...
 
 
 def open_engine(options: Options, device: str, count: int) -> Engine:
@@ -46,10 +37,12 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
 
 
 def run_trials(
-    folder: Path, trials: Sequence[TrialConfig], engine: Engine, watchers: Sequence[Watcher]
+    folder: Path, trials: Sequence[TrialConfig], engine: Engine, watchers: Sequence[Any]
 ) -> None:
     """Run all trials that have no result yet or have failed, on an engine that is settled. After an
     interruption of any kind the same call goes on from the last checkpoints.
+
+    watchers: each has a method for every kind of event, and `finished`; see page/watchers.py.
 
     Raises: RunFailed if the folder vanishes, which is then not made again.
     """

@@ -1,7 +1,6 @@
 """The leaderboard: one row for each trial, kept as lines of JSON, and a study made from them."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,8 +8,7 @@ from posenc.compare.reports.board import ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_folder, text_of
+from posenc.report.files.opened import text_of
 from posenc.report.files.record import Record
 from posenc.sentence import listed
 
@@ -37,21 +35,6 @@ class Row(Record):
         return f"{self.result.config.name}-{self.hash}"
 
 
-def rows_of(study: Study, commit: str) -> list[Row]:
-    """Return a row for every finished trial of a study."""
-    return [
-        Row(
-            result.config.hash,
-            commit,
-            study.versions,
-            study.hardware,
-            study.corpus if study.corpus and result.config.corpus == study.corpus.hash else None,
-            result,
-        )
-        for result in study.finished
-    ]
-
-
 def read_rows(path: Path) -> list[Row]:
     """Read rows. Raises ValueError with the number of a damaged line."""
     rows = []
@@ -61,29 +44,6 @@ def read_rows(path: Path) -> list[Row]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}.") from None
     return rows
-
-
-def add_rows(path: Path, new: Iterable[Row]) -> int:
-    """Write rows of trials that the file does not have yet, in the order of their names.
-
-    Returns: how many were new.
-    Raises: ValueError for a trial that the file has with other numbers: published rows stay.
-    """
-    known = {row.result.config: row for row in read_rows(path)} if path.is_file() else {}
-    count = len(known)
-    for row in new:
-        old = known.setdefault(row.result.config, row)
-        if replace(old.result, timing=None) != replace(row.result, timing=None):
-            raise ValueError(
-                f"{path}: {row.folder} has other numbers there (of commit "
-                f"{old.commit}) than those of commit {row.commit}. A change of numbers needs a new "
-                "recipe number."
-            )
-    ordered = sorted(known.values(), key=lambda row: row.folder)
-    make_folder(path.parent)
-    lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
-    write_atomically(path, "".join(f"{line}\n" for line in lines))
-    return len(known) - count
 
 
 def published() -> list[Row]:

@@ -53,13 +53,9 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
     """
-    kind = name_of_spelling(raw)
-    if kind == "meta":
-        return _meta(raw)
-    if kind == "mistral":
-        return _mistral(raw)
-    if kind == "deepseek":
-        return _deepseek(raw)
+    translators = {"meta": _meta, "mistral": _mistral, "deepseek": _deepseek}
+    if translate := translators.get(name_of_spelling(raw)):
+        return translate(raw)
     flat = flatten(raw)
     _check_shapes(flat)
     _check_values(flat)
@@ -212,11 +208,8 @@ def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
     multiplies the softmax scale by the squared temperature, which transformers spells mscale =
     mscale_all_dim."""
     config = _common(raw, "deepseek_v3")
-    for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
-        if name in raw:
-            config[name] = raw[name]
-    if "v_head_dim" in raw:
-        config["v_head_dim"] = raw["v_head_dim"]
+    names = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
+    config |= {name: raw[name] for name in names.split() if name in raw}
     original = int(_number(raw, "original_seq_len", 4096))
     config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
     config["max_position_embeddings"] = int(_number(raw, "max_seq_len", 4096 * 4))

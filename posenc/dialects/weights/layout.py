@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.model import Model
-from posenc.dialects.pairs import order
 from posenc.dialects.weights.rows import Rows, find, require_all
 from posenc.report.files.opened import open_to_change
 
@@ -45,3 +44,15 @@ def _permute(rows: Rows, *, to_interleaved: bool) -> None:
             table[group] = table[group][order(width, to_interleaved=to_interleaved)]
         file.seek(entry.start)
         file.write(table.tobytes())
+
+
+def order(width: int, *, to_interleaved: bool) -> list[int]:
+    """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
+
+    >>> order(6, to_interleaved=False)
+    [0, 2, 4, 1, 3, 5]
+    """
+    half = width // 2
+    if to_interleaved:
+        return [i for t in range(half) for i in (t, t + half)]
+    return [*range(0, width, 2), *range(1, width, 2)]

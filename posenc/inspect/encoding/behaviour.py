@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing.layer import Layer, heads, hidden, room, tokens
+from posenc.testing.tracing import exported
 
 COST_LENGTH = 512
 """Tokens of the timed layer."""
@@ -98,21 +99,15 @@ def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
 def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.export does not make a program for any length."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
-    length = room(encoding, 12)
-    most = 4096 if encoding.claims.num_axes > 1 else room(encoding, 4096)
+    first, last = (
+        (hidden(n, shape).float(), tokens(encoding, n))
+        for n in (room(encoding, 12), room(encoding, 31))
+    )
 
     def run() -> bool:
         torch._dynamo.reset()
-        any_length = torch.export.Dim("length", min=2, max=most)
-        program = torch.export.export(
-            layer,
-            (hidden(length, shape).float(), tokens(encoding, length)),
-            dynamic_shapes=({1: any_length}, {0: any_length}),
-            strict=True,
-        )
-        n = room(encoding, 31)
-        x, positions = hidden(n, shape).float(), tokens(encoding, n)
-        return _close(program.module()(x, positions), layer(x, positions))
+        program = exported(layer, *first, room(encoding, 4096))
+        return _close(program(*last), layer(*last))
 
     return _answer(run)
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.layer import Layer, hidden, moved, room, tokens
-from posenc.testing.sequences import padded
+from posenc.testing.sequences import in_a_pack, next_to_padding
 
 ROUNDING = 1e-9
 FAR = 20_011
@@ -55,31 +54,12 @@ def shift(layer: Layer, shape: ModelShape) -> float:
 
 def padding(layer: Layer, shape: ModelShape) -> float:
     """Return how far results move when sequences are padded on either side next to longer ones."""
-    encoding = layer.encoding
-    lengths = [room(encoding, 13), 5, 1]
-    worst = 0.0
-    for left in (True, False):
-        valid, rows = padded(encoding, lengths, left=left)
-        x = hidden(valid.shape[1], shape, batch=len(lengths))
-        out = layer(x, rows, masks.causal & masks.padding(valid))
-        for row, length in enumerate(lengths):
-            alone = layer(x[row : row + 1, valid[row]], tokens(encoding, length))
-            worst = max(worst, _gap(out[row : row + 1, valid[row]], alone))
-    return worst
+    return max(_gap(padded, alone) for padded, alone, _ in next_to_padding(layer, shape))
 
 
 def packing(layer: Layer, shape: ModelShape) -> float:
     """Return how far results move when documents are packed into one sequence."""
-    encoding = layer.encoding
-    lengths = [6, 1, room(encoding, 10)]
-    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
-    positions = torch.cat([tokens(encoding, length) for length in lengths])
-    x = hidden(len(documents), shape)
-    out = layer(x, positions, masks.causal & masks.document(documents))
-    return max(
-        _gap(out[:, documents == i], layer(x[:, documents == i], tokens(encoding, n)))
-        for i, n in enumerate(lengths)
-    )
+    return max(_gap(packed, alone) for packed, alone, _ in in_a_pack(layer, shape))
 
 
 def batch(layer: Layer, shape: ModelShape) -> float:

@@ -40,10 +40,26 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Commands or code; one click selects it."""
+class Marked:
+    """A text of its own kind."""
 
     text: str
+
+
+class Code(Marked):
+    """Commands or code; one click selects it."""
+
+
+class Headline(Marked):
+    """The answer, in large letters."""
+
+
+class Limits(Marked):
+    """What the answer does not say."""
+
+
+class Caution(Marked):
+    """A warning that the reader must see before trusting the rest."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +77,6 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Headline:
-    """The answer, in large letters."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the answer does not say."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Links:
     """Names and the addresses that they lead to."""
 
@@ -89,13 +91,6 @@ class Fold:
     blocks: Sequence[Block]
 
 
-@dataclass(frozen=True)
-class Caution:
-    """A warning that the reader must see before trusting the rest."""
-
-    text: str
-
-
 Block = str | Table | Plot | Code | Facts | Items | Headline | Caution | Limits | Links | Fold
 """A plain string is a paragraph."""
 
@@ -106,14 +101,11 @@ class Page:
     Args:
         title: heading and title of the page.
         subtitle: one line under it.
-        lang: language of the text, for hyphenation and screen readers.
         contents: True for a line of links to the sections.
     """
 
-    def __init__(
-        self, title: str, subtitle: str = "", *, lang: str = "en", contents: bool = False
-    ) -> None:
-        self.title, self.subtitle, self.lang, self.contents = title, subtitle, lang, contents
+    def __init__(self, title: str, subtitle: str = "", *, contents: bool = False) -> None:
+        self.title, self.subtitle, self.contents = title, subtitle, contents
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
     def section(self, heading: str, *blocks: Block) -> None:
@@ -132,7 +124,6 @@ class Page:
         body = "\n".join(_section(heading, blocks, plots) for heading, blocks in self._sections)
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE.format(
-            lang=escape(self.lang),
             title=escape(self.title),
             subtitle=subtitle,
             contents=self._contents(),
@@ -214,7 +205,7 @@ def _plot(plot: Plot, prefix: str) -> str:
 
 
 _PAGE = """<!doctype html>
-<html lang="{lang}">
+<html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

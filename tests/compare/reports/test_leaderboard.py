@@ -11,7 +11,7 @@ import pytest
 
 from posenc.compare.budget import ALL_TASKS
 from posenc.compare.reports import leaderboard, report_runs
-from posenc.compare.reports.leaderboard import add_rows, beside, read_rows, rows_of, study_of
+from posenc.compare.reports.leaderboard import beside, read_rows, study_of
 from posenc.compare.results import (
     CorpusInfo,
     LengthScore,
@@ -28,6 +28,7 @@ from tests.compare.test_tasks import study_of as study
 from tests.experiment import experiment
 
 ROOT = Path(__file__).parents[3]
+add_rows, rows_of = experiment("rows").add_rows, experiment("rows").rows_of
 SEEDS = (0, 1, 2)
 INFO = CorpusInfo("a book", "none", 1, 900, 50, 50, "by contiguous stretches")
 

@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from posenc.dialects.model import model_of
-from posenc.dialects.pairs import order
-from posenc.dialects.weights.layout import convert
+from posenc.dialects.weights.layout import convert, order
 from posenc.dialects.weights.rows import rotary_dim
 from posenc.doctor.cures.layout import FEWEST, measure, report, write
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
