@@ -29,8 +29,7 @@ def run(
             before an equals sign; None for six common ones.
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
-        task: "text", "copy", "copy_512", "reverse", "recall", "flip_flop", "offset" or "grid", or
-            several; None for text.
+        task: "text" or tasks of docs/compare.md, one or several; None for text.
         test_lengths: lengths of test windows, in bytes; None for 1, 2, 4 and 8 times the training
             length, which is always included.
         out: folder for report.html, results.csv, study.json and the trials; None for a folder below

@@ -6,6 +6,10 @@ import numpy as np
 
 from posenc.tasks.task import IGNORED
 
+LEARNED = 0.9
+"""The exact match at the training length below which a task is not learned, so that its scores at
+other lengths say nothing."""
+
 
 @dataclass(frozen=True)
 class Score:
