@@ -1,4 +1,4 @@
-// Build posenc/explore.html: one page with its script, style and licences inside.
+// Build posenc/doctor/explore.html: one page with its script, style and licences inside.
 
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
@@ -7,7 +7,7 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const page = join(here, "../posenc/explore.html");
+const page = join(here, "../posenc/doctor/explore.html");
 const LARGEST = 1.5e6;
 
 // The files of this folder, as tests/explore/test_page.py lists them.

@@ -30,7 +30,7 @@ from tests.test_without_torch import posenc as without_torch
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "explorer"
-PAGE = ROOT / "posenc/explore.html"
+PAGE = ROOT / "posenc/doctor/explore.html"
 DATA = json.loads((SOURCES / "src/data.json").read_text("utf-8"))
 STRINGS = json.loads((SOURCES / "src/strings.json").read_text("utf-8"))
 PANELS = ("wave", "turn", "scores", "bias", "config", "mask", "round")

@@ -66,7 +66,7 @@ def given_of(path: Path) -> dict[str, Any]:
 
 def page_of(given: dict[str, Any] | None) -> str:
     """Return the page with a config in it, as data that no browser executes."""
-    page = resources.files("posenc").joinpath("explore.html").read_text(encoding="utf-8")
+    page = resources.files("posenc.doctor").joinpath("explore.html").read_text(encoding="utf-8")
     assert page.count(GIVEN) == 1
     data = json.dumps(given).replace("<", "\\u003c")
     return page.replace(GIVEN, GIVEN.replace("null", data))
