@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme oracles kernels explorer clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -104,5 +104,13 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py
 
+# The site in build/docs, from docs/ and docstrings; warnings and dead links are errors.
+.venv/.installed-docs: .venv/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: .venv/.installed-docs
+	$(BIN)/python docs/build_site.py
+
 clean:
-	rm -rf .venv .venv-engines .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf build .venv .venv-engines .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist

@@ -90,8 +90,14 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
     if device is not None:
-        others = {"--only": only, "--kv-heads": kv_heads, "--head-dim": head_dim,
-                  "--repeats": repeats, "--quick": quick, "--threads": threads != "1"}  # fmt: skip
+        others = {
+            "--only": only,
+            "--kv-heads": kv_heads,
+            "--head-dim": head_dim,
+            "--repeats": repeats,
+            "--quick": quick,
+            "--threads": threads != "1",
+        }
         if given := [name for name, value in others.items() if value]:
             raise ValueError(f"bench: --device does not take {given[0]}.")
         _on_device(device, sizes, heads or 16, every, out, as_json)

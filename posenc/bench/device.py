@@ -58,8 +58,10 @@ def checks(
                         got = _results(there, x.to(device, kind), at, grad, impl)
                     except Exception as error:  # of this case; the others are checked all the same
                         refused = isinstance(error, ValueError) and "cannot run" in str(error)
-                        yield case | ({"left_out" if refused else "error": first_line(error)} | (
-                            {} if refused else {"ok": False}))  # fmt: skip
+                        yield case | (
+                            {"left_out" if refused else "error": first_line(error)}
+                            | ({} if refused else {"ok": False})
+                        )
                         continue
                     off = _error(got, want, together=dtype == "bfloat16")
                     if dtype == "bfloat16" and not off <= BOUNDS[dtype]:

@@ -62,11 +62,16 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     options = {"kernel_options": {"BACKEND": name}} if name == "TRITON" and _named() else {}
     with torch.set_grad_enabled(problem.known.needs_grad):
         out = _compiled(device, name, _is_run(problem), _is_exact(problem), lengths)(
-            problem.q, problem.k, problem.v, score_mod=score_mod(problem),
-            block_mask=block_mask(problem), scale=problem.scale,
-            enable_gqa=problem.q.shape[1] != problem.k.shape[1], return_lse=problem.need_lse,
+            problem.q,
+            problem.k,
+            problem.v,
+            score_mod=score_mod(problem),
+            block_mask=block_mask(problem),
+            scale=problem.scale,
+            enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+            return_lse=problem.need_lse,
             **options,
-        )  # fmt: skip
+        )
     out, lse = out if problem.need_lse else (out, None)
     return out.to(problem.q.dtype), lse
 
@@ -159,9 +164,12 @@ def _exact(
             return (distance >= least) & (distance <= most)
 
         return BlockMask.from_kv_blocks(
-            *_listed(some & ~whole), *_listed(whole),
-            BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(q_len, kv_len),
-        )  # fmt: skip
+            *_listed(some & ~whole),
+            *_listed(whole),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
+            seq_lengths=(q_len, kv_len),
+        )
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
