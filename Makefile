@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -87,6 +87,11 @@ performance: .venv/.installed
 # .venv-oracles; one that cannot be installed is left out, and said so.
 oracles: .venv/.installed
 	$(BIN)/python -m tests.doctor.oracles
+
+# The page of `posenc explore`, from explorer/; only this needs node.
+explorer: .venv/.installed
+	$(BIN)/python explorer/data.py
+	cd explorer && npm ci --no-audit --no-fund && node build.mjs
 
 # The rotation's Triton kernel for GPUs of NVIDIA and AMD, compiled here, with registers and spills.
 kernels: .venv/.installed-all

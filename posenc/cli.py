@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.extend.command:extend",
     "doctor": "posenc.doctor.command:doctor",
+    "explore": "posenc.doctor.explore:explore",
 }
 """The function of each command, as "module:function"."""
 

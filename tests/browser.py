@@ -144,15 +144,30 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._events.clear()
-        url = page.resolve().as_uri()
-        self._call("Page.navigate", url=url)
+        self._url = page.resolve().as_uri()
+        self._call("Page.navigate", url=self._url)
         self._wait_for("Page.loadEventFired")
+        return self.look()
+
+    def look(self) -> Seen:
+        """Say how the page looks now, with all complaints since it was opened."""
         shown = self._call("Runtime.evaluate", expression=_MEASURE, returnByValue=True)
-        complaints = [c for event in self._events if (c := _complaint(event, url))]
+        complaints = [c for event in self._events if (c := _complaint(event, self._url))]
         picture = self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         return Seen(
             **shown["result"]["value"], complaints=complaints, screenshot=base64.b64decode(picture)
         )
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression of JavaScript in the page, awaited.
+
+        Raises: AssertionError where it throws.
+        """
+        done = self._call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in done, done["exceptionDetails"]
+        return done["result"].get("value")
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._last += 1

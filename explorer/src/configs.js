@@ -1,0 +1,185 @@
+// What can be said of a config.json without Python: its spelling is looked up in a table of what
+// posenc's emulators of six runtimes answered (runtimes.py); what is not in the table is not guessed.
+
+import data from "./data.json";
+import { longropeScale, plain, scaled, yarnFrequencies, yarnScale } from "./formulas.js";
+
+const table = data.runtimes;
+export const RUNTIMES = table.runtimes;
+const LONGEST = 1e6;
+const LARGEST_HEAD = 512;
+const INNER = ["text_config", "language_config", "llm_config"];
+const TYPES = ["default", "linear", "dynamic", "yarn", "llama3", "longrope"];
+const ORIGINAL = "original_max_position_embeddings";
+const HANDLED = new Set([
+  "model_type", "architectures", "head_dim", "rope_theta", "rope_scaling", "rope_parameters", ORIGINAL,
+  "max_position_embeddings", "hidden_size", "num_attention_heads", "num_hidden_layers",
+]);
+const IN_ROPE = new Set([
+  "rope_type", "type", "rope_theta", ORIGINAL, "factor", "low_freq_factor", "high_freq_factor",
+  "short_factor", "long_factor",
+]);
+const read = new Set(table.read);
+const known = new Set(table.known);
+const unrotated = new Set(table.unrotated);
+const places = new Map(table.spellings.map((spelling, i) => [spelling, i]));
+
+const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
+const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
+const isSize = (x) => Number.isInteger(x) && x >= 1 && x < 2 ** 40;
+
+// A config, or the sentence that says why there is none: {problem, values}.
+export function parse(text) {
+  if (!text.trim()) return { problem: "config.empty" };
+  if (text.length > LONGEST)
+    return { problem: "config.long", values: { size: (text.length / 1e6).toFixed(1) } };
+  let config;
+  try {
+    config = JSON.parse(text);
+  } catch {
+    return { problem: "config.nojson" };
+  }
+  if (!isObject(config)) return { problem: "config.noobject" };
+  if (INNER.some((key) => isObject(config[key]))) return { problem: "config.several" };
+  const family = config.model_type;
+  if (typeof family !== "string" || !family) return { problem: "config.nofamily" };
+  const values = { family: family.length > 60 ? `${family.slice(0, 60)}…` : family };
+  if (unrotated.has(family)) return { problem: "config.nothing", values };
+  if (!known.has(family)) return { problem: "config.unknown", values };
+  return { config, family };
+}
+
+// True if a key that emulators read changes no answer with this value, as tried for this family.
+function harmless(key, value, facts) {
+  if (!facts.harmless.includes(key)) return false;
+  if (key === "rope.beta_fast") return value === 32;
+  if (key === "rope.beta_slow") return value === 1;
+  if (key === "use_sliding_window") return value === false;
+  if (key === "layer_types") return Array.isArray(value) && value.every((kind) => kind === "full_attention");
+  if (key === "rope_scaling" || key === "head_dim") return value === null;
+  return value === null ? key === "sliding_window" : typeof value === "boolean" || isSize(value) || isNumber(value);
+}
+
+// The spelling of a config and its numbers, or the key that the table says nothing of.
+export function spelled(config, facts) {
+  const stop = (key) => ({ stop: key });
+  for (const [key, value] of Object.entries(config))
+    if (!HANDLED.has(key) && read.has(key) && !harmless(key, value, facts)) return stop(key);
+  const names = config.architectures;
+  if (names !== undefined && !(Array.isArray(names) && names.length === 1 && names[0] === facts.architecture))
+    return stop("architectures");
+  for (const key of ["hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"])
+    if (!isSize(config[key])) return stop(key);
+  const { hidden_size: hidden, num_attention_heads: heads, max_position_embeddings: max } = config;
+  const even = hidden / heads;
+  let head = config.head_dim;
+  if (head === null && harmless("head_dim", null, facts)) head = undefined;
+  for (const size of head === undefined ? [even] : [head])
+    if (!isSize(size) || size % 2 || size > LARGEST_HEAD) return stop("head_dim");
+  if (max < 1025) return stop("max_position_embeddings");
+  for (const key of ["rope_scaling", "rope_parameters"])
+    if (config[key] === null && !harmless(key, null, facts)) return stop(key);
+  const given = ["rope_scaling", "rope_parameters"].filter((key) => config[key] !== undefined && config[key] !== null);
+  if (given.length > 1) return stop("rope_parameters");
+  const container = given[0] ?? "none";
+  const rope = given.length ? config[container] : {};
+  if (!isObject(rope)) return stop(container);
+  for (const [key, value] of Object.entries(rope))
+    if (!IN_ROPE.has(key) && !harmless(`rope.${key}`, value, facts)) return stop(key);
+  const types = ["rope_type", "type"].filter((key) => rope[key] !== undefined);
+  const kind = given.length ? rope[types[0]] : "default";
+  if (given.length && (!types.length || !TYPES.includes(kind) || types.some((key) => rope[key] !== kind)))
+    return stop("rope_type");
+  const outer = config.rope_theta, inner = rope.rope_theta;
+  for (const theta of [outer, inner])
+    if (theta !== undefined && !(isNumber(theta) && theta > 1)) return stop("rope_theta");
+  if (rope[ORIGINAL] !== undefined && config[ORIGINAL] !== undefined) return stop(ORIGINAL);
+  const original = rope[ORIGINAL] ?? config[ORIGINAL];
+  if (original !== undefined && !(isSize(original) && (kind === "longrope" ? original < max : original <= max)))
+    return stop(ORIGINAL);
+  const factor = rope.factor;
+  if (factor !== undefined && !(isNumber(factor) && factor >= 1)) return stop("factor");
+  const low = rope.low_freq_factor, high = rope.high_freq_factor;
+  if (kind === "llama3" ? !(isNumber(low) && isNumber(high) && 0 < low && low < high) : low !== undefined || high !== undefined)
+    return stop("low_freq_factor");
+  const lists = [rope.short_factor, rope.long_factor];
+  const good = (list) => Array.isArray(list) && list.length === (head ?? even) / 2 && list.every((x) => isNumber(x) && x > 0);
+  if (kind === "longrope" ? !lists.every(good) : lists.some((list) => list !== undefined)) return stop("long_factor");
+  const where = (a, b) => (a !== undefined ? (b !== undefined ? "both" : "outer") : b !== undefined ? "inner" : "none");
+  const spelling = [
+    container, types.length === 2 ? "both" : (types[0] ?? ""), kind, where(outer, inner),
+    where(config[ORIGINAL], rope[ORIGINAL]), factor === undefined ? "0" : "1", head === undefined ? "0" : "1",
+  ].join(" ");
+  return {
+    spelling, kind, max, even, head: head ?? even, outer, inner, original, factor, low, high,
+    short: lists[0], long: lists[1],
+  };
+}
+
+// The numbers of an answer of the table, for the numbers of a config; null where they do not fit.
+function computed(answer, v) {
+  const size = answer.dim === "own" ? v.head : answer.dim === "even" ? v.even : answer.dim;
+  const dim = Math.trunc(size * answer.share);
+  if (dim % 2 || dim < 4) return null;
+  const base = answer.theta === "outer" ? v.outer : answer.theta === "inner" ? v.inner : answer.theta;
+  const at = (place) => (place === "max" ? v.max : typeof place === "number" ? place : v.original);
+  const original = answer.original === undefined ? null : at(answer.original);
+  const factor = v.factor;
+  const list = (factors) => (factors.length === dim / 2 ? plain(dim, base).map((f, i) => f / factors[i]) : null);
+  const freq = {
+    default: () => plain(dim, base),
+    linear: () => plain(dim, base).map((f) => f / factor),
+    ntk: () => scaled("ntk", { dim, base, factor }).freq,
+    dynamic: () => scaled("dynamic", { dim, base, factor, original, length: v.max * factor }).freq,
+    yarn: () => yarnFrequencies(dim, base, factor, original),
+    llama3: () => scaled("llama3", { dim, base, factor, original, low: v.low, high: v.high }).freq,
+    short: () => list(v.short),
+    long: () => list(v.long),
+  }[answer.type]();
+  if (!freq) return null;
+  const [name, ratio, place] = answer.scale.split(" ");
+  const trained = place && at(place);
+  const scale = { 1: () => 1, yarn: () => yarnScale(factor), longrope: () => longropeScale(ratio === "max" ? v.max / trained : factor, trained) }[name]();
+  const limit = { none: null, max: v.max, stretched: Math.trunc(v.max * factor) }[answer.limit];
+  return { ...answer, base, original, freq, scale, limit };
+}
+
+// runtime -> {a: "computes" | "refuses" | "no model" | "unknown" | "doctor", ...}; or a problem.
+export function answers(text) {
+  const found = parse(text);
+  if (found.problem) return found;
+  const { config, family } = found;
+  const facts = Object.hasOwn(table.families, family) ? table.families[family] : null;
+  const values = facts ? spelled(config, facts) : { stop: "model_type" };
+  const place = values.spelling === undefined ? undefined : places.get(values.spelling);
+  const runtimes = {};
+  Object.keys(RUNTIMES).forEach((runtime, i) => {
+    const lacking = runtime === "mlx-lm" && facts?.needs.some((key) => config[key] === undefined);
+    const answer = place === undefined || lacking ? null : table.answers[parseInt(table.columns[facts.columns[i]].slice(2 * place, 2 * place + 2), 36)];
+    const full = answer?.a === "computes" ? computed(answer, values) : answer;
+    runtimes[runtime] = full ?? { a: "doctor" };
+  });
+  return { family, values, runtimes, stop: values.stop ?? (place === undefined ? "rope_type" : null) };
+}
+
+// The numbers of a config for the panels; null for what is none.
+export function numbersOf(text) {
+  const { config } = parse(text);
+  if (!config) return null;
+  const rope = [config.rope_scaling, config.rope_parameters].find(isObject) ?? {};
+  const numbers = {
+    base: rope.rope_theta ?? config.rope_theta ?? 10000,
+    dim: config.head_dim ?? config.hidden_size / config.num_attention_heads,
+    original: rope[ORIGINAL] ?? config[ORIGINAL] ?? config.max_position_embeddings,
+    factor: rope.factor ?? (isSize(rope[ORIGINAL] ?? config[ORIGINAL]) ? config.max_position_embeddings / (rope[ORIGINAL] ?? config[ORIGINAL]) : 1),
+  };
+  const fits =
+    Object.values(numbers).every((x) => isNumber(x) && x >= 1) && numbers.base >= 100 && numbers.base <= 1e9 &&
+    numbers.dim % 2 === 0 && numbers.dim >= 8 && numbers.dim <= LARGEST_HEAD && isSize(numbers.original) &&
+    numbers.original >= 64 && numbers.original <= 2 ** 20 && numbers.factor <= 128;
+  if (!fits) return null;
+  const type = rope.rope_type ?? rope.type;
+  const names = { default: "none", linear: "linear", dynamic: "dynamic", yarn: "yarn", llama3: "llama3", longrope: "longrope", su: "longrope" };
+  const factors = Array.isArray(rope.long_factor) && rope.long_factor.every((x) => isNumber(x) && x > 0) ? rope.long_factor : null;
+  return { ...numbers, scaling: Object.hasOwn(names, type) ? names[type] : "none", factors };
+}

@@ -1,0 +1,72 @@
+"""Options of `posenc explore`, and the page that it writes; torch is never loaded."""
+
+import json
+import shlex
+import sys
+import webbrowser
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posenc.report.files.atomic import check_writable, write_atomically
+from posenc.report.machine.options import option
+from posenc.report.page.visible import visible
+
+GIVEN = '<script type="application/json" id="given">null</script>'
+"""The place of the page that holds a config."""
+
+
+def explore(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A model's folder, config.json or params.json to show in the page.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, option("Where to write the page.", shown="runs/explore.html, and open it")
+    ] = None,
+) -> None:
+    """Write a page on which you move position encodings: wavelengths, scores, masks, your config.
+
+    It needs no network, and opens in a browser unless --out names a file.
+    """
+    path = out or Path("runs/explore.html")
+    page = page_of(None if model is None else given_of(model))
+    check_writable(path)
+    write_atomically(path, page)
+    sys.stderr.write(f"{visible(str(path))}\n")
+    if out is None and sys.stdout.isatty():
+        webbrowser.open(path.resolve().as_uri())
+
+
+def given_of(path: Path) -> dict[str, Any]:
+    """Return a model's config as text, and what each runtime computes from it.
+
+    Raises: ValueError for what is no config; OSError where it cannot be read.
+    """
+    from posenc.dialects.files.source import load
+    from posenc.dialects.runtimes import emulate
+
+    source = load(path)
+    if source.metadata is not None:
+        raise ValueError(f"{path}: a GGUF file has no config.json; posenc doctor reads it.")
+    said = {name: computed.as_json() for name, computed in emulate(source.config).items()}
+    shown = ("answer", "error", "layers", "switch", "max_length")
+    return {
+        "text": json.dumps(source.config, indent=2, ensure_ascii=False),
+        "path": shlex.quote(str(path)),
+        "runtimes": {name: {key: one[key] for key in shown} for name, one in said.items()},
+    }
+
+
+def page_of(given: dict[str, Any] | None) -> str:
+    """Return the page with a config in it, as data that no browser executes."""
+    page = resources.files("posenc.doctor").joinpath("explore.html").read_text(encoding="utf-8")
+    assert page.count(GIVEN) == 1
+    data = json.dumps(given).replace("<", "\\u003c")
+    return page.replace(GIVEN, GIVEN.replace("null", data))

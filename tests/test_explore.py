@@ -1,0 +1,413 @@
+"""posenc explore: the command, the built page, and the page's numbers held to posenc's."""
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import random
+import re
+import string
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc.dialects.runtimes import emulate
+from posenc.encodings import TWO_PI
+from posenc.encodings.numbers.slopes_and_buckets import slopes, t5_edges
+from posenc.encodings.queries_keys.rope_scaling import (
+    by_parts,
+    longrope,
+    uniform,
+    yarn,
+)
+from posenc.inspect.encoding import precision
+from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.doctor.threads import BASE
+from tests.test_without_torch import posenc as without_torch
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "explorer"
+PAGE = ROOT / "posenc/doctor/explore.html"
+DATA = json.loads((SOURCES / "src/data.json").read_text("utf-8"))
+STRINGS = json.loads((SOURCES / "src/strings.json").read_text("utf-8"))
+PANELS = ("wave", "turn", "scores", "bias", "config", "mask", "round")
+FIGURES = 7
+LLAMA = {**BASE, "rope_theta": 1e4, "max_position_embeddings": 4096}
+
+
+def hash_of(folder):
+    """The hash that explorer/build.mjs writes into the page."""
+    total = hashlib.sha256()
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    for name in sorted(n for n in files if not {"node_modules", "__pycache__"} & set(n.split("/"))):
+        total.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def test_page_is_built_from_the_sources(tmp_path):
+    page = PAGE.read_text("utf-8")
+    (built,) = re.findall(r'<meta name="posenc-sources" content="(\w+)">', page)
+    assert built == hash_of(SOURCES), "run `make explorer`"
+    (tmp_path / "a.js").write_text("1;")
+    before = hash_of(tmp_path)
+    (tmp_path / "a.js").write_text("2;")
+    assert hash_of(tmp_path) != before
+
+
+def test_page_is_one_small_file_that_asks_for_nothing_and_names_its_licences():
+    page = PAGE.read_text("utf-8")
+    assert len(page.encode()) < 1_500_000
+    assert "default-src 'none'" in page and not re.findall(r"<(?:link|img|iframe|script src)", page)
+    package = json.loads((SOURCES / "package.json").read_text("utf-8"))
+    assert all(f"{name} {version} (" in page for name, version in package["dependencies"].items())
+    locked = json.loads((SOURCES / "package-lock.json").read_text("utf-8"))["packages"]
+    assert all("integrity" in each for name, each in locked.items() if name)
+
+
+def fields(text):
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def test_both_languages_have_every_sentence_with_the_same_values():
+    for key, sentence in STRINGS.items():
+        assert sentence.keys() == {"en", "zh"} and all(sentence.values()), key
+        if not key.startswith("config.no"):  # which name braces
+            assert fields(sentence["en"]) == fields(sentence["zh"]), key
+    used = set()
+    for path in (SOURCES / "src").rglob("*.js"):
+        used |= set(
+            re.findall(r'(?:\bt|\bword)\((?:el\([^)]*\), )?"([\w.]+)"', path.read_text("utf-8"))
+        )
+    assert used and used <= STRINGS.keys()
+
+
+def script(name):
+    """A module of explorer/ that writes data."""
+    spec = importlib.util.spec_from_file_location(f"explorer_{name}", SOURCES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_scores_are_what_posenc_measures():
+    fresh = script("data").scores()
+    assert DATA["scores"].keys() == fresh.keys()
+    for name, curves in fresh["encodings"].items():
+        for key, values in curves.items():
+            expected = pytest.approx(values, abs=2e-3)
+            assert DATA["scores"]["encodings"][name][key] == expected, (name, key)
+
+
+def test_table_of_runtimes_is_what_the_emulators_answer():
+    fresh, kept = script("runtimes"), DATA["runtimes"]
+    spellings = list(fresh.spellings())
+    assert kept["spellings"] == [" ".join(each) for each in spellings]
+    assert list(kept["families"]) == fresh.tabulated()
+    drawn = random.Random(0)
+    for _ in range(300):
+        family, at = drawn.choice(list(kept["families"])), drawn.randrange(len(spellings))
+        columns = [kept["columns"][i] for i in kept["families"][family]["columns"]]
+        answers = [kept["answers"][int(column[2 * at :][:2], 36)] for column in columns]
+        assert answers == fresh.answers_of(family, spellings[at]), (family, spellings[at])
+
+
+def test_command_writes_the_page_and_says_where(call, tmp_path, monkeypatch):
+    out = tmp_path / "new/page.html"
+    assert call("explore", "--out", out) == (0, "", f"{out}\n")
+    assert out.read_bytes() == PAGE.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    assert call("explore")[0] == 0 and (tmp_path / "runs/explore.html").is_file()
+
+
+def test_command_puts_a_config_and_the_runtimes_answers_into_the_page(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    done = without_torch("explore", config, "--out", tmp_path / "page.html")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    page = (tmp_path / "page.html").read_text("utf-8")
+    (block,) = re.findall(r'id="given">(.*?)</script>', page)
+    given = json.loads(block)
+    assert json.loads(given["text"])["rope_theta"] == 1e4
+    assert given["runtimes"]["vllm"]["answer"] == "computes"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no such file"), ("[1]", "expected a JSON object"), ("{", "not valid JSON")],
+)
+def test_command_refuses_what_is_no_config_before_it_writes(call, tmp_path, content, said):
+    config, out = tmp_path / "config.json", tmp_path / "page.html"
+    if content is not None:
+        config.write_text(content)
+    code, shown, told = call("explore", config, "--out", out)
+    assert (code, shown) == (2, "") and said in told and told.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(browser):
+    """The page in a browser: page(expression) is its value."""
+    browser.open(PAGE)
+    return browser.evaluate
+
+
+def view(browser, **state):
+    """Set what the page shows, and wait until it is drawn."""
+    browser.evaluate(
+        f"(explorer.update({json.dumps(state)}), new Promise(r => requestAnimationFrame(() => "
+        "requestAnimationFrame(r))).then(() => null))"
+    )
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(DESKTOP, False), (PHONE, True), (DESKTOP, True)])
+def test_page_is_well_shown_in_both_languages(browser, width, dark):
+    browser.open(PAGE, width, dark=dark)
+    for language in ("en", "zh"):
+        view(browser, lang=language, scaling="yarn", position=20000)
+        seen = browser.look()
+        seen.assert_well_shown(FIGURES)
+        assert all(STRINGS[f"{name}.heading"][language] in seen.text for name in PANELS)
+
+
+SETTINGS = [(128, 1e4, 8.0, 4096), (64, 5e5, 1.5, 8192), (80, 1e6, 32.0, 2048)]
+
+
+@needs_chromium
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_frequencies_are_those_of_posenc(page, setting):
+    dim, base, factor, original = setting
+    target = int(original * factor)
+    factors = [1 + i / 4 for i in range(dim // 2)]
+    expected = {
+        "none": uniform.Linear(1.0),
+        "linear": uniform.Linear(factor),
+        "ntk": uniform.NTK(factor),
+        "dynamic": uniform.DynamicNTK(factor, original),
+        "byparts": by_parts.NTKByParts(factor, original),
+        "yarn": yarn.YaRN(factor, original),
+        "llama3": by_parts.Llama3(factor, original),
+        "longrope": longrope.LongRoPE(factor, original, long_factor=factors),
+    }
+    assert page("explorer.formulas.SCALINGS") == list(expected)
+    given = {"dim": dim, "base": base, "factor": factor, "original": original, "longrope": factors}
+    for name, scaling in expected.items():
+        shown = page(f"explorer.formulas.scaled({json.dumps(name)}, {json.dumps(given)})")
+        exact = scaling.frequencies(dim, base, target)
+        assert shown["freq"] == pytest.approx([float(f) for f in exact.inv_freq], rel=1e-9), name
+        assert shown["scale"] == pytest.approx(exact.attention_factor, rel=1e-12), name
+        states = page(
+            f"explorer.formulas.trained({json.dumps(shown['freq'])}, {json.dumps(given)})"
+        )
+        plain = expected["none"].frequencies(dim, base).inv_freq
+        for state, f, new in zip(states, plain, exact.inv_freq, strict=True):
+            whole = original * f >= TWO_PI
+            inside = target * new <= original * f * (1 + Decimal("1e-9"))
+            assert state == ("whole" if whole else "inside" if inside else "beyond")
+
+
+@needs_chromium
+def test_biases_are_those_of_posenc(page):
+    for heads in (1, 6, 8, 12, 64):
+        assert page(f"explorer.formulas.slopes({heads})") == pytest.approx(slopes(heads))
+    for buckets, furthest in [(8, 64), (16, 128), (32, 128), (64, 1024)]:
+        shown = page(f"explorer.formulas.bucketEdges({buckets}, {furthest})")
+        assert shown == list(t5_edges(buckets, furthest, False, "T5"))
+    fire = posenc.FIRE(num_heads=1).double()
+    from posenc.encodings import Tokens
+
+    positions = torch.tensor([0, 1, 63, 511, 2047])
+    q = Tokens(None, positions.double())
+    share = fire.share(q, q, torch.float64)
+    for i, j in itertools.product(range(5), range(5)):
+        if i >= j:
+            d, p = int(positions[i] - positions[j]), int(positions[i])
+            shown = page(f"explorer.formulas.fireShare({d}, {p}, 0.1, 512)")
+            assert shown == pytest.approx(share[i, j].item(), rel=1e-6, abs=1e-9)
+
+
+@needs_chromium
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("prefix", [0, 5])
+@pytest.mark.parametrize("docs", ["", "4,9"])
+def test_masks_are_those_that_the_shown_lines_make(browser, page, causal, window, prefix, docs):
+    view(browser, causal=causal, window=window, prefix=prefix, docs=docs)
+    made = {"torch": torch}
+    exec(page("document.querySelector('#mask pre').textContent"), made)
+    rows = (
+        made["mask"]
+        .bind(torch.arange(16), torch.arange(16))
+        .rows(1, 1, 0, 16, 16, torch.device("cpu"))
+    )
+    cells = "[...document.querySelectorAll('#mask [role=gridcell]')]"
+    shown = page(f"{cells}.map(cell => Number(cell.classList.contains('sees')))")
+    assert torch.tensor(shown).view(16, 16).bool().equal(rows.expand(1, 1, 16, 16)[0, 0])
+
+
+@needs_chromium
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounding_is_that_of_torch(browser, page, dtype):
+    view(browser, dim=64, base=10000)
+    positions = page("explorer.roundings.POSITIONS")
+    frequencies = [1e4 ** (-2 * i / 64) for i in range(32)]
+    shown = page(f"explorer.roundings.errors({dtype!r})")
+    kept = [p for p in positions if p < 65504 or dtype != "float16"]
+    assert all(e is None for e in shown[len(kept) :])
+    at = torch.tensor(kept)
+    rounded = precision._plain(frequencies, at, getattr(torch, dtype)).double()
+    exact = at.double()[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+    expected = precision.circular(rounded, exact).amax(-1)
+    assert shown[: len(kept)] == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def drawn_configs(count):
+    """Configs in the spellings that people use and some that they do not, at other numbers than
+    the table's."""
+    draw = random.Random(0)
+    families = [*DATA["runtimes"]["families"], "gemma3_text", "deepseek_v3", "llama", "qwen2"]
+    odd = ["partial_rotary_factor", "sliding_window", "no_rope_layers", "beta_fast", "rotary_pct"]
+    for _ in range(count):
+        heads, family = draw.choice([2, 8, 12]), draw.choice(families)
+        config = {"model_type": family, "num_attention_heads": heads, "hidden_size": heads * 64}
+        config |= {"num_hidden_layers": 6, "max_position_embeddings": draw.choice([4096, 131072])}
+        config |= dict.fromkeys(
+            (DATA["runtimes"]["families"].get(family) or {}).get("needs", []), 64
+        )
+        kind = draw.choice(
+            ["default", "linear", "dynamic", "yarn", "llama3", "longrope", "su", "x"]
+        )
+        rope = dict.fromkeys(draw.choice([["type"], ["rope_type"], ["type", "rope_type"]]), kind)
+        pairs = 32
+        if draw.random() < 0.4:
+            config["head_dim"] = 2 * (pairs := draw.choice([32, 48, 64]))
+        for holder in (config, rope):
+            if draw.random() < 0.4:
+                holder["rope_theta"] = draw.choice([10000, 1e6])
+            if draw.random() < 0.3:
+                holder["original_max_position_embeddings"] = draw.choice([2048, 4096, 8192])
+        if draw.random() < 0.85:
+            rope["factor"] = draw.choice([1, 1.0, 2.5, 8, 40.0])
+        if kind == "llama3":
+            rope |= {"low_freq_factor": 1.0, "high_freq_factor": draw.choice([4.0, 8])}
+        if kind in ("longrope", "su"):
+            rope |= {"short_factor": [1.0] * pairs, "long_factor": [1 + i for i in range(pairs)]}
+        if draw.random() < 0.2:
+            rope["beta_fast"] = draw.choice([32, 16])
+        if draw.random() < 0.2:
+            draw.choice([config, rope])[draw.choice(odd)] = draw.choice([None, 0.5, 1, 32, 4096])
+        if draw.random() < 0.8:
+            config[draw.choice(["rope_scaling", "rope_parameters"])] = rope
+        yield config
+
+
+@needs_chromium
+@pytest.mark.parametrize("configs", ["published", "drawn"])
+def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, configs):
+    if configs == "published":
+        path = ROOT / "tests/dialects/runtimes/vendors.json"
+        given = list(json.loads(path.read_text("utf-8")).values())
+    else:
+        given = list(drawn_configs(1500))
+    said = page(f"{json.dumps(given)}.map(each => explorer.answers(JSON.stringify(each)))")
+    reason = script("runtimes").reason
+    counted = dict.fromkeys(("computes", "refuses", "doctor"), 0)
+    for config, shown in zip(given, said, strict=True):
+        for name, real in emulate(config).items() if "runtimes" in shown else ():
+            answer = shown["runtimes"][name]
+            counted[answer["a"]] = counted.get(answer["a"], 0) + 1
+            if answer["a"] == "doctor":
+                continue
+            kind = ("refuses" if real.error else "computes") if real.knows else real.known
+            assert answer["a"] == kind, (name, config)
+            if kind == "refuses":
+                assert answer["why"] == reason(real.error), (name, config)
+            if kind == "computes":
+                (layer,) = real.layers.values()
+                assert answer["freq"] == pytest.approx(layer.inv_freq, rel=1e-6), (name, config)
+                assert answer["scale"] == pytest.approx(layer.multiplier, rel=1e-9), (name, config)
+                assert answer["limit"] == real.max_length, (name, config)
+    floors = {"published": (150, 0), "drawn": (1500, 100)}[configs]
+    assert counted["computes"] >= floors[0] and counted["refuses"] >= floors[1], counted
+
+
+BAD = {
+    "no JSON": ("hello", "config.nojson"),
+    "markup": (
+        "<img src=x onerror='window.pwned = 1'><script>window.pwned = 1</script>",
+        "config.nojson",
+    ),
+    "a list": ("[1, 2]", "config.noobject"),
+    "no family": ('{"hidden_size": 64}', "config.nofamily"),
+    "an unknown family": ('{"model_type": "<b onclick=pwned=1>newest</b>"}', "config.unknown"),
+    "nothing rotates": ('{"model_type": "gpt2"}', "config.nothing"),
+    "several towers": ('{"model_type": "x", "text_config": {}}', "config.several"),
+    "5 MB": (None, "config.long"),
+}
+
+
+@needs_chromium
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_config_gets_one_sentence_and_executes_nothing(browser, page, case, language):
+    text, key = BAD[case]
+    elements = page(
+        "document.querySelectorAll('*').length - document.querySelectorAll('#config *').length"
+    )
+    view(browser, config=text or "{" * 5_000_000, lang=language)
+    shown = page("document.querySelector('#config .finding').textContent")
+    family = json.loads(text)["model_type"] if text and "model_type" in text else ""
+    assert shown == STRINGS[key][language].format(size="5.0", family=family)
+    assert page("document.querySelector('#config .table').children.length") == 0
+    after = page(
+        "document.querySelectorAll('*').length - document.querySelectorAll('#config *').length"
+    )
+    assert (after, page("typeof window.pwned")) == (elements, "undefined")
+    view(browser, config="")
+
+
+@needs_chromium
+def test_config_of_the_command_is_shown_whole_and_never_executed(browser, call, tmp_path):
+    evil = "</script><script>window.pwned = 1</script><!--\u2028"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**LLAMA, "note": evil}))
+    assert call("explore", config, "--out", tmp_path / "page.html")[0] == 0
+    browser.open(tmp_path / "page.html").assert_well_shown(FIGURES)
+    assert browser.evaluate("typeof window.pwned") == "undefined"
+    assert json.loads(browser.evaluate("explorer.state.config"))["note"] == evil
+    rows = browser.evaluate("document.querySelectorAll('#config tbody tr').length")
+    assert rows == 6
+    browser.open(PAGE)
+
+
+def follow(page, link):
+    """Go to a link within the page, and wait until it is drawn."""
+    page(f"(location.hash = {json.dumps(link)}, new Promise(r => setTimeout(r, 300)))")
+
+
+@needs_chromium
+def test_a_link_reproduces_the_view_and_takes_no_nonsense(browser, page):
+    state = {"factor": 16, "base": 500000, "scaling": "llama3", "docs": "4,9", "lang": "zh"}
+    view(browser, **state, config='{"model_type": "长"}')
+    link = page("location.hash")
+    view(browser, **{**page("explorer.defaults"), "lang": "en"})
+    follow(page, link)
+    shown = page("explorer.state")
+    assert {key: shown[key] for key in state} == state
+    assert json.loads(shown["config"])["model_type"] == "长"
+    follow(
+        page, "#factor=1e99&dim=-7&heads=x&docs=<b>&scaling=constructor&config=%%&__proto__=1&lang="
+    )
+    assert page("[explorer.state.factor, explorer.state.dim]") == [128, 8]
+    assert page("explorer.state.scaling") == "llama3"
+    assert browser.look().complaints == []
+    browser.open(PAGE)
