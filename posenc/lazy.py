@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras"}
+_EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras", "lm_eval": "lm-eval"}
+_EXTRAS |= {"ray": "ray", "submitit": "slurm", "s3fs": "storage", "tensorboard": "tensorboard"}
 _EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".split(), "torch")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
 
@@ -20,9 +22,18 @@ _EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".sp
 def hint(error: ModuleNotFoundError) -> str:
     """Return the pip command that installs the missing package; "" if it is not posenc's."""
     package = (error.name or "").partition(".")[0]
-    if package not in _EXTRAS:
-        return ""
+    return missing(package) if package in _EXTRAS else ""
+
+
+def missing(package: str) -> str:
+    """Return that a package is not installed, and the pip command for its extra."""
     return f'{package} is not installed: pip install "posenc[{_EXTRAS[package]}]"'
+
+
+def require(package: str, option: str) -> None:
+    """Raise ValueError if a package that an option needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{option}: {missing(package)}")
 
 
 def listed(file: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.lazy import require
 from posenc.report.files.opened import open_ordinary
 
 FACTORS = {
@@ -87,12 +88,9 @@ def open_gguf(path: Path) -> Any:
 
     Raises: ValueError where the package is missing or the file is damaged.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: reading GGUF needs the gguf package; pip install posenc[doctor]."
-        ) from error
+    require("gguf", str(path))
+    from gguf import GGUFReader
+
     check_counts(path)
     try:
         return GGUFReader(str(path), "r")
