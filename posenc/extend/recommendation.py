@@ -74,10 +74,10 @@ def recommend(
             )
         said = "Leave this one as it is: no method that stock tools load lowers its mean loss."
         return "none", f"{said}{hint}{_better_map(measured, base)}"
+    cost = chosen.short(trained) - base.short(trained)
     against = (
-        "against the unchanged model it costs "
-        f"{chosen.short(trained) - base.short(trained):.2f} nats per token within {trained} tokens "
-        f"and saves {_saved(chosen, base, trained)}."
+        f"against the unchanged model it {'saves' if cost < 0 else 'costs'} {abs(cost):.2f} nats "
+        f"per token within {trained} tokens and saves {_saved(chosen, base, trained)}."
     )
     rest = f"{_better_map(measured, chosen)}{_retrieval(chosen)}"
     if window is None:
