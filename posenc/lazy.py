@@ -22,18 +22,15 @@ _EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".sp
 def hint(error: ModuleNotFoundError) -> str:
     """Return the pip command that installs the missing package; "" if it is not posenc's."""
     package = (error.name or "").partition(".")[0]
-    return missing(package) if package in _EXTRAS else ""
-
-
-def missing(package: str) -> str:
-    """Return that a package is not installed, and the pip command for its extra."""
+    if package not in _EXTRAS:
+        return ""
     return f'{package} is not installed: pip install "posenc[{_EXTRAS[package]}]"'
 
 
 def require(package: str, option: str) -> None:
     """Raise ValueError if a package that an option needs is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{option}: {missing(package)}")
+        raise ValueError(f"{option}: {hint(ModuleNotFoundError(name=package))}")
 
 
 def listed(file: str) -> dict[str, str]:
