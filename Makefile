@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme oracles clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -12,9 +12,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[hf,dev]"
 	touch $@
 
-# What only some users need: Keras with its jax backend beside the torch one.
+# What only some users need: Keras with its jax backend beside the torch one, and Triton, which
+# torch for the CPU comes without.
 .venv/.installed-all: .venv/.installed
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax \
+		"triton==3.9.0; sys_platform == 'linux'"
 	touch $@
 
 compare: .venv/.installed
@@ -86,6 +88,10 @@ performance: .venv/.installed
 oracles: .venv/.installed
 	$(BIN)/python -m tests.doctor.oracles
 
+# The rotation's Triton kernel for GPUs of NVIDIA and AMD, compiled here, with registers and spills.
+kernels: .venv/.installed-all
+	$(BIN)/python -W ignore -m tests.encodings.queries_keys.rotation_kernel
+
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
 	$(BIN)/python docs/update_leaderboard.py
@@ -93,5 +99,13 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py
 
+# The site in build/docs, from docs/ and docstrings; warnings and dead links are errors.
+.venv/.installed-docs: .venv/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: .venv/.installed-docs
+	$(BIN)/python docs/build_site.py
+
 clean:
-	rm -rf .venv .venv-engines .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf build .venv .venv-engines .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist

@@ -6,12 +6,18 @@ python docs/update_figures.py NAME FOLDER TEXT WORD WORD # NAME.svg; its end say
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+import posenc
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.registry import create
 from posenc.inspect.encoding import figures
+from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import decay
 from posenc.report.page.drawing import write_svg
 from posenc.report.page.page import Plot
@@ -19,20 +25,70 @@ from posenc.report.page.page import Plot
 FIGURES = Path(__file__).parent / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)
 """What `posenc inspect` takes without options."""
+CAUSAL = replace(SHAPE, causal=True)
 PARTS = ("attention", "words", "layers")
 """Attention of the last layer; what exchanging two words changes, by word and by layer."""
 
 
+TABLE = ModelShape(64, 1, head_dim=64, train_length=128)
+"""Of the picture of the sinusoidal table."""
+
+
 def of_encodings() -> dict[str, Plot]:
-    """The figures that need no checkpoint, by name."""
-    decays = {name: decay(create(name, SHAPE), SHAPE) for name in ("sinusoidal", "rope", "alibi")}
-    return {
-        "inspect-decay": Plot(
-            figures.score_by_distance(decays, same=True),
-            "",
+    """Return the figures that need no checkpoint, by name."""
+    names = ("nope", "sinusoidal", "rope", "alibi")
+    decays = {name: decay(create(name, SHAPE), SHAPE) for name in names}
+    waves = {name: wavelengths(name) for name in ("rope", "linear", "ntk", "yarn")}
+    alibi, t5, far = posenc.ALiBi(num_heads=8), create("t5", CAUSAL), torch.arange(200)
+    added = create("sinusoidal", TABLE).embed(torch.zeros(1, 128, 64), torch.arange(128))[0]
+    drawn = {
+        "inspect-decay": (
+            figures.score_by_distance({name: decays[name] for name in names[1:]}, same=True),
             "Score of a random vector with itself by distance for sinusoidal, rope and alibi.",
-        )
+        ),
+        "learn-order": (
+            figures.score_by_distance(
+                {name: decays[name] for name in ("nope", "alibi")}, same=True
+            ),
+            "Score by distance: a flat line without positions, a falling one with ALiBi.",
+        ),
+        "learn-sinusoidal": (
+            figures.heat_map(added.numpy(), "dimension", "position, tokens", "value added"),
+            "The sinusoidal table: waves that get longer from left to right.",
+        ),
+        "learn-rope": (
+            figures.rotation_steps(math.degrees(1), 6),
+            "The fastest pair of channels at positions 0 to 5, a radian further each time.",
+        ),
+        "learn-biases": (
+            figures.bias_by_distance(alibi.bias(far[:65]).numpy(), range(65)),
+            "ALiBi's bias by distance, one straight line for each of eight heads.",
+        ),
+        "learn-buckets": (
+            figures.buckets(t5.bucket(far).tolist(), None),
+            "T5's bucket by distance: one each up to 15, then wider and wider, the last from 113.",
+        ),
+        "learn-wavelengths": (
+            figures.wavelengths({"rope": waves["rope"]}, SHAPE.train_length),
+            "Wavelength of each pair of RoPE; the slow pairs lie above the training length.",
+        ),
+        "learn-scaling": (
+            figures.wavelengths(waves, SHAPE.train_length),
+            "Wavelengths of RoPE and of three scalings by four.",
+        ),
+        "learn-slopes": (
+            figures.slopes(posenc.ALiBi(num_heads=12).slopes),
+            "ALiBi's slopes of twelve heads: eight in one sequence, then four between them.",
+        ),
     }
+    return {name: Plot(drawn, "", said) for name, (drawn, said) in drawn.items()}
+
+
+def wavelengths(name: str) -> list[float]:
+    """Return the tokens per turn of each pair of an encoding."""
+    angles = angles_of(create(name, SHAPE))
+    assert angles is not None
+    return [2 * math.pi / float(f) for f in angles.inv_freq]
 
 
 def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) -> Plot:

@@ -1,5 +1,5 @@
-"""Write what the published trials tell into both READMEs, a table and a figure; run by `make
-readme`."""
+"""Write what the published trials tell into docs/leaderboard.md, a table and a figure, in
+both languages; run by `make readme`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ DOCS = Path(__file__).parent
 FIGURE = "every-trial"
 START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
 HEADERS = {
-    "README.md": (
+    "leaderboard.md": (
         "for", "best (tied), best mean first", "significantly worse", "cannot run a test",
     ),
-    "README.zh-CN.md": (
+    "leaderboard.zh-CN.md": (
         "用途", "最好（并列），按均值排列", "显著更差", "跑不了测试",
     ),
 }  # fmt: skip
-UNDECIDED = {"README.md": "not decided by so few seeds:", "README.zh-CN.md": "种子不足以判定："}
+UNDECIDED = {
+    "leaderboard.md": "not decided by so few seeds:",
+    "leaderboard.zh-CN.md": "种子不足以判定：",
+}
 NAMES = {
-    "README.md": {
+    "leaderboard.md": {
         "text": "text, {:,} bytes",
         "copy": "copying 32 symbols",
         "copy_512": "copying 512 symbols, none twice",
@@ -42,7 +45,7 @@ NAMES = {
         "offset": "lookup at an offset",
         "all": "all together, mean rank",
     },
-    "README.zh-CN.md": {
+    "leaderboard.zh-CN.md": {
         "text": "文本，{:,} 字节",
         "copy": "复制，32 种符号",
         "copy_512": "复制，512 种符号，互不重复",
@@ -87,9 +90,9 @@ def answers(study: Study) -> Iterator[Answer]:
             yield Answer(task, length, standing, never)
 
 
-def table(study: Study, readme: str) -> str:
-    """The answers in the language of a README."""
-    lines = [HEADERS[readme], ("---",) * len(HEADERS[readme])]
+def table(study: Study, page: str) -> str:
+    """The answers in the language of a page."""
+    lines = [HEADERS[page], ("---",) * len(HEADERS[page])]
     for answer in answers(study):
         order, first = answer.standing.order, answer.standing.first
         cells = [
@@ -102,15 +105,15 @@ def table(study: Study, readme: str) -> str:
         ]
         cells.append([f"`{name}`" for name in answer.never])
         if answer.standing.pairs.least == math.inf:
-            cells[0].insert(0, UNDECIDED[readme])
-        use = NAMES[readme][answer.task].format(answer.length)
+            cells[0].insert(0, UNDECIDED[page])
+        use = NAMES[page][answer.task].format(answer.length)
         words = [", ".join(cell).replace(":,", ":").replace("：,", "：") or "–" for cell in cells]
         lines.append((use, *words))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def with_table(text: str, made: str) -> str:
-    """A README with the table between its two markers."""
+    """A page with the table between its two markers."""
     before, rest = text.split(START)
     return f"{before}{START}{made}{END}{rest.split(END)[1]}"
 
@@ -118,7 +121,7 @@ def with_table(text: str, made: str) -> str:
 def main(figures: Path = DOCS / "figures") -> None:
     study = leaderboard.study_of(leaderboard.published())
     for name in HEADERS:
-        path = DOCS.parent / name
+        path = DOCS / name
         text = path.read_text(encoding="utf-8")
         path.write_text(with_table(text, table(study, name)), encoding="utf-8")
     draw(study, figures)

@@ -43,11 +43,17 @@ def page(found: dict[str, Any]) -> str:
     timed = [row["rounds"] for row in rows if "rounds" in row]
     threads = sorted({row["threads"] for row in rows if "rounds" in row})
     lines = [
-        "# What posenc costs",
+        "# bench: what posenc costs",
         "",
-        "Written from [`performance.json`](../benchmarks/results/performance.json) by "
-        "`make performance`; measure your machine with `posenc bench`.",
+        "Task: measure time and memory of every implementation, next to plain attention and to "
+        "transformers' Llama.",
         "",
+        "```sh",
+        "posenc bench --only attach     # one group of cases, on this machine",
+        "```",
+        "",
+        "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
+        "page; `make performance` measures them anew and writes it.",
         f"Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
         f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
         f"{machine['python']}, in float32 unless a column says otherwise.",

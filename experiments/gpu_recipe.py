@@ -1,12 +1,14 @@
-"""The comparison of text at 38 million parameters: trained at 1,024 bytes, tested to 16,384.
+"""The comparison on two texts at 38 million parameters: trained at 1,024 bytes, tested to 16,384.
 
-python experiments/gpu_recipe.py --text FOLDER            # six encodings, three seeds, on CUDA
-python experiments/gpu_recipe.py --count                  # what it takes, counted; nothing runs
-python experiments/gpu_recipe.py --text FILE --tiny       # the same in small, on a CPU
+python experiments/gpu_recipe.py --text A --text B          # eight encodings, three seeds, on CUDA
+python experiments/gpu_recipe.py --count                    # what it takes, counted; nothing runs
+python experiments/gpu_recipe.py --text A --text B --tiny   # the same in small, on a CPU
 
+Each text is a study of its own: an order that holds on one of them may be a matter of that text.
+Each encoding first gets its own learning rate, of three, by its loss at the training length.
 Not run at full size: no device was at hand. The small one is tested, which shows that the recipe
 can be run, and nothing of its speed, memory or results. The same command goes on where it stopped.
-Give a gigabyte of text or more: a trial reads 786 million bytes.
+Give two texts of a gigabyte or more: a trial reads 786 million bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from refused import refusing
+from refused import check_runs, refusing
 from torch import nn
 
 from posenc.compare.options import Options, check_options
@@ -27,6 +29,7 @@ from posenc.compare.plan.cost import FLOPS_PER_SECOND, seconds_of
 from posenc.compare.plan.dry_run import tokens_of
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
+from posenc.compare.results import FACTORS
 from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import vocabulary_of
@@ -34,12 +37,14 @@ from posenc.compare.trial.train import build_model, learned_by_encodings
 from posenc.report.files.bounds import readable_size
 
 ROOT = Path(__file__).parents[1]
-ENCODINGS = ("nope", "sinusoidal", "rope", "alibi", "t5", "kerple")
-"""Those of KERPLE's tables, which were trained on 0.8 billion tokens, and NoPE."""
+ENCODINGS = ("t5", "alibi", "fire", "cope", "fox", "kerple", "rope", "nope")
+"""Those that are ahead beyond the training length in docs/findings.md, with RoPE and NoPE, which
+most models use or are compared with."""
+TEXTS = 2
 RECIPE: dict[str, Any] = {
     "train_length": 1024, "test_lengths": "2048,4096,8192,16384", "seeds": 3, "steps": 24_000,
     "batch": 32, "width": 512, "layers": 12, "heads": 8, "lr": 6e-4, "device": "cuda",
-    "precision": "bfloat16", "checkpoint_steps": 1000,
+    "precision": "bfloat16", "checkpoint_steps": 1000, "check_lr": True,
     "yes": True,  # a CPU, of which the check of a run's time knows, would need months
 }  # fmt: skip
 TINY: dict[str, Any] = RECIPE | {
@@ -66,7 +71,7 @@ def unallocated(trial: TrialConfig) -> nn.Module:
 def training_bytes(trial: TrialConfig, parameters: int) -> int:
     """Roughly the memory of a step: weights, gradients and AdamW's averages in float32, the logits
     and their gradients, and what layers keep for the way back, by equation 1 of Korthikanti et al.
-    2022, arXiv:2205.05198, which holds the scores of attention whole."""
+    2022, arXiv:2205.05198, which holds the scores of attention whole. CoPE may take more."""
     length, width = trial.train_length, trial.width
     kept = length * trial.batch * (34 * width + 5 * trial.heads * length)
     logits = 8 * trial.batch * length * vocabulary_of(trial)
@@ -89,9 +94,10 @@ def count(options: Options, teraflops: float) -> Iterator[str]:
         own = sum(p.numel() for p in learned_by_encodings(model))
         yield f"  {trial.encoding}: {sizes[-1]:,} parameters, {own:,} of them the encoding's"
     trial, seeds = trials[0], options.seeds or 1
-    number = seeds * len(trials)
+    number = TEXTS * (seeds + len(FACTORS)) * len(trials)
     yield (
-        f"  {number} trials of {trial.steps:,} steps in {trial.precision}: {tokens_of(trial):,} "
+        f"  {number} trials on {TEXTS} texts, {TEXTS * len(FACTORS) * len(trials)} of them for the "
+        f"learning rates, of {trial.steps:,} steps in {trial.precision}: {tokens_of(trial):,} "
         f"bytes each, {number * tokens_of(trial):,} in all"
     )
     yield (
@@ -116,7 +122,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("encodings", nargs="*", default=list(ENCODINGS))
-    parser.add_argument("--text", action="append", help="as of posenc compare")
+    parser.add_argument("--text", action="append", help="a file or folder; give it twice")
     parser.add_argument("--tiny", action="store_true", help="the same in small, on a CPU")
     parser.add_argument("--count", action="store_true", help="say what it takes, and stop")
     parser.add_argument(
@@ -130,8 +136,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu")
     given = parser.parse_args()
     recipe = TINY if given.tiny else RECIPE
+    texts = given.text or []
     options = Options(
-        given.encodings, text=given.text, engine=given.engine, address=given.address,
+        given.encodings, engine=given.engine, address=given.address,
         storage=given.storage, partition=given.partition, out=given.out,
         **recipe | ({} if given.seeds is None else {"seeds": given.seeds}),
     )  # fmt: skip
@@ -141,10 +148,17 @@ def main() -> None:
             raise ValueError(f"--teraflops must be positive and finite, got {given.teraflops:g}.")
         if given.count:
             print("\n".join(count(options, given.teraflops)))
-        elif not given.text:
-            raise ValueError("--text: name a gigabyte of text or more.")
-        else:
-            run_study(options)
+            return
+        if len({Path(each).resolve() for each in texts}) != TEXTS or len(texts) != TEXTS:
+            raise ValueError(f"--text: give it {TEXTS} times, with different texts.")
+        runs = [
+            replace(options, text=[each], out=given.out / f"{number}-{Path(each).name}")
+            for number, each in enumerate(texts, 1)
+        ]
+        for run in runs:
+            check_runs([run])
+        for run in runs:
+            run_study(run)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ PANELS = {
     "length for_ with_ overrides fix like layout convert_layout each strict quick every repeats",
     "Data": "text as_bytes as_ids train_length test_lengths lengths sentence swap positions",
     "Model": "config small width layers heads kv_heads head_dim projections",
-    "Training": "steps batch lr check_lr lora_rank distill adapter recompute checkpoint_steps",
+    "Training": "steps batch lr check_lr lora_rank distill adapter recompute compile "
+    "checkpoint_steps",
     "Where": "device precision threads workers engine address storage partition max_parallel state "
     "yes dry_run reuse",
     "Output": "out report figures tensorboard as_json as_sarif markdown",

@@ -23,7 +23,7 @@ GRAMMAR = (ROOT / "docs" / "grammar.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.prose
 FENCED = re.DOTALL | re.MULTILINE
 DOCUMENTS = sorted(
-    p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+    p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
 )
 
 
@@ -31,6 +31,14 @@ def blocks(document: str, info: str) -> list[str]:
     """The fenced blocks of a document whose info string is `info`."""
     text = (ROOT / document).read_text(encoding="utf-8")
     return re.findall(rf"^```{re.escape(info)}\n(.*?)^```$", text, flags=FENCED)
+
+
+@pytest.mark.parametrize("kind", ["", ".zh-CN"])
+def test_the_pages_of_the_start_run(kind):
+    document = f"docs/start/five-minutes{kind}.md"
+    code = "".join(blocks(document, "python"))
+    assert code.count("\n") >= 20
+    exec(compile(code, document, "exec"), {})
 
 
 @pytest.mark.parametrize("document", READMES)

@@ -120,3 +120,19 @@ def test_a_models_positions_compile_once_for_all_lengths():
 def test_counted_positions_are_a_range():
     assert counted(3, 4) == range(3, 7)
     assert tensor(counted(3, 4), META).device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "alibi", "cope"])
+def test_positions_on_the_cpu_are_moved_to_the_device_of_the_tokens(name):
+    """A device without values refuses tensors of two devices, as CUDA does."""
+    q = torch.zeros(1, 2, 5, 8, device=META)
+    with META:
+        encoding = posenc.create(name, posenc.ModelShape(16, 2))
+    at = {"q_positions": torch.arange(5), "kv_positions": torch.arange(5)[None]}
+    assert posenc.attention(q, q, q, encoding, **at).device == META
+
+
+def test_q_and_k_on_two_devices_are_refused_in_a_line():
+    q, k = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8, device=META)
+    with pytest.raises(TypeError, match=r"one dtype and one device, got .* on cpu and .* on meta"):
+        posenc.attention(q, k, k, q_positions=range(5), kv_positions=range(5))

@@ -1,4 +1,4 @@
-"""The READMEs' table of encodings is current, and links in documents lead somewhere."""
+"""Tables of encodings and of the leaderboard are current, and links in documents lead somewhere."""
 
 import importlib.util
 import re
@@ -17,8 +17,9 @@ pytestmark = pytest.mark.prose
 ROOT = Path(__file__).parents[1]
 LLAMA2XS = ROOT.parent / "shared/checkpoints/llama2xs"
 READMES = ("README.md", "README.zh-CN.md")
+BOARDS = ("leaderboard.md", "leaderboard.zh-CN.md")
 DOCUMENTS = sorted(
-    p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+    p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
 )
 
 
@@ -39,16 +40,27 @@ def table() -> str:
     return load_update_readme().current_table()
 
 
-@pytest.mark.parametrize("document", READMES)
-def test_table_of_encodings_is_current(document, table):
-    text = (ROOT / document).read_text(encoding="utf-8")
-    current = load_update_readme().with_table(text, table)
-    assert text == current, "run `make readme`"
+def test_tables_of_encodings_are_current(table):
+    pages = load_update_readme().pages(ROOT)
+    assert [path.name for path in pages] == [*READMES, "encodings.md"]
+    for path, current in pages.items():
+        assert path.read_text(encoding="utf-8") == current, "run `make readme`"
+    names = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    for readme in READMES:
+        assert names <= set(re.findall(r"`(\w+)`", (ROOT / readme).read_text("utf-8")))
 
 
 @pytest.mark.parametrize("document", READMES)
+def test_readme_is_a_landing_page(document):
+    lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130
+    assert lines.index("```python") < 17
+
+
+@pytest.mark.parametrize("document", BOARDS)
 def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, tmp_path):
-    script, text = load_script("update_leaderboard"), (ROOT / document).read_text(encoding="utf-8")
+    script = load_script("update_leaderboard")
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     study = script.leaderboard.study_of(script.leaderboard.published())
     assert text == script.with_table(text, script.table(study, document)), "run `make readme`"
     script.draw(study, tmp_path)
@@ -56,7 +68,7 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
     drawn = (tmp_path / "leaderboard.svg").read_text(encoding="utf-8")
     tasks = {trial.task for trial in study.trials} - {TEXT}
     assert all(f">{task}<" in drawn for task in tasks) and drawn.count("<use ") > 150
-    assert "docs/figures/leaderboard.svg" in text
+    assert "](figures/leaderboard.svg)" in text
 
 
 def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decided():
@@ -75,22 +87,22 @@ def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decid
             for seed in range(seeds)
         ]
 
-    (line,) = script.table(study_of(*trials(5, "copy")), "README.md").splitlines()[2:]
+    (line,) = script.table(study_of(*trials(5, "copy")), "leaderboard.md").splitlines()[2:]
     assert line == "| copying 32 symbols | `t5` 0.98, `alibi` 0.98 | `rope` 0.11 | – |"
-    few = script.table(study_of(*trials(3, "copy")), "README.md").splitlines()[2]
+    few = script.table(study_of(*trials(3, "copy")), "leaderboard.md").splitlines()[2]
     assert few.startswith("| copying 32 symbols | not decided by so few seeds: `t5` 0.98, `alibi`")
     made = study_of(*trials(5, "copy", "reverse", "recall"))
-    *_, together = script.table(made, "README.md").splitlines()
+    *_, together = script.table(made, "leaderboard.md").splitlines()
     assert together.startswith("| all together, mean rank | `t5` 1.") and "`rope` 3.00" in together
     bits = {"t5": 2.0, "rope": 2.5}
     read = [of_text(n, s, (b, b + 1 + s * b / 100)) for n, b in bits.items() for s in range(3)]
-    near, far, *_ = script.table(study_of(*read), "README.md").splitlines()[2:]
+    near, far, *_ = script.table(study_of(*read), "leaderboard.md").splitlines()[2:]
     assert "not decided by so few seeds: `t5` 2.00, `rope` 2.50 | – |" in near  # no spread
     assert far == "| text, 24 bytes | `t5` 3.02 | `rope` 3.52 | – |"
     # One seed of one encoding is missing, then all but one: no interval, and so no answer.
     found = trials(5, "copy")
     alone = [r for r in found if r.config.seed == 0 or r.config.encoding != "rope"]
-    assert "copying" not in script.table(study_of(*alone), "README.md")
+    assert "copying" not in script.table(study_of(*alone), "leaderboard.md")
 
 
 def test_table_names_every_encoding(table):
@@ -142,12 +154,12 @@ def assert_same_picture(made: Path) -> None:
     np.testing.assert_allclose(numbers, shown_numbers, atol=0.05, err_msg=made.name)
 
 
-@pytest.mark.parametrize("document", READMES)
-def test_figures_of_inspect_are_made_by_their_command(document, tmp_path):
+def test_figures_of_inspect_are_made_by_their_command(tmp_path):
     load_script("update_figures").main([], tmp_path)
-    made = list(tmp_path.glob("inspect-*.svg"))
-    text = (ROOT / document).read_text(encoding="utf-8")
-    assert {p.name for p in made} == set(re.findall(r"figures/(inspect-[\w-]+\.svg)", text))
+    made = list(tmp_path.glob("*.svg"))
+    text = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
+    shown = set(re.findall(r"figures/((?:inspect|learn)-[\w-]+\.svg)", text))
+    assert {p.name for p in made} == shown
     for path in made:
         assert_same_picture(path)
 

@@ -20,8 +20,6 @@ These are chosen on the CPU in float32:
 the second one runs if the scores exceed DENSE_BYTES.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -91,7 +89,7 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
             f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
         )
     form = sdpa_form(problem)[0] if impl == "sdpa" else ""
-    return Choice(impl, "selected by name", form)
+    return Choice(impl, "selected by name" + (_backend(problem) if impl == "flex" else ""), form)
 
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
@@ -126,13 +124,18 @@ def _cheapest(problem: Problem) -> Choice:
     if form:
         return Choice("sdpa", FORMS[form], form)
     if not on_cpu and not dense and _why_not_flex(problem) is None:
-        return Choice("flex", "one fused kernel with the encoding's score_mod")
+        reason = "one fused kernel with the encoding's score_mod"
+        return Choice("flex", reason + _backend(problem))
     if refusal(problem, "blocks") is None:
         if blocks.masks(problem):
             return Choice("blocks", "torch's kernel reads the encoding's bias as a mask")
         if not dense:
             return Choice("blocks", "the scores are too large to compute at once")
     return Choice("reference", "the scores are small" if dense else "nothing else can run here")
+
+
+def _backend(problem: Problem) -> str:
+    return ", backend {}: {}".format(*flex.backend(problem))
 
 
 def _slows_flash(problem: Problem) -> bool:
@@ -206,6 +209,10 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "the encoding reads whole rows of scores"
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
+    if problem.known.transformed:
+        return "torch.func's transforms do not support its kernels"
+    if device == "cuda" and torch.are_deterministic_algorithms_enabled() and flex.learns(problem):
+        return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
     if device == "cpu" and needs_grad:
         return "FlexAttention has no backward pass on the CPU"
     if device == "cpu" and problem.need_lse:

@@ -1,7 +1,5 @@
 """Check the arguments of attention and split it into softmax attentions, one for each pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Build calls of attention, of an attention layer, and of rotation, to be timed."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys
@@ -88,14 +86,14 @@ def rotation_calls(case: Case) -> dict[str, Call]:
     """Return calls that copy q and k, rotate them by RoPE in both layouts, and by transformers if
     it is installed. A run computes cos and sin in each call unless it is named "same positions"."""
     q, k = (
-        torch.randn(case.batch, case.q_len, heads, case.head_dim).to(_dtype(case)).transpose(1, 2)
+        _random(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
     )  # memory layout as after projections
     runs: dict[str, Pair] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
         layout, _, same = run.partition(", ")
         runs[run] = _rotate(case, layout == "interleaved", bool(same))
-    if importlib.util.find_spec("transformers") is not None:
+    if not case.device and importlib.util.find_spec("transformers") is not None:
         theirs, ours = _transformers_rotation(case), _rotate(case, False, True)
         off = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
         # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
@@ -177,14 +175,14 @@ def _call(
 def _encoding(name: str, case: Case) -> PositionEncoding:
     torch.manual_seed(0)
     shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.keys)
-    return create(name, shape).for_layer(0)
+    return create(name, shape).for_layer(0).to(case.device or "cpu")
 
 
 def _inputs(case: Case) -> tuple[Tensor, ...]:
     sides = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     torch.manual_seed(0)
-    return tuple(torch.randn(case.batch, *side, case.head_dim).to(_dtype(case)) for side in sides)
+    return tuple(_random(case, case.batch, *side, case.head_dim) for side in sides)
 
 
-def _dtype(case: Case) -> torch.dtype:
-    return getattr(torch, case.dtype)
+def _random(case: Case, *shape: int) -> Tensor:
+    return torch.randn(shape).to(case.device or "cpu", getattr(torch, case.dtype))

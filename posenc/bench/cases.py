@@ -1,7 +1,5 @@
 """Define the cases of `posenc bench`, in groups that each answer one question."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +37,8 @@ class Case:
             queries are the last of the tokens.
         layers: layers of a model; 0: attention only.
         dtype: "bfloat16" means autocast for a model.
+        device: where attention and rotation run; rows of the same case also have `compiled`, and
+            rotations gigabytes per second, if it is given.
     """
 
     group: str
@@ -53,6 +53,7 @@ class Case:
     layers: int = 0
     dtype: str = "float32"
     backward: bool = False
+    device: str = ""
 
     @property
     def keys(self) -> int:
@@ -142,6 +143,24 @@ def chosen(
                 sized = replace(sized, q_len=n)
             found.setdefault(replace(sized, runs=()), sized)
     return list(found.values())
+
+
+def on_device(device: str, lengths: Sequence[int], heads: int, dtype: str) -> list[Case]:
+    """Return the cases that measure a device's kernels: by length, so that a kernel that is
+    compiled again at a third length is seen. FlexAttention has no backward pass on the CPU."""
+    impls = ("blocks",) if device == "cpu" else ("flex", "blocks")
+    runs = tuple(f"{name}, {impl}" for name in ("alibi", "t5") for impl in impls)
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "dtype": dtype, "device": device}
+    rotations = ("interleaved, same positions", "half-split, same positions")
+    return [
+        case
+        for n in lengths
+        for case in (
+            Case("backward", runs, ("SDPA",), n, backward=True, **sizes),
+            Case("memory", runs, ("SDPA",), n, backward=True, **sizes),
+            Case("rotation", rotations, ("clone",), n, **sizes),
+        )
+    ]
 
 
 def _thousands(n: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +22,9 @@ _LARGE_SECONDS, _LARGE_QUICK = 60, 10
 """Maximum seconds of a case that was not asked for: by default, and with --quick."""
 _ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
 """Maximum of rounds, seconds after which no round begins, minimum of rounds."""
+_DEVICE_LENGTHS = (2048, 8192, 32_768, 65_536)
+_DEVICE_SECONDS = 270.0
+"""Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
 _HEADER = (
     f"{'group':<9} {'case':<32} t {'run':<28} {'median':>13}  ratio (95 % interval) x baseline"
 )
@@ -51,6 +56,13 @@ def bench(
             min=1, max=10**9, help="Rounds of each case; 7 to 101 in ten seconds by default."
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Check every encoding on cuda (or cpu, to try the command) against float64 on the "
+            "CPU, then time its kernels. Takes --lengths, --heads, --all, --out and --json only."
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="3 to 15 rounds in a second; small cases only.")
     ] = False,
@@ -75,12 +87,26 @@ def bench(
     from posenc.report.files.atomic import check_writable, write_atomically
     from posenc.report.machine.options import check_choice
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
+    sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
+    if device is not None:
+        others = {
+            "--only": only,
+            "--kv-heads": kv_heads,
+            "--head-dim": head_dim,
+            "--repeats": repeats,
+            "--quick": quick,
+            "--threads": threads != "1",
+        }
+        if given := [name for name, value in others.items() if value]:
+            raise ValueError(f"bench: --device does not take {given[0]}.")
+        _on_device(device, sizes, heads or 16, every, out, as_json)
+        return
     asked = tuple(GROUPS) if only is None else _listed(only)
     for name in asked:
         check_choice("--only", name, GROUPS)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
-    sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
     counts = _numbers("--threads", threads, "1,2")
     _check_threads(counts)
     cases, notes = _runnable(chosen(asked, sizes, heads, kv_heads, head_dim), only is not None)
@@ -92,7 +118,6 @@ def bench(
         check_writable(out)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     from posenc.bench import run
 
     shown = sys.stderr if as_json else sys.stdout
@@ -107,6 +132,62 @@ def bench(
             write_atomically(out, _json(found))
     if as_json:
         print(_json(found), end="")
+
+
+def _on_device(
+    name: str, lengths: Sequence[int], heads: int, every: bool, out: Path | None, as_json: bool
+) -> None:
+    """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
+    result is wrong."""
+    import torch
+
+    from posenc.bench import cases, run
+    from posenc.bench import device as of_device
+    from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.machine.machine import default_precision
+
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"bench: --device must be cuda or cpu, got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("bench: --device cuda: torch sees no CUDA device here. Use --device cpu.")
+    machine = run.machine() | {"matmul": torch.get_float32_matmul_precision()}
+    dtypes = ["float32", "bfloat16"]
+    if name == "cuda":
+        machine["device"] = torch.cuda.get_device_name()
+        dtypes = dtypes[: 2 if default_precision(name) == "bfloat16" else 1]
+    card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
+    out = Path(f"bench-{card}.json") if out is None else out
+    check_writable(out)
+    found: dict[str, Any] = {"machine": machine, "rows": []}
+
+    def keep(row: dict[str, Any]) -> None:
+        found["rows"].append(row)
+        if not row.get("ok"):
+            print(json.dumps(row), file=sys.stderr)
+        write_atomically(out, _json(found))
+
+    sizes = lengths or of_device.LENGTHS[: None if every else -1]
+    for row in of_device.checks(name, sizes, dtypes, _DEVICE_SECONDS):
+        keep(row)
+    began = time.perf_counter()
+    for case in cases.on_device(
+        name, lengths or _DEVICE_LENGTHS[: None if every else 2], heads, dtypes[-1]
+    ):
+        try:
+            late = time.perf_counter() - began > _DEVICE_SECONDS
+            rows = (
+                [{"left_out": "out of time"}] if late else run.measured(case, (1,), _QUICK_ROUNDS)
+            )
+        except Exception as error:  # such as too little memory; the others are measured
+            rows = [{"error": of_device.first_line(error), "ok": False}]
+        for row in rows:
+            keep(_columns(case) | row)
+    if as_json:
+        print(_json(found), end="")
+    said = [row["ok"] for row in found["rows"] if "ok" in row]
+    print(f"bench: {len(said)} checks, {said.count(False)} wrong: {out}", file=sys.stderr)
+    if not all(said):
+        raise typer.Exit(1)
 
 
 def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:

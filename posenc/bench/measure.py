@@ -1,7 +1,5 @@
 """Measure time in interleaved rounds, memory, and confidence intervals of ratios."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -64,13 +62,29 @@ def _time(call: Call) -> float:
     clock = time.thread_time if clock_name() == "thread" else time.perf_counter
     start = clock()
     call()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return clock() - start
 
 
 def clock_name() -> str:
     """Return the clock that `interleaved` reads: "thread" (CPU time) if torch has one thread,
-    "wall" if it has several."""
-    return "wall" if torch.get_num_threads() > 1 else "thread"
+    "wall" if it has several, or uses a GPU."""
+    wall = torch.get_num_threads() > 1 or torch.cuda.is_initialized()
+    return "wall" if wall else "thread"
+
+
+def compiles(call: Call) -> bool:
+    """Run the call; return True if torch compiled a function, for the first time or again."""
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            call()
+    except RuntimeError as error:
+        if "recompile" not in str(error):
+            raise
+        call()
+        return True
+    return False
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
@@ -90,8 +104,13 @@ def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | N
 
 
 def live_bytes(call: Call) -> int:
-    """Return the peak bytes of CPU memory that torch allocates during `call`, result included.
-    Freed memory that the system keeps is not counted."""
+    """Return the peak bytes that torch allocates during `call`, result included, on the GPU if one
+    is used, otherwise on the CPU. Freed memory that the system keeps is not counted."""
+    if torch.cuda.is_initialized():
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        kept = call()  # noqa: F841
+        return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     with tempfile.TemporaryDirectory() as folder:

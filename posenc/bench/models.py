@@ -1,7 +1,5 @@
 """Build calls of posenc's and of transformers' models, to be timed."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Measure one case, once for each number of threads."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import importlib.util
@@ -44,10 +42,18 @@ def measured(
                 for run, size in calls.attention_memory(case).items()
             ]
         made, found = MAKERS[case.group](case), []
+        own: dict[str, dict[str, Any]] = {name: {} for name in made}
+        if case.device:
+            own = {name: {"compiled": measure.compiles(call)} for name, call in made.items()}
         for count in threads:
             torch.set_num_threads(count)
             rows = measure.timed_rows(made, case.baselines, *rounds)
-            found += [row | {"threads": count} for row in rows]
+            found += [row | {"threads": count} | own[row["run"]] for row in rows]
+        if case.device and case.group == "rotation":  # q and k are read once and written once
+            moved = 2 * case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
+            for row in found:
+                size = moved * getattr(torch, case.dtype).itemsize
+                row["gb_per_second"] = round(size / row["milliseconds"] / 1e6, 3)
         return found
     finally:
         torch.set_num_threads(before)

@@ -1,7 +1,5 @@
 """`posenc compare` as a function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -31,15 +29,14 @@ def run(
             before an equals sign; None for six common ones.
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
-        task: "text", "copy", "copy_512", "reverse", "recall", "flip_flop", "offset" or "grid", or
-            several; None for text.
+        task: "text" or tasks of docs/compare.md, one or several; None for text.
         test_lengths: lengths of test windows, in bytes; None for 1, 2, 4 and 8 times the training
             length, which is always included.
         out: folder for report.html, results.csv, study.json and the trials; None for a folder below
             runs/ named by the options.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
-            kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
+            kv_heads, projections, config, small, lr, check_lr, device, precision, compile, workers,
             checkpoint_steps, reuse, unchecked, as_json, engine, address, storage, partition,
             max_parallel, tensorboard and dry_run: fields of `posenc.compare.Options` with its
             defaults.

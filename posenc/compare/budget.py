@@ -1,7 +1,5 @@
 """Budgets of training, by name. Steps and lengths of tasks are in `posenc.tasks`."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

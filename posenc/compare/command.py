@@ -1,7 +1,5 @@
 """`posenc compare`. torch is imported when it runs."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

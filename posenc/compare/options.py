@@ -61,8 +61,9 @@ class Options:
         list[str] | None,
         option(
             "What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
-            "flip_flop, offset, or, for encodings of rows and columns, grid. A task has its own "
-            "lengths, steps and batch. See docs/compare.md.  ",
+            "flip_flop, offset, needle_by_meaning, variables, common_words, or, for encodings of "
+            "rows and columns, grid. A task has its own lengths, steps and batch. See "
+            "docs/compare.md.  ",
             shown="text",
         ),
     ] = None
@@ -161,6 +162,13 @@ class Options:
             "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it."
         ),
     ] = "auto"
+    compile: Annotated[
+        bool,
+        option(
+            "Train models compiled by torch.compile, on text only. See docs/scale.md.",
+            "--compile",
+        ),
+    ] = False
     workers: Annotated[
         int | None,
         option(

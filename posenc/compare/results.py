@@ -25,8 +25,6 @@
  "recommendation": "Use rope: ...", "limits": "Two seeds, ..."}
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Self
 

@@ -1,8 +1,6 @@
 """Reuse trials of other runs: one more encoding or seed trains only itself, one more length only
 tests."""
 
-from __future__ import annotations
-
 import hashlib
 import stat
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Run a comparison, from options to report."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import sys

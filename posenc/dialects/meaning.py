@@ -84,7 +84,12 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
 def known_family(model: Model) -> None:
     """Raise UnknownFamilyError if posenc has not read what the family's code means by its keys."""
     if model.facts.get("transformers5"):
-        return
+        if not model.null_head:
+            return
+        raise UnknownFamilyError(
+            f"posenc does not know what head_dim null means for {model.model_type}, whose class "
+            "has a number: remove the key, or write the number"
+        )
     if not model.model_type:
         raise UnknownFamilyError(
             "config.json has no model_type, and its architectures name no family that posenc "
@@ -103,6 +108,8 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     modern = model.facts["transformers5"]
     own = {modern.get("theta_key"), modern.get("share_key"), *modern.get("theta_keys", {}).values()}
     result = with_vendors_names(dict(model.config), own)
+    if model.inner_theta is not None:
+        result["rope_theta"] = model.inner_theta
     for name in NUMBERS:
         if name in result:
             result[name] = _as_number(result[name], name, doubts)
@@ -110,7 +117,10 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
         if isinstance(result.get(name), Mapping):
             result[name] = _settle_all(result[name], result, doubts)
     old, new = result.get("rope_scaling"), result.get("rope_parameters")
-    if model.nested and new and not any(isinstance(v, Mapping) for v in new.values()):
+    if model.nested and old and not new and any(isinstance(v, Mapping) for v in old.values()):
+        doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
+        result["rope_parameters"], old = result.pop("rope_scaling"), None
+    elif model.nested and new and not any(isinstance(v, Mapping) for v in new.values()):
         doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
         result["rope_parameters"] = new = {"full_attention": new}
     if old and new and differing_keys(old, new, result):

@@ -104,6 +104,13 @@ class Model:
         return self.size("num_attention_heads", "n_head", "n_heads")
 
     @property
+    def null_head(self) -> bool:
+        """True if head_dim is null where the class has a number. Versions of the runtimes refuse it
+        or take different widths."""
+        owned = self.mla or "head_dim" in self.facts.get("defaults", {})
+        return owned and self.config.get("head_dim", 0) is None
+
+    @property
     def head_dim(self) -> int:
         """The channels that may rotate: of a whole head, or of MLA's rotary part."""
         if self.mla and not self.facts.get("rotates_share"):
@@ -154,6 +161,12 @@ class Model:
         if value is None and isinstance(rotated, int | float):
             value = rotated / self.head_dim
         return modern.get("partial_rotary_factor") if value is None else value
+
+    @property
+    def inner_theta(self) -> Any:
+        """The base that the family keeps in another dict, as DBRX in attn_config; None without."""
+        inner = self.config.get(self.facts.get("theta_in", ""))
+        return inner.get("rope_theta") if isinstance(inner, Mapping) else None
 
     @property
     def nested(self) -> bool:
@@ -262,7 +275,8 @@ class Model:
             kinds = enumerate(self.layer_types)
             still = {i for i, kind in kinds if kind not in rule["only"] and i >= first}
         if self.nested:
-            dicts = self.config.get("rope_parameters") or self.facts["transformers5"]["nested"]
+            old, new = self.config.get("rope_scaling"), self.config.get("rope_parameters")
+            dicts = new or old or self.facts["transformers5"]["nested"]
             for kind in self.kinds:
                 if isinstance(dicts, Mapping) and dicts.get(kind, 0) is None:
                     still |= set(self.layers_of(kind))

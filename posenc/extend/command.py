@@ -27,7 +27,8 @@ def extend(
         str | None,
         option(
             "One method instead of all: none, linear, ntk, ntk-1.5x, ntk-2x, by-parts, "
-            "yarn, llama3, proportional, dynamic, longrope-switch, search, or dual-chunk for vLLM.",
+            "yarn, llama3, proportional, clip, dynamic, longrope-switch, search, drope to drop the "
+            "rotation, or dual-chunk for vLLM.",
             shown="try all, recommend",
         ),
     ] = None,

@@ -31,12 +31,13 @@ from posenc.extend.variants.candidates import (
     measure_variant,
     needs_search,
 )
-from posenc.extend.variants.variant import Variant, as_is
+from posenc.extend.variants.variant import DROPE, Variant, as_is
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
 from posenc.hf.rope.apply import applied
 from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed
+from posenc.tasks.scoring import LEARNED
 
 
 @dataclass
@@ -70,6 +71,14 @@ class Outcome:
             for name, each in self.evaluations().items()
             if each.short_text is not None and name != "none"
         }
+
+    def counts(self, task: str, length: int) -> bool:
+        """Return True unless no method answers the task at the shortest length: fractions of right
+        answers in longer texts then say nothing."""
+        asked = [each.tasks for each in self.evaluations().values()]
+        shortest = min(at for tasks in asked for name, at in tasks if name == task)
+        scores = [tasks[task, shortest] for tasks in asked if (task, shortest) in tasks]
+        return length == shortest or any(score.exact.mean >= LEARNED for score in scores)
 
     def evaluations(self) -> dict[str, Evaluation]:
         """Return all evaluations by name, the tuned checkpoint last."""
@@ -249,11 +258,14 @@ def export_variant(
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
             adapter = options.state / ADAPTER
             remove_folder(adapter)
+            recipe = (
+                replace(options.tune, short_share=1.0) if chosen.name == DROPE else options.tune
+            )
             outcome.tuning_losses = tune(
                 checkpoint.model,
                 fitting,
                 trained,
-                options.tune,
+                recipe,
                 options.state / "tune",
                 progress,
                 masked,

@@ -12,15 +12,16 @@ from posenc.extend.options import Options
 from posenc.extend.restart import own_state
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
+from posenc.extend.variants.variant import DROPE
 from posenc.hf import tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
-from posenc.hf.rope.apply import other_frequencies, rotary_frequencies
+from posenc.hf.rope.apply import other_frequencies, rotary_frequencies, rotating_switches
 from posenc.hf.rope.settings import EXTENDED_LAYERS
 from posenc.report.files.opened import remove_folder
 from posenc.report.machine.options import check_choice
 
-ROTATING = (*METHODS, "search", DUAL_CHUNK)
+ROTATING = (*METHODS, "search", DROPE, DUAL_CHUNK)
 """Methods for models with rotary keys."""
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
@@ -119,6 +120,13 @@ def check_request(
         raise ValueError("--search-evaluations 0 leaves nothing to search; give more.")
     if method == DUAL_CHUNK and writes and (reason := _no_dual_chunk(checkpoint, options)):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
+    if method == DROPE and not rotating_switches(checkpoint.model):
+        raise ValueError(
+            f"{checkpoint.folder}: a {checkpoint.config.model_type} config has no no_rope_layers, "
+            "so that it cannot say that no layer rotates, and no stock tool would load it."
+        )
+    if method == DROPE and options.tune is None:
+        raise ValueError("drope: without its rotation a model must be recalibrated; give --tune.")
     if (
         writes
         and method in METHODS

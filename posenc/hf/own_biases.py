@@ -1,8 +1,6 @@
 """Run T5 and BLOOM of transformers with biases computed by posenc, which does not materialize them:
 memory grows linearly with the length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Find, lengthen and restore learned tables of absolute positions in a loaded model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sizes and choices that describe a model, except its position encoding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

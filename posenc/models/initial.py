@@ -1,7 +1,5 @@
 """Draw initial weights that depend only on the seed and on a parameter's name and shape."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch

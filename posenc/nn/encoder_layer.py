@@ -1,7 +1,5 @@
 """torch.nn.TransformerEncoderLayer with a position encoding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

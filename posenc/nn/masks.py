@@ -1,7 +1,5 @@
 """Convert PyTorch's attention masks, in which True or -inf hides a key, to posenc's."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

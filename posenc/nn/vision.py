@@ -1,7 +1,5 @@
 """Attention of timm's Vision Transformers with a position encoding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

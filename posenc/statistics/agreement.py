@@ -1,7 +1,5 @@
 """Test whether two studies rank the same encodings alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

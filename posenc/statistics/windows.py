@@ -1,7 +1,5 @@
 """Estimate how differences vary between texts, by a paired bootstrap over test windows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Copy a sequence, copy distinct symbols, or reverse a sequence."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from posenc.tasks.task import Case, Row, Task, answered

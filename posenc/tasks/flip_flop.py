@@ -1,7 +1,5 @@
 """Remember the last bit that was written, among instructions to write, read or ignore bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find the patch at a given offset on a grid."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

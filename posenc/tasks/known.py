@@ -1,10 +1,9 @@
 """Look up tasks by name."""
 
-from __future__ import annotations
-
 import difflib
 
 from posenc.tasks.copy import Copy, CopyDistinct, Reverse
+from posenc.tasks.far import CommonWords, NeedleByMeaning, Variables
 from posenc.tasks.flip_flop import FlipFlop
 from posenc.tasks.grid import Grid
 from posenc.tasks.offset import Offset
@@ -15,7 +14,10 @@ TEXT = "text"
 """Name of the task that is not generated: predict the next byte of a text."""
 TASKS: dict[str, Task] = {
     task.name: task
-    for task in (Copy(), CopyDistinct(), Reverse(), Recall(), FlipFlop(), Offset(), Grid())
+    for task in (
+        *(Copy(), CopyDistinct(), Reverse(), Recall(), FlipFlop(), Offset(), Grid()),
+        *(NeedleByMeaning(), Variables(), CommonWords()),
+    )
 }
 
 

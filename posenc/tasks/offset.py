@@ -1,7 +1,5 @@
 """Find the token at a given distance before each token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

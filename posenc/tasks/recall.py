@@ -1,7 +1,5 @@
 """Recall values by their keys after a gap of fillers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,12 +1,14 @@
 """Score answers: exact match and token accuracy, with and without the end symbol."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from posenc.tasks.task import IGNORED
+
+LEARNED = 0.9
+"""The exact match at the training length below which a task is not learned, so that its scores at
+other lengths say nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Base class of tasks: sequences generated from a seed and a step, answers, lengths."""
 
-from __future__ import annotations
-
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

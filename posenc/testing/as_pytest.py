@@ -1,7 +1,5 @@
 """The contract as tests for pytest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

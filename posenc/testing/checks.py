@@ -1,7 +1,5 @@
 """Collect the checks of the contract by name. Each takes a function that builds the encoding."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """Check that each claim holds if and only if it is made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

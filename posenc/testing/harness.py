@@ -1,7 +1,5 @@
 """Build an encoding in an attention layer, and inputs for it, in any dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Build an attention layer around an encoding, and inputs for it, for checks and measurements."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

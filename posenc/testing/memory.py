@@ -1,8 +1,6 @@
 """Check that results do not depend on uninitialised memory, which is filled with NaN or large
 numbers. Each implementation is compared with the reference, with and without gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 

@@ -1,7 +1,5 @@
 """Check encodings as modules: devices, state, several instances, options, wrong shapes."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Check numbers: dtypes, precision, gradients, far positions."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

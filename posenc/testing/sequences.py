@@ -1,7 +1,5 @@
 """Check sequences: decoding, batches, padding, packing, the future."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Check torch.compile and torch.export."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,25 +1,228 @@
 """FlexAttention runs the encodings' own score_mod, or says why it cannot."""
 
+import functools
+import itertools
+from dataclasses import replace
+from types import FunctionType, SimpleNamespace
+
 import pytest
 import torch
+from torch.nn.attention import flex_attention as flex_of_torch
 
 import posenc
+from posenc import masks
+from posenc.attend import choose
+from posenc.attend.request import problems_of
+from posenc.attend.ways import flex, reference
 from tests.attending import attend
 from tests.compilers import needs_inductor
 
 SHAPE = posenc.ModelShape(64, 4, 2, 16)
+LEARNED = ("t5", "kerple", "fire", "fox")
+MODS = ("alibi", "deberta", "transformer_xl", "inkling", *LEARNED)
+"""Encodings with a score_mod, of every kind of term."""
+IDS = torch.tensor([0] * 50 + [1] * 100)
+MASKS = {
+    "none": None,
+    "causal": masks.causal,
+    "window": masks.causal & masks.sliding_window(40),
+    "chunks": masks.causal & masks.chunked(64),
+    "sinks": masks.attention_sinks(2, 30),
+}
 
 
-def call(encoding, impl, grad=False, dtype=torch.float32, length=150):
+def problem(
+    encoding, mask=None, q_len=150, kv_len=150, q_at=None, kv_at=None, grad=False, **options
+):
+    """Build an attention of two rows, with 4 heads of queries and 2 of keys; q_at: positions, or
+    that of the first query."""
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(1, h, length, 16, dtype=dtype, requires_grad=grad and h == 2) for h in (4, 2, 2)
-    )
-    return attend(q, k, v, encoding, impl=impl)
+    if isinstance(encoding, str):
+        encoding = posenc.create(encoding, SHAPE).requires_grad_(grad)
+    sizes = ((4, q_len), (2, kv_len), (2, kv_len))
+    q, k, v = (torch.randn(2, *size, 16, requires_grad=grad) for size in sizes)
+    x = torch.randn(2, max(q_len, kv_len), 64)
+    state = encoding.state(x, torch.arange(x.shape[1]))
+    if state is not None:
+        options |= {"q_state": state[:, :, :q_len], "kv_state": state[:, :, :kv_len]}
+    first = kv_len - q_len if q_at is None else q_at
+    (built,) = problems_of(
+        q, k, v, encoding,
+        q_positions=range(first, first + q_len) if isinstance(first, int) else first,
+        kv_positions=range(kv_len) if kv_at is None else kv_at, mask=mask, **options,
+    )  # fmt: skip
+    return built
+
+
+def on_cuda(built, dtype=torch.bfloat16):
+    """Return the attention with queries that claim to be on a GPU, for what only asks them."""
+    q = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=built.q.shape)
+    q.element_size = lambda: dtype.itemsize
+    return replace(built, q=q)
+
+
+def numbers_in(part):
+    """Return the Python numbers that a function captures, at any depth. True and False do not
+    count: they choose between two codes."""
+    if isinstance(part, bool | str | torch.Tensor | torch.device | None):
+        return []
+    if isinstance(part, int | float | range):
+        return [part]
+    if isinstance(part, functools.partial):
+        inner = [part.func, *part.args, *part.keywords.values()]
+    elif isinstance(part, FunctionType):
+        inner = [cell.cell_contents for cell in part.__closure__ or ()]
+    elif isinstance(part, masks.Mask):
+        inner = [part.predicate, part.q_positions, part.kv_positions]
+    elif isinstance(part, list | tuple):
+        inner = part
+    elif isinstance(part, dict):
+        inner = part.values()
+    else:
+        inner = vars(part).values() if hasattr(part, "__dict__") else []
+    return [number for each in inner for number in numbers_in(each)]
+
+
+@pytest.mark.parametrize("at", [None, torch.arange(300).view(2, 150)])
+@pytest.mark.parametrize("name", MODS)
+def test_score_mods_capture_tensors_only(name, at):
+    assert numbers_in(flex.score_mod(problem(name, q_at=at, kv_at=at))) == []
+
+
+@pytest.mark.parametrize("at", [None, torch.arange(300).view(2, 150)])
+@pytest.mark.parametrize("name", [name for name in MASKS if name != "none"])
+def test_masks_capture_tensors_only(name, at):
+    built = problem("alibi", MASKS[name], q_at=at, kv_at=at)
+    assert numbers_in(flex.block_mask(built).mask_mod) == []
+
+
+def test_captured_numbers_are_found():
+    shift, inner = 3, functools.partial(max, 2.5)
+    assert numbers_in(lambda score: score + shift + inner(score)) == [2.5, 3]
+    assert numbers_in(masks.chunked(7).bind(range(3), range(3))) == [7, range(3), range(3)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 200])
+@pytest.mark.parametrize("causal", [False, True])
+def test_exact_block_masks_are_those_that_torch_finds_pair_by_pair(causal, window):
+    for shift, q_len, kv_len in itertools.product((0, 7, -3, 300), (1, 129, 256), (1, 128, 300)):
+        mask = masks.causal if causal else masks.full
+        mask = mask if window is None else mask & masks.sliding_window(window)
+        want = flex_of_torch.create_block_mask(
+            mask.bind(range(shift, shift + q_len), range(kv_len)), None, None, q_len, kv_len, "cpu"
+        )
+        got = flex._exact(causal, window, shift, q_len, kv_len, torch.device("cpu"))
+        assert got.seq_lengths == want.seq_lengths and got.BLOCK_SIZE == want.BLOCK_SIZE
+        for side, kind in itertools.product(("kv", "q"), ("num_blocks", "indices")):
+            for name in (f"{side}_{kind}", f"full_{side}_{kind}"):
+                assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+
+def test_exact_block_masks_are_kept_for_the_next_layer_and_the_next_step():
+    built = problem("alibi", masks.causal)
+    with torch.inference_mode():
+        kept = flex.block_mask(built)
+    assert flex.block_mask(problem("t5", masks.causal)) is kept
+    assert not kept.kv_indices.is_inference(), "a training step can use it"
+    assert flex.block_mask(problem("alibi", masks.causal, q_len=149)) is not kept
+    other = problem("alibi", masks.causal & masks.document(IDS))
+    assert flex.block_mask(other) is not flex.block_mask(other), "documents may have changed"
+
+
+def test_rows_of_a_batch_have_a_block_mask_each_if_their_keys_are_at_other_positions():
+    at = torch.stack([torch.arange(300), torch.arange(300) + 150])
+    built = problem("alibi", masks.causal, 300, 300, torch.arange(300), at)
+    assert flex.block_mask(built).kv_indices.shape[0] == 2
+
+
+CASES = {
+    "odd lengths": {},
+    "a whole block": {"q_len": 128, "kv_len": 128},
+    "one more": {"q_len": 129, "kv_len": 257},
+    "one query": {"q_len": 1, "kv_len": 150},
+    "one key": {"q_len": 1, "kv_len": 1},
+    "positions of each row": {
+        "q_at": torch.stack([torch.arange(150), torch.arange(150) * 2]),
+        "kv_at": torch.stack([torch.arange(150), torch.arange(150) * 2]),
+    },
+    "documents": {"mask": masks.causal & masks.document(IDS)},
+    "padding": {"mask": masks.causal & masks.padding((torch.arange(150) > 9).expand(2, -1))},
+    "queries without a key": {"mask": masks.causal & masks.sliding_window(20), "q_at": 100},
+    **{f"mask {name}": {"mask": mask} for name, mask in MASKS.items()},
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [*itertools.product(("t5", "deberta"), CASES), *((name, "odd lengths") for name in MODS)],
+)
+def test_values_and_gradients_equal_the_reference_and_are_no_nan(name, case, monkeypatch):
+    """Uncompiled, where FlexAttention has a backward pass, and reads the mask pair by pair."""
+    monkeypatch.setattr(flex, "_compiled", lambda *kind: flex_of_torch.flex_attention)
+    monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
+    built = problem(name, **{"mask": masks.causal} | CASES[case], grad=True)
+    leaves = [built.q, built.k, built.v, *built.encoding.parameters()]
+    found = []
+    for way in (flex, reference):
+        out, _ = way.run(built)
+        torch.manual_seed(1)
+        grads = torch.autograd.grad(out, leaves, torch.randn_like(out), allow_unused=True)
+        found.append([out, *(torch.zeros(1) if grad is None else grad for grad in grads)])
+        built = problem(name, **{"mask": masks.causal} | CASES[case], grad=True)
+        leaves = [built.q, built.k, built.v, *built.encoding.parameters()]
+    for got, want in zip(*found, strict=True):
+        assert got.isfinite().all()
+        # float32 sums in another order, of up to 150 * 150 pairs
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "grad", "backend", "why"),
+    [
+        ("t5", True, "TRITON", "gives a bias no gradient"),
+        ("deberta", True, "TRITON", "gives a bias no gradient"),
+        ("fox", True, "TRITON", "gives a bias no gradient"),
+        ("alibi", True, "AUTO", "few queries"),
+        ("t5", False, "AUTO", "few queries"),
+    ],
+)
+def test_the_backend_is_named_with_its_reason(name, grad, backend, why):
+    built = problem(name, grad=grad)
+    named, reason = flex.backend(on_cuda(built))
+    assert named == backend and why in reason
+    assert f", backend {backend}: " in choose.choose(on_cuda(built), "flex").reason
+    if not grad:
+        assert "backend C++: compiled for the CPU" in choose.choose(built, "flex").reason
+
+
+def test_deterministic_algorithms_take_another_way_than_atomic_additions():
+    constant, learned = (on_cuda(problem(name, grad=True)) for name in ("alibi", "t5"))
+    assert choose.refusal(learned, "flex") is None
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert choose.refusal(constant, "flex") is None
+        assert "atomically" in str(choose.refusal(learned, "flex"))
+        assert choose.refusal(on_cuda(problem("t5")), "flex") is None, "without gradients"
+        with pytest.raises(ValueError, match="deterministic algorithms are enabled"):
+            choose.choose(learned, "flex")
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def compiler():
+    torch.compiler.reset()
+    flex._compiled.cache_clear()
+    yield
+    torch.compiler.reset()
 
 
 @pytest.mark.slow
 @needs_inductor
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", ["alibi", "t5", "deberta"])
 def test_flex_equals_the_reference(name):
@@ -31,7 +234,39 @@ def test_flex_equals_the_reference(name):
                 call(encoding, "flex", length=length), call(encoding, "reference", length=length),
                 rtol=1e-5, atol=1e-5,
             )  # fmt: skip
-    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@needs_inductor
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
+def test_nothing_is_compiled_again_for_other_numbers(monkeypatch):
+    """At the same lengths, because the CPU's kernels are compiled for one length."""
+
+    def run(encoding, mask, start):
+        built = problem(encoding, mask, 150, 300, start)
+        with torch.no_grad():
+            got, want = flex.run(built)[0], reference.run(built)[0]
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+    narrow, wide = (masks.causal & masks.sliding_window(size) for size in (40, 90))
+    run(posenc.ALiBi(4), masks.causal, 150)
+    run("deberta", masks.causal & masks.chunked(64), 150)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        run(posenc.ALiBi(4), narrow, 77)
+        run("kerple", wide, 3)
+        run("deberta", masks.causal & masks.chunked(32), 20)
+        monkeypatch.setattr(flex, "_number", lambda value, device: value)
+        with pytest.raises(RuntimeError, match="recompile"):
+            run("kerple", narrow, 150)
+
+
+def call(encoding, impl, grad=False, dtype=torch.float32, length=150):
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, length, 16, dtype=dtype, requires_grad=grad and h == 2) for h in (4, 2, 2)
+    )
+    return attend(q, k, v, encoding, impl=impl)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Terms passed as masks to torch's kernel, against the reference in float64."""
 
 import itertools
+import types
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from posenc import masks
 from posenc.attend.ways import blocks
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Term
+from tests.attend.test_flex import on_cuda, problem
 from tests.attending import attend
 
 HEADS, WIDTH, LENGTH = 4, 8, 150
@@ -192,3 +194,13 @@ def test_nothing_is_written_into_what_an_encoding_gives(monkeypatch):
     where = {"q_positions": positions, "kv_positions": positions, "mask": masks.causal}
     posenc.attention(q, k, v, encoding, impl="blocks", **where)
     assert not encoding.table.any()
+
+
+def test_blocks_on_cuda_take_a_share_of_its_memory(monkeypatch):
+    built = on_cuda(problem("cope", q_len=150, kv_len=2048), torch.float32)  # 64 KiB a query
+    for memory, rows in ((80 * 2**30, 16384), (2**30, 256), (2**20, 16)):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties",
+            lambda device, memory=memory: types.SimpleNamespace(total_memory=memory),
+        )  # fmt: skip
+        assert blocks.block_rows(built) == rows

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.bench import calls, measure, run
+from posenc.bench import calls, cases, device, measure, run
 from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, chosen
 from tests.test_readme import load_script
 
@@ -251,3 +251,120 @@ def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
     )
     large = calls.attention_memory(case)["SDPA"]
     assert large - small == pytest.approx(more, rel=0.2)
+
+
+DEVICE = ("--device", "cpu", "--lengths", "1,9", "--heads", "2")
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Check two encodings only."""
+    monkeypatch.setattr(device, "names", lambda: ("t5", "learned_2d"))
+
+
+def test_a_device_is_checked_and_measured_by_one_command(call, tmp_path, two):
+    path = tmp_path / "card.json"
+    code, _, said = call("bench", *DEVICE, "--all", "--out", path)
+    assert code == 0, said
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert {"device", "torch", "matmul"} <= set(found["machine"])
+    checked = [row for row in found["rows"] if "check" in row]
+    assert {(row["dtype"], row["length"]) for row in checked} == {
+        (dtype, n) for dtype in ("float32", "bfloat16") for n in (1, 9)
+    }
+    assert all("cannot run" in row["left_out"] for row in checked if row["impl"] == "flex")
+    assert all(row["error"] <= 0.05 for row in checked if row["impl"] != "flex")
+    timed = [row for row in found["rows"] if "run" in row]
+    assert {row["group"] for row in timed} == {"backward", "memory", "rotation"}
+    assert all(row["gb_per_second"] > 0 for row in timed if row["group"] == "rotation")
+    assert all(row["compiled"] is False for row in timed if row["group"] != "memory")
+
+
+def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeypatch):
+    right, path = device._results, tmp_path / "card.json"
+    for wrong in (0.5, float("nan")):
+        monkeypatch.setattr(
+            device, "_results",
+            lambda layer, x, *rest, wrong=wrong: [
+                t if t is None or x.dtype == torch.float64 else t + wrong
+                for t in right(layer, x, *rest)
+            ],
+        )  # fmt: skip
+        code, _, said = call("bench", *DEVICE, "--out", path)
+        assert code == 1 and "0 wrong" not in said, said
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("t5", lambda table: table[1].add_(0.25)),
+        ("t5", lambda table: table.copy_(table.roll(1, 0))),
+        ("cope", lambda table: table.copy_(table.roll(1, 0))),
+    ],
+)
+def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
+    right = device._results
+    monkeypatch.setattr(device, "names", lambda: (name,))
+    assert all(row["ok"] for row in device.checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row)
+
+    def wrong(layer, x, *rest):
+        if x.dtype == torch.bfloat16:
+            (table,) = layer.encoding.parameters()
+            with torch.no_grad():
+                spoil(table)
+        return right(layer, x, *rest)
+
+    monkeypatch.setattr(device, "_results", wrong)
+    rows = [row for row in device.checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row]
+    assert rows and not any(row["ok"] for row in rows)
+
+
+def test_rounding_alone_is_no_error_of_cope(monkeypatch):
+    """At 300 tokens bfloat16 is 0.255 from float64, and 0.007 from float64 with q, k, v rounded."""
+    monkeypatch.setattr(device, "names", lambda: ("cope",))
+    rows = [row for row in device.checks("cpu", (300,), ("bfloat16",), 99) if "ok" in row]
+    assert rows and all(row["ok"] and row["error"] < 0.02 for row in rows)
+
+
+def test_checks_without_time_are_left_out_and_named(two):
+    rows = list(device.checks("cpu", (4,), ("float32",), -1.0))
+    assert [(row["check"], row["left_out"]) for row in rows] == [
+        ("t5", "out of time"), ("learned_2d", "out of time"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "tpu"), "--device must be cuda or cpu, got 'tpu'"),
+        (("--device", "cuda"), "torch sees no CUDA device here"),
+        (("--device", "cpu", "--quick"), "--device does not take --quick"),
+        (("--device", "cpu", "--out", "."), "is a folder; name a file in it"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(options, message, call, two, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, said = call("bench", *options)
+    assert code == 2 and message in said and said.count("\n") == 1
+
+
+def test_a_call_that_is_compiled_again_is_seen():
+    double = torch.compile(lambda x, by: x * by, backend="eager", dynamic=False)
+    x = torch.ones(3)
+    assert measure.compiles(lambda: double(x, 2)), "the first time"
+    assert not measure.compiles(lambda: double(x, 2))
+    assert measure.compiles(lambda: double(torch.ones(4), 2))
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A card")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: half)
+    monkeypatch.setattr(
+        device, "checks", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
+    )
+    monkeypatch.setattr(cases, "on_device", lambda *sizes: seen.append(sizes[-1]) or [])
+    assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0
+    assert seen == (["float32", "bfloat16", "bfloat16"] if half else ["float32", "float32"])

@@ -36,11 +36,13 @@ def test_what_it_takes_is_counted(run):
     tokens = 24_000 * 32 * 1024
     assert said.startswith("Counted, not measured:\n")
     assert f"  rope: {own:,} parameters, 0 of them" in said
-    assert f"2 trials of 24,000 steps in bfloat16: {tokens:,} bytes each, {2 * tokens:,}" in said
+    # On two texts: two seeds and three learning rates of one encoding.
+    assert "10 trials on 2 texts, 6 of them for the learning rates, of 24,000 steps" in said
+    assert f"in bfloat16: {tokens:,} bytes each, {10 * tokens:,}" in said
     kept = 12 * 1024 * 32 * (34 * 512 + 5 * 8 * 1024)
     assert f"about {(16 * own + kept) / 2**30:.0f}." in said  # logits are the rest
     # Six operations for each weight and byte, and twelve for each pair of each layer and channel.
-    operations = 2 * tokens * (6 * own + 12 * 12 * 512 * 1024)
+    operations = 10 * tokens * (6 * own + 12 * 12 * 512 * 1024)
     hours = operations / 40e12 / 3600
     (line,) = [line for line in said.splitlines() if "hours" in line]
     assert float(line.split("; ")[1].split()[0]) == pytest.approx(hours, rel=0.02)
@@ -52,17 +54,20 @@ def test_what_it_takes_is_counted(run):
 def test_the_command_would_start_it_where_there_is_a_device():
     trials = recipe.planned(WHOLE)
     check_cost(trials[:1], list(recipe.ENCODINGS), 3, 1, WHOLE.yes)
-    with pytest.raises(ValueError, match="18 trials of 24,000 steps would take about"):
+    with pytest.raises(ValueError, match="24 trials of 24,000 steps would take about"):
         check_cost(trials[:1], list(recipe.ENCODINGS), 3, 1, False)
 
 
 @pytest.mark.parametrize(
     "words, reason",
     [
-        ([], "--text: name a gigabyte"),
+        ([], "--text: give it 2 times, with different texts."),
+        (["--text", __file__], "--text: give it 2 times"),
+        (["--text", __file__, "--text", __file__], "--text: give it 2 times"),
+        (["--tiny", "--text", __file__, "--text", "no/such/file"], "no/such/file"),
         (["--count", "--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
         pytest.param(
-            ["--text", __file__], "torch sees no CUDA device here",
+            ["--text", __file__, "--text", recipe.__file__], "torch sees no CUDA device here",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
         ),
     ],
@@ -76,11 +81,18 @@ def test_the_same_recipe_runs_in_small_on_a_cpu(tmp_path, run, text):
     sizes = {"train_length", "test_lengths", "steps", "batch", "width", "layers", "heads"}
     other = {key for key, value in recipe.RECIPE.items() if recipe.TINY[key] != value}
     assert other == sizes | {"seeds", "device", "checkpoint_steps"}
-    out = tmp_path / "out"
-    assert run(recipe, "alibi", "rope", "--tiny", "--text", text, "--out", out)[0] == 0
-    study = Study.from_json(Path(out, "study.json").read_text(encoding="utf-8"))
-    assert [row.encoding for row in study.summary] == ["alibi", "rope"]
-    for row in study.summary:
-        assert [score.length for score in row.by_length] == [32, 64, 128, 256, 512]
-        assert all(0 < score.mean < 20 for score in row.by_length)
-    assert {trial.precision for trial in study.trials} == {"bfloat16"}
+    out, other = tmp_path / "out", tmp_path / "other.txt"
+    other.write_bytes(text.read_bytes()[::-1])
+    words = ("alibi", "rope", "--tiny", "--text", text, "--text", other, "--out", out)
+    assert run(recipe, *words)[0] == 0
+    hashes = set()
+    for name in ("1-text.txt", "2-other.txt"):
+        study = Study.from_json(Path(out, name, "study.json").read_text(encoding="utf-8"))
+        hashes.add(study.corpus.hash)
+        assert [row.encoding for row in study.summary] == ["alibi", "rope"]
+        for row in study.summary:
+            assert [score.length for score in row.by_length] == [32, 64, 128, 256, 512]
+            assert all(0 < score.mean < 20 for score in row.by_length)
+        assert {trial.precision for trial in study.trials} == {"bfloat16"}
+        assert {each.encoding: len(each.tried) for each in study.rates} == {"alibi": 3, "rope": 3}
+    assert len(hashes) == 2

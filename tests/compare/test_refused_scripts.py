@@ -9,6 +9,7 @@ from posenc.report.page.failure import RunFailed, Stopped
 from tests.experiment import experiment
 
 refused = experiment("refused")
+TWO = ["--text", "file", "--text", "other"]
 SCRIPTS = {name: experiment(name) for name in ("scalings", "gpu_recipe", "budget")}
 HEADER = "measure,at,train_length,steps,lr,recipe,encoding,seed,bits_per_byte\n"
 ROWS = "".join(
@@ -51,9 +52,10 @@ def test_what_is_a_mistake_of_ours_keeps_its_traceback():
         ("scalings", ["--tables", "file"], "file is not a folder."),
         ("gpu_recipe", ["--count", "--teraflops", "0"], "--teraflops must be positive"),
         ("gpu_recipe", ["--count", "--teraflops", "nan"], "--teraflops must be positive"),
-        ("gpu_recipe", ["--tiny", "--text", "nothere.txt"], "No such file: nothere.txt."),
-        ("gpu_recipe", ["--tiny", "--text", "file", "--out", "file"], "file is not a folder"),
-        ("gpu_recipe", ["roep", "--tiny", "--text", "file"], "Did you mean 'rope'?"),
+        ("gpu_recipe", ["--tiny", "--text", "nothere", "--text", "file"], "No such file: nothere"),
+        ("gpu_recipe", ["--tiny", *TWO, "--out", "file"], "file is not a folder"),
+        ("gpu_recipe", ["--tiny", "--text", "file"], "--text: give it 2 times"),
+        ("gpu_recipe", ["roep", "--tiny", *TWO], "Did you mean 'rope'?"),
         ("budget", ["nothere"], "No such file or directory: 'nothere/results.csv'"),
         ("budget", ["empty"], "expected trials of one budget, got no score."),
         ("budget", ["mixed"], "got 8 steps, lr 0.002, recipe 4; 9 steps, lr 0.002, recipe 4."),
@@ -64,6 +66,7 @@ def test_wrong_input_is_refused_and_nothing_is_written(
     script, given, words, tmp_path, monkeypatch, run
 ):
     (tmp_path / "file").write_text("a b c", encoding="utf-8")
+    (tmp_path / "other").write_text("d e f", encoding="utf-8")
     for name, rows in (("empty", ""), ("mixed", ROWS)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.csv").write_text(HEADER + rows, encoding="utf-8")

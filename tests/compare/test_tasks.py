@@ -125,12 +125,12 @@ def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
 def test_positions_of_the_grid_as_each_encoding_takes_them():
     batch = Batch(np.zeros((1, 5)), np.zeros((1, 5)), places(2, 2))
     shape = train.shape_of(dataclasses.replace(TEXT, width=64))
-    three = positions_for(create("mrope", shape), batch, "cpu")
+    three = positions_for(create("mrope", shape), batch, TEXT)
     assert three is not None
     assert three.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]
-    two = positions_for(create("axial_rope", shape), batch, "cpu")
+    two = positions_for(create("axial_rope", shape), batch, TEXT)
     assert two is not None and two.tolist() == places(2, 2).tolist()
-    assert positions_for(create("nope", shape), batch, "cpu") is None
+    assert positions_for(create("nope", shape), batch, TEXT) is None
 
 
 def test_padding_changes_nothing():

@@ -38,6 +38,12 @@ def test_an_unknown_family_is_not_judged(file, raw):
         meaning_of(raw)
 
 
+def test_a_null_head_dim_is_not_judged_where_the_class_has_a_number(file):
+    raw = {**SIMPLE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": None}
+    said, code = run(Options((file(raw),)))
+    assert code == 3 and "head_dim null means for qwen3" in said and "remove the key" in said
+
+
 def test_a_typo_is_asked_about(file):
     assert "did you mean 'llama'?" in run(Options((file({**SIMPLE, "model_type": "lama"}),)))[0]
 

@@ -29,6 +29,7 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import applied, rotary_frequencies
 from posenc.report.page.failure import RunFailed
+from posenc.tasks.puzzles import passkey
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS
 
@@ -260,11 +261,9 @@ def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch
 
 
 def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
-    grid = PasskeyGrid((64,), key_tokens=6, marker_tokens=4)
-    filler = torch.zeros(500, dtype=torch.long)
-    words = torch.arange(100, 200)
+    filler, words = np.zeros(44, dtype=np.int64), np.arange(100, 200)
     for depth in (0.0, 0.5, 1.0):
-        prompt = grid._prompt(filler, words, 64, depth, torch.Generator().manual_seed(1))
+        prompt = torch.tensor(passkey(np.random.default_rng(1), filler, words, depth, 10))
         assert len(prompt) == 64
         secret, at = prompt[-10:], round(depth * 44)
         assert torch.equal(prompt[at : at + 10], secret)

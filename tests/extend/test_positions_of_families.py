@@ -1,14 +1,18 @@
 """A checkpoint's positions are those that its model runs, family by family."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from posenc import extend as hf
 from posenc.encodings.queries_keys.rope_scaling import LongRoPE, Proportional
 from posenc.extend.options import Options
+from posenc.extend.tune import tuning
+from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, other_frequencies, rotary_frequencies
@@ -16,6 +20,7 @@ from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.report.page.failure import RunFailed
+from tests import golden_values
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import NUMBERS as DOCUMENTS
 
@@ -117,13 +122,77 @@ def test_what_needs_two_pairs_is_refused_where_one_rotates(name):
     assert stretch((two,), METHODS[name], TARGET)
 
 
-def test_pairs_that_stand_still_are_proved_to_stand_still(tmp_path):
+@pytest.mark.parametrize("case", golden_values.cases("scaling_clip"))
+def test_clip_slows_the_pairs_that_do_not_turn_as_its_authors_do(case):
+    dim, theta, clipped = (case.params[k] for k in ("head_dim", "rope_theta", "clipped"))
+    last_turning = dim // 2 - clipped - 1
+    trained = math.ceil(2 * math.pi * theta ** (2 * last_turning / dim))
+    (stretched,) = stretch((RopeSetting(None, theta, dim, None, trained),), METHODS["clip"], 10**6)
+    for length in (1, 10**6):
+        frequencies = stretched.frequencies(length)
+        case.assert_close("inv_freq", torch.tensor([float(f) for f in frequencies.inv_freq]))
+        assert frequencies.attention_factor == 1.0
+
+
+def test_one_pair_that_does_not_turn_is_not_slowed():
+    one = RopeSetting(None, 1e4, 8, None, 1000)
+    assert stretch((one,), METHODS["clip"], TARGET)[0].frequencies() == one.frequencies()
+
+
+@pytest.mark.parametrize("method", ["proportional", "clip"])
+def test_pairs_that_stand_still_are_proved_to_stand_still(method, tmp_path):
     folder, out = save("llama", tmp_path / "llama", head_dim=16), tmp_path / "out"
     outcome = hf.extend(
-        folder, TARGET, DOCUMENTS, method="proportional", out=out, as_ids=True, options=QUICK
+        folder, TARGET, DOCUMENTS, method=method, out=out, as_ids=True, options=QUICK
     )
     assert outcome.proof is not None
+    rope = json.loads((out / "config.json").read_text())["rope_parameters"]
+    assert rope["rope_type"] == "longrope" and rope["long_factor"][-1] > 1e20
     assert outcome.proof.logits_error < 1e-5
+
+
+def test_drope_writes_layers_that_do_not_rotate_and_recalibrates_at_the_training_length(
+    tmp_path, monkeypatch
+):
+    folder, out, lengths = save("smollm3", tmp_path / "model"), tmp_path / "out", set()
+    stock = tuning.next_token_loss
+
+    def loss(model, tokens, *rest):
+        lengths.add(tokens.shape[1])
+        return stock(model, tokens, *rest)
+
+    monkeypatch.setattr(tuning, "next_token_loss", loss)
+    options = replace(QUICK, tune=TuneConfig(steps=8, batch=1))
+    outcome = hf.extend(
+        folder, TARGET, DOCUMENTS, method="drope", out=out, as_ids=True, options=options
+    )
+    assert "it has no layer that rotates" in (out / "SERVE.md").read_text(encoding="utf-8")
+    assert lengths == {LENGTH}
+    assert outcome.proof is not None and outcome.proof.generated == 8
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert model.config.no_rope_layers == [0, 0, 0, 0]
+    tokens = torch.arange(TARGET)[None]
+    before = model(tokens).logits
+    model.model.rotary_emb.inv_freq *= 3
+    assert torch.equal(model(tokens).logits, before)
+    assert outcome.checkpoint.config.no_rope_layers == [1, 1, 1, 0]  # as it was
+
+
+@pytest.mark.parametrize(
+    "family, tune, words",
+    [
+        ("llama", TuneConfig(steps=1), "a llama config has no no_rope_layers"),
+        ("smollm3", None, "drope: without its rotation a model must be recalibrated; give --tune"),
+    ],
+)
+def test_drope_is_refused_where_nothing_can_say_it_and_without_tuning(
+    family, tune, words, tmp_path
+):
+    folder, out = save(family, tmp_path / family), tmp_path / "out"
+    options = replace(QUICK, tune=tune)
+    with pytest.raises(ValueError, match=words):
+        hf.extend(folder, TARGET, DOCUMENTS, method="drope", out=out, as_ids=True, options=options)
+    assert not out.exists()
 
 
 TURNING = 4
@@ -148,7 +217,9 @@ def test_pairs_that_never_rotated_stand_still_in_what_is_stretched(name):
     assert slower == expected[name]
 
 
-@pytest.mark.parametrize("name", ["by-parts", "yarn", "llama3", "dynamic", "longrope-switch"])
+@pytest.mark.parametrize(
+    "name", ["by-parts", "yarn", "llama3", "dynamic", "longrope-switch", "clip"]
+)
 def test_a_method_without_words_for_some_of_the_pairs_is_refused(name):
     with pytest.raises(ValueError, match="only 4 of 8 pairs of channels rotate"):
         stretch((SHARE,), METHODS[name], TARGET)

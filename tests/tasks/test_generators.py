@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc.tasks import copy, flip_flop, grid, offset, recall
+from posenc.tasks import copy, far, flip_flop, grid, offset, recall
 from posenc.tasks.known import TASKS, task_named
 from posenc.tasks.task import IGNORED, Case
 
@@ -162,6 +162,43 @@ def test_recalled_values_are_those_told():
             assert {tokens[i]: targets[i] for i in asked} == told
             gap = tokens[2 * pairs + 1 : 2 * pairs + 6]
             assert min(gap) >= recall.FIRST_FILLER and tokens[2 * pairs + 6] == recall.SEPARATOR
+
+
+def parts(tokens, targets):
+    """Text, question and answer of a sequence; the facts of the text, and where each begins."""
+    text = tokens[1 : tokens.index(far.SEPARATOR)]
+    answer = [t for t in targets if t != IGNORED]
+    asked = tokens[len(text) + 2 : len(tokens) - len(answer) + 1]
+    at = [i for i, token in enumerate(text) if token == far.FACT]
+    return text, asked, answer, [tuple(text[i + 1 : i + 3]) for i in at], at
+
+
+@pytest.mark.parametrize("case", [Case(64), Case(64, "at the start"), Case(64, "at the end")])
+def test_a_needle_is_asked_for_by_a_name_that_is_not_in_the_text(case):
+    for row in rows(far.NeedleByMeaning(), case):
+        text, (asked,), answer, facts, at = parts(*row)
+        assert len(text) == 64 and asked not in text and len(facts) == 4
+        assert answer == [dict(facts)[asked - far.SYMBOLS]]
+        place = at[[value for _, value in facts].index(answer[0])]
+        assert {"": True, "at the start": place < 12, "at the end": place > 50}[case.variant]
+
+
+def test_names_that_stand_for_a_number_are_those_of_its_chain():
+    for row in rows(far.Variables(), Case(64)):
+        text, asked, answer, facts, _ = parts(*row)
+        assert len(text) == 64 and len(facts) == 8
+        chain = asked
+        for name, said in facts:
+            chain = [*chain, name] if said in chain else chain
+        assert chain[1:] == answer and len(answer) == 4
+
+
+def test_common_words_are_the_most_frequent_ones():
+    for row in rows(far.CommonWords(), Case(60)):
+        text, asked, answer, _, _ = parts(*row)
+        counts = sorted(set(text), key=lambda word: -text.count(word))
+        assert len(text) == 60 and asked == [] and answer == sorted(counts[:3])
+        assert text.count(counts[2]) == 10 > text.count(counts[3])
 
 
 def test_variants_of_one_length_are_drawn_apart():

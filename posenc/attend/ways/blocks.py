@@ -1,8 +1,6 @@
 """Attend by blocks of queries, which the backward pass recomputes: for any encoding, in memory that
 grows linearly with the length."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +14,8 @@ BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
 """Bytes of one block's scores: up to BLOCK_BYTES, which fit the CPU's cache, or up to MOST_BYTES if
 a block would otherwise have fewer than ROWS queries."""
 ROWS = 64
+DEVICE_SHARE = 64
+"""On CUDA the scores of a block take up to this fraction of the device's memory: 1.25 of 80 GB."""
 
 
 def cost(problem: Problem) -> Cost:
@@ -24,10 +24,14 @@ def cost(problem: Problem) -> Cost:
 
 
 def block_rows(problem: Problem) -> int:
-    """Return the number of queries per block, a power of two from 16 to 512: the scores of a block
-    fit the CPU's cache, unless matrix products would then be too small."""
+    """Return the number of queries per block, a power of two of at least 16. On the CPU up to 512:
+    the scores of a block fit its cache, unless matrix products would then be too small."""
     batch, heads = problem.q.shape[:2]
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
+    if problem.q.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(problem.q.device).total_memory
+        rows = memory // DEVICE_SHARE // max(row_bytes, 1)
+        return max(16, 1 << (max(rows, 1).bit_length() - 1))
     fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
     least = max(ROWS, problem.kv_len // 8) if masks(problem) else ROWS
     rows = max(1, fit, min(least, most))

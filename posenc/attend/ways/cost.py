@@ -1,7 +1,5 @@
 """Estimate the time and memory of an attention, for `explain`."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from posenc.attend.problem import Problem

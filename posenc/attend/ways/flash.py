@@ -5,8 +5,6 @@ does not return the log-sum-exp, which is needed to join attention over parts of
 differentiate a part. Versions of torch without these operators run plain operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

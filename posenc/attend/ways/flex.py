@@ -1,9 +1,10 @@
-"""Attend by compiled FlexAttention, with the encoding's score_mod and a block mask."""
-
-from __future__ import annotations
+"""Attend by compiled FlexAttention, with the encoding's score_mod and a block mask. Both capture
+tensors only: for other Python numbers the kernel would be compiled again."""
 
 import functools
+import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,41 +13,72 @@ from torch import Tensor
 from posenc.attend.problem import Problem
 from posenc.attend.ways.cost import Cost
 from posenc.encodings import ScoreMod
+from posenc.encodings.base.base import check_heads
 from posenc.encodings.numbers.precision import without_autocast
+from posenc.masks import Mask
+from posenc.positions import tensor
 
 BLOCK = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
+KEPT = 64
+"""Maximum number of block masks, and of compiled functions, that are kept."""
 
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory."""
-    heads, term = problem.q.shape[1], problem.term
+    heads, term, pairs = problem.q.shape[1], problem.term, problem.q_len * problem.kv_len
     table = 0
     if term is not None:
-        pairs = (
-            problem.q_len + problem.kv_len if _is_run(problem) else problem.q_len * problem.kv_len
+        table = 4 * heads * (problem.q_len + problem.kv_len if _is_run(problem) else pairs)
+    dense = problem.mask is not None and not _is_exact(problem)
+    mask = 2 * _mask_rows(problem) * pairs if dense else pairs // BLOCK**2 * 8
+    return Cost("O(visible blocks)", table + mask)
+
+
+def backend(problem: Problem) -> tuple[str, str]:
+    """Return FlexAttention's backend, and why it runs. Torch takes FLASH only by name."""
+    if problem.q.device.type == "cpu":
+        return "C++", "compiled for the CPU"
+    if learns(problem):
+        return "TRITON", "FLASH gives a bias no gradient"
+    return "AUTO", "Triton, with its own kernel for few queries"
+
+
+def learns(problem: Problem) -> bool:
+    """Return True if the gradient of the bias may be needed, which the kernel sums by atomic
+    additions in any order: parameters or states need one, or the bias reads queries or keys."""
+    if problem.term is None or not problem.known.needs_grad:
+        return False
+    states = (problem.queries.state, problem.keys.state)
+    tensors = [t for t in (*states, *problem.encoding.parameters()) if t is not None]
+    return problem.term.by_distance is None or any(t.requires_grad for t in tensors)
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Attend by compiled FlexAttention."""
+    device, (name, _) = problem.q.device.type, backend(problem)
+    # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
+    lengths = (problem.q_len, problem.kv_len) if device == "cpu" else None
+    options = {"kernel_options": {"BACKEND": name}} if name == "TRITON" and _named() else {}
+    with torch.set_grad_enabled(problem.known.needs_grad):
+        out = _compiled(device, name, _is_run(problem), _is_exact(problem), lengths)(
+            problem.q,
+            problem.k,
+            problem.v,
+            score_mod=score_mod(problem),
+            block_mask=block_mask(problem),
+            scale=problem.scale,
+            enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+            return_lse=problem.need_lse,
+            **options,
         )
-        table = 4 * heads * pairs
-    return Cost("O(visible blocks)", table + problem.q_len * problem.kv_len // BLOCK**2 * 8)
+    out, lse = out if problem.need_lse else (out, None)
+    return out.to(problem.q.dtype), lse
 
 
 def _is_run(problem: Problem) -> bool:
     by_distance = problem.term is not None and problem.term.by_distance is not None
     return by_distance and problem.known.runs is not None
-
-
-def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by compiled FlexAttention."""
-    grad = problem.known.needs_grad
-    with torch.set_grad_enabled(grad):
-        mod = score_mod(problem)
-        out = _compiled(problem.q.device.type)(
-            problem.q, problem.k, problem.v, score_mod=mod, block_mask=_block_mask(problem),
-            scale=problem.scale, enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-            return_lse=problem.need_lse,
-        )  # fmt: skip
-    out, lse = out if problem.need_lse else (out, None)
-    return out.to(problem.q.dtype), lse
 
 
 def score_mod(problem: Problem) -> ScoreMod | None:
@@ -62,7 +94,8 @@ def score_mod(problem: Problem) -> ScoreMod | None:
     assert problem.known.runs is not None and term.by_distance is not None
     farthest = problem.known.runs[0] + problem.q_len - 1 - problem.known.runs[1]
     table = term.by_distance(farthest, problem.q_len + problem.kv_len - 1, problem.q)
-    last_query = problem.q_len - 1
+    check_heads(problem.encoding, table.shape[0], problem.q)
+    last_query = _number(problem.q_len - 1, problem.q.device)
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score + table[head, last_query - q_idx + kv_idx]
@@ -70,23 +103,118 @@ def score_mod(problem: Problem) -> ScoreMod | None:
     return mod
 
 
-def _block_mask(problem: Problem) -> Any:
+def block_mask(problem: Problem) -> Any:
+    """Return the block mask; None without a mask. One that is exact at consecutive positions is
+    built once for the same lengths, window and device."""
     if problem.mask is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    mask, q_where = problem.mask, problem.mask.q_positions
-    assert problem.first_key == 0 and q_where is not None
-    one_row = mask.exact and (isinstance(q_where, range) or q_where.ndim == 1)  # rows are alike
+    assert problem.first_key == 0
+    lengths, device = (problem.q_len, problem.kv_len), problem.q.device
+    if _is_exact(problem):
+        runs, mask = problem.known.mask_runs, problem.mask
+        assert runs is not None
+        # A subclass of Tensor, such as a fake one, must not get into the cache.
+        build = _exact if type(problem.q) is Tensor else _exact.__wrapped__
+        return build(mask.causal, mask.window, runs[0] - runs[1], *lengths, device)
+    rows = _mask_rows(problem)
     return create_block_mask(
-        mask, None if one_row else problem.q.shape[0], None, problem.q_len, problem.kv_len,
-        device=problem.q.device,
-    )  # fmt: skip
+        _captured(problem.mask, device), None if rows == 1 else rows, None, *lengths, device=device
+    )
+
+
+def _is_exact(problem: Problem) -> bool:
+    mask = problem.mask
+    return mask is not None and mask.exact and problem.known.mask_runs is not None
+
+
+def _mask_rows(problem: Problem) -> int:
+    """Return the number of batch rows whose masks may differ."""
+    assert problem.mask is not None
+    sides = problem.mask.q_positions, problem.mask.kv_positions
+    alike = problem.mask.exact and all(
+        not isinstance(where, Tensor) or where.ndim == 1 or len(where) == 1 for where in sides
+    )
+    return 1 if alike else problem.q.shape[0]
+
+
+@functools.lru_cache(KEPT)
+def _exact(
+    causal: bool, window: int | None, shift: int, q_len: int, kv_len: int, device: torch.device
+) -> Any:
+    """Return the block mask of causality and a window, for queries whose positions are `shift`
+    more than those of keys at the same index. Computed by block, not by pair."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    farthest = q_len + kv_len + abs(shift) if window is None else window - 1
+    with torch.inference_mode(False):  # training may use it later
+        offset, most, least = (
+            torch.full((), n, device=device) for n in (shift, farthest, 0 if causal else -farthest)
+        )
+        first_q, first_k = (torch.arange(0, n, BLOCK, device=device) for n in (q_len, kv_len))
+        end_q, end_k = (first_q + BLOCK)[:, None], first_k + BLOCK
+        low = first_q[:, None] + shift - end_k.clamp(max=kv_len) + 1
+        high = end_q.clamp(max=q_len) + shift - 1 - first_k
+        some = (high >= least) & (low <= most)
+        whole = (low >= least) & (high <= most) & (end_q <= q_len) & (end_k <= kv_len)
+
+        def visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            distance = q_idx + offset - kv_idx
+            return (distance >= least) & (distance <= most)
+
+        return BlockMask.from_kv_blocks(
+            *_listed(some & ~whole),
+            *_listed(whole),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
+            seq_lengths=(q_len, kv_len),
+        )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of True in each row, and their columns before all others."""
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+def _captured(mask: Mask, device: torch.device) -> Mask:
+    """Return the mask with positions and the numbers of its predicate as tensors."""
+    where = [tensor(t, device) for t in (mask.q_positions, mask.kv_positions) if t is not None]
+    mask = mask.bind(*where)
+    return replace(mask, predicate=_in_tensors(mask.predicate, device))
+
+
+def _in_tensors(part: Any, device: torch.device) -> Any:
+    if isinstance(part, functools.partial):
+        return functools.partial(part.func, *(_in_tensors(each, device) for each in part.args))
+    return _number(part, device) if type(part) is int else part
+
+
+def _number(value: int, device: torch.device) -> Tensor:
+    """Return the number as a tensor, without a copy to the device, which would wait for it."""
+    return torch.full((), value, device=device)
+
+
+@functools.lru_cache(KEPT)
+def _compiled(
+    device: str, backend: str, by_table: bool, exact: bool, lengths: tuple[int, int] | None
+) -> Callable[..., Any]:
+    """Return FlexAttention compiled for one kind of score_mod and mask, and for fixed `lengths` or
+    for any. It raises rather than to run uncompiled, which would compute all scores at once."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    own = {"isolate_recompiles": True, "recompile_limit": KEPT}
+    known = inspect.signature(torch.compile).parameters  # older torch has one limit for all
+    options = {name: value for name, value in own.items() if name in known}
+    dynamic = None if lengths is None else False
+    return torch.compile(flex_attention, dynamic=dynamic, fullgraph=True, **options)
 
 
 @functools.cache
-def _compiled(device: str) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _named() -> bool:
+    """Return True if a call can name the backend to this torch."""
+    from torch.nn.attention import flex_attention
 
-    # With dynamic lengths, Inductor (torch 2.13) generates C++ for the CPU that does not compile.
-    return torch.compile(flex_attention, dynamic=False if device == "cpu" else None)
+    options = getattr(flex_attention, "FlexKernelOptions", None)
+    return "BACKEND" in getattr(options, "__annotations__", {})

@@ -6,8 +6,6 @@ the queries. The bias is relative to the middle of the block, so it is small nea
 precise at key 100,000 as at key 100.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple

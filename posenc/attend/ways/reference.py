@@ -1,7 +1,5 @@
 """Attend by dense scores and a plain softmax; defines the result for every other way."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

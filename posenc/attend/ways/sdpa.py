@@ -1,7 +1,5 @@
 """Attend by torch's scaled_dot_product_attention, without a bias or with one that it can read."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

@@ -17,8 +17,6 @@ This file computes the row. `strips_forward` runs blocks of queries ("strips"), 
 that the mask shows to it. `strips_backward` computes gradients, also of the row.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

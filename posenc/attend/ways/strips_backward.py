@@ -1,7 +1,5 @@
 """Compute gradients of attention with a bias by distance, by strips of queries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

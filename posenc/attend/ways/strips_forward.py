@@ -1,7 +1,5 @@
 """Attend with a bias by distance, by strips of queries: the forward pass."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Compute second derivatives, for implementations with their own backward pass."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -14,7 +14,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import falls, learned, rises, summarise, summarise_tasks
 from posenc.compare.results import Study, labelled
-from posenc.report.page.sentence import listed
+from posenc.sentence import listed
 from posenc.statistics.pairs import Gap, level_of
 from posenc.tasks.known import TEXT
 

@@ -15,12 +15,11 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.tasks.known import TASKS
+from posenc.tasks.scoring import LEARNED
 
 WITHIN = 1.05
 """How far above its own loss at the training length an encoding may come and still count as
 reaching."""
-LEARNED = 0.9
-"""The exact match at the training length below which a trial has not learned its task."""
 HALF_SPENT = 0.313
 """Fraction of the steps after which half of the sum of the learning rates is spent, as much as in a
 run of half the steps (posenc.compare.trial.train.learning_rate)."""

@@ -4,7 +4,7 @@ from statistics import fmean
 
 from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at
 from posenc.compare.results import Study
-from posenc.report.page.sentence import listed, sentence
+from posenc.sentence import listed, sentence
 
 
 def in_by_length(study: Study) -> str:

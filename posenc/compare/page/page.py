@@ -250,7 +250,7 @@ def _facts(study: Study) -> Mapping[str, object]:
             + f" on {trial.task}"
             * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
             f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
-            f"{trial.precision} on {trial.device}"
+            f"{trial.precision} on {trial.device}{', compiled' * trial.compile}"
             for trial in study.trials
         },
         "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
@@ -270,10 +270,6 @@ def _text(study: Study) -> dict[str, str]:
         "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
         f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
     }
-
-
-def _training_of(trial: TrialConfig) -> str:
-    return "training" if trial.of_text else f"training on {trial.task}"
 
 
 def _rate_of(trial: TrialConfig, study: Study) -> str:

@@ -12,7 +12,7 @@ from posenc.compare.judge.standing import (
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import LEARNED, learned
+from posenc.compare.judge.summary import learned
 from posenc.compare.page import rows
 from posenc.compare.page.task_tables import by_task, page_table
 from posenc.compare.results import Study, TaskSummary
@@ -29,6 +29,7 @@ from posenc.report.page.drawing import (
 from posenc.report.page.page import Block, Plot
 from posenc.report.page.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.scoring import LEARNED
 
 TONES = 4
 CAPTION = "Best first. In small letters: how many trials learned the task."

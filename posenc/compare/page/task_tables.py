@@ -5,12 +5,12 @@ from itertools import groupby
 
 from rich.table import Table as Printed
 
-from posenc.compare.judge.summary import LEARNED
 from posenc.compare.results import CaseSummary, TaskSummary
 from posenc.report.page.console import text_table
-from posenc.report.page.sentence import listed
 from posenc.report.page.table import Cell, Heading, Table
+from posenc.sentence import listed
 from posenc.tasks.known import TASKS
+from posenc.tasks.scoring import LEARNED
 from posenc.tasks.task import Case
 
 Rows = Sequence[TaskSummary]

@@ -193,6 +193,11 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
             f"{option}: tasks have different units, and there are {len(names)} tasks "
             f"({', '.join(names)}). Leave it out, or compare one task at a time."
         )
+    if options.compile and names != [TEXT]:
+        raise ValueError(
+            "--compile is for text: batches of tasks differ in length, and each length would be "
+            "compiled. Leave it out, or compare on text only."
+        )
     if TEXT not in names and options.text:
         raise ValueError(
             "--text: none of the tasks reads a text. Add --task text, or leave it out."
@@ -222,6 +227,8 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
         raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
     precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     precision = machine.default_precision(device) if precision == "auto" else precision
+    if options.compile and not elsewhere and (missing := machine.missing_compiler(device)):
+        raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.check_lr:

@@ -135,7 +135,7 @@ def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
 def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray) -> float:
     from posenc.compare.trial import train
 
-    optimizer = train.optimizer_for(model, trial)
+    optimizer, model = train.optimizer_for(model, trial), train.maybe_compiled(model, trial)
     for step in range(WARM_UP):
         train.take_step(model, optimizer, trial, symbols, step)
     began = time.perf_counter()

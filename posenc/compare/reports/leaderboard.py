@@ -12,7 +12,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_folder, text_of
 from posenc.report.files.record import Record
-from posenc.report.page.sentence import listed
+from posenc.sentence import listed
 
 
 @dataclass(frozen=True)

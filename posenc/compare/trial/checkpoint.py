@@ -1,7 +1,5 @@
 """Checkpoints of unfinished trials: tensors in safetensors, everything else in JSON."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Container

@@ -1,7 +1,5 @@
 """The frozen config of a trial, and the folder named by its hash."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -49,6 +47,7 @@ class TrialConfig:
         projections: shared projections of queries, keys and values, see posenc.Attention.
         source: hash of posenc's own files behind the encoding, so that a changed formula is trained
             again; "" for results from before it was kept.
+        compile: train the model compiled by torch.compile.
     """
 
     encoding: str
@@ -72,11 +71,14 @@ class TrialConfig:
     objective: str = CAUSAL
     projections: str = SEPARATE
     source: str = ""
+    compile: bool = False
 
     @property
     def hash(self) -> str:
-        """Return twelve hexadecimal digits that change with any field."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """Return twelve hexadecimal digits that change with any field. `compile` counts only where
+        it is set, so that older trials keep theirs."""
+        known = {k: v for k, v in dataclasses.asdict(self).items() if k != "compile" or v}
+        text = json.dumps(known, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

@@ -1,7 +1,5 @@
 """The effective spec of an encoding: its settings as it ran, and a hash of its code."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from typing import Any

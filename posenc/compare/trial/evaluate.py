@@ -1,7 +1,5 @@
 """Test a trained model at every length on the same held-out bytes, or on every case of its task."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of a trial and of its text: result and cursor. Does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

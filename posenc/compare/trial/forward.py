@@ -1,7 +1,5 @@
 """Run a causal model on windows of a text or sequences of a task: losses and answers."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np
@@ -21,9 +19,17 @@ def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
     return torch.autocast(config.device, dtype=torch.bfloat16)
 
 
+def on_device(tensor: Tensor, config: TrialConfig) -> Tensor:
+    """Return a tensor of the CPU on the trial's device. A copy to CUDA starts from pinned memory,
+    so that the CPU does not wait for it."""
+    if config.device == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(config.device, non_blocking=True)
+
+
 def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
     """Return cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
-    rows = rows.to(config.device)
+    rows = on_device(rows, config)
     with autocast(config):
         logits = model(rows[:, :-1], length=rows.shape[1] - 1)
     losses = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
@@ -33,7 +39,7 @@ def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
 def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
     """Return the mean cross-entropy in nats over the targets of a batch."""
     logits = task_logits(model, batch, config)
-    targets = torch.from_numpy(batch.targets).to(logits.device)
+    targets = on_device(torch.from_numpy(batch.targets), config)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
@@ -51,7 +57,7 @@ def answers(
         part = slice(start, start + at_once)
         piece = Batch(batch.tokens[part], batch.targets[part], batch.positions)
         logits = task_logits(model, piece, config)
-        asked = torch.from_numpy(piece.targets != IGNORED).to(logits.device)
+        asked = on_device(torch.from_numpy(piece.targets != IGNORED), config)
         if not logits[asked].isfinite().all():
             raise FloatingPointError(
                 f"the logits are not finite in sequences of {piece.tokens.shape[1]:,} tokens"
@@ -65,21 +71,21 @@ def answers(
 
 def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
     """Return logits (batch, len, vocabulary) in float32."""
-    tokens = torch.from_numpy(batch.tokens).to(config.device)
-    positions = positions_for(model.encoding, batch, config.device)  # type: ignore[arg-type]
+    tokens = on_device(torch.from_numpy(batch.tokens), config)
+    positions = positions_for(model.encoding, batch, config)  # type: ignore[arg-type]
     length = tokens.shape[1] if positions is None else None
     with autocast(config):
         return model(tokens, positions, length=length).float()
 
 
-def positions_for(encoding: PositionEncoding, batch: Batch, device: str) -> Tensor | None:
+def positions_for(encoding: PositionEncoding, batch: Batch, config: TrialConfig) -> Tensor | None:
     """Return positions for the encoding: None for 0, 1, 2, ...; (row, column); or three axes as in
     multimodal RoPE. There the name of the offset is a text token at time 0, and the grid an image
     at time 1 with rows and columns from 1 on."""
     axes = encoding.claims.num_axes
     if batch.positions is None or axes == 1:
         return None
-    cells = torch.from_numpy(batch.positions).to(device)
+    cells = on_device(torch.from_numpy(batch.positions), config)
     if axes == 2:
         return cells
     return torch.cat([(cells[:, :1] >= 0).long(), cells + 1], dim=1)

@@ -1,7 +1,5 @@
 """Sizes of a trial's model that depend on its text or task."""
 
-from __future__ import annotations
-
 import hashlib
 
 from posenc.compare.trial.config import TrialConfig

@@ -1,7 +1,5 @@
 """The process of a trial: start it, read its events, and find how it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

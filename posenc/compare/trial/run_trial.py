@@ -3,8 +3,6 @@
 result.json depends only on the config.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ def run_trial(
 
     event: called during training, for example event("step", step=3, loss=2.5).
     """
+    torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
     if config.device == "cpu":
         torch.set_num_threads(1)  # the last bits of sums depend on the number of threads
     else:

@@ -1,6 +1,7 @@
-"""Train one trial with checkpoints; interruptions do not change the result, bit for bit."""
+"""Train one trial with checkpoints; interruptions do not change the result, bit for bit on the CPU.
 
-from __future__ import annotations
+On CUDA gradients may be added in any order, so that no two runs need to be equal to the last bit.
+"""
 
 import math
 import time
@@ -46,6 +47,8 @@ SAME = 0.01
 """Bits by which the validation loss of reused weights may differ, on another CPU or GPU."""
 VALIDATIONS = 10
 """Number of validations in a training; each takes about as long as a step."""
+READ_EVERY = {"cpu": 1, "cuda": 20}
+"""Steps between two reads of the losses. A read waits until the GPU has nothing left to do."""
 
 Event = Callable[..., None]
 """Called during training, for example event("step", step=3, loss=2.5)."""
@@ -88,6 +91,11 @@ def build_model(config: TrialConfig) -> nn.Module:
     encodings = [create(config.encoding, shape) for shape in shapes]
     torch.manual_seed(config.seed)
     return objective.model(sizes_of(config), *encodings).to(config.device)
+
+
+def maybe_compiled(model: nn.Module, config: TrialConfig) -> nn.Module:
+    """Return the model as its training steps call it."""
+    return torch.compile(model, dynamic=False) if config.compile else model  # type: ignore[return-value]
 
 
 def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
@@ -154,20 +162,25 @@ def train_model(
     cursor = cursor or Cursor(config.hash, 0)
     every = max(1, config.steps // VALIDATIONS)
     model.train()
+    compiled, losses = maybe_compiled(model, config), []
     while cursor.step < config.steps:
         began = time.perf_counter()
-        loss = take_step(model, optimizer, config, train_symbols, cursor.step)
+        losses.append(take_step(compiled, optimizer, config, train_symbols, cursor.step))
         step = cursor.step + 1
+        ends = step == config.steps
+        validates, saves = step % every == 0 or ends, step % checkpoint_steps == 0 or ends
+        values, total = [], cursor.loss_sum
+        if validates or saves or len(losses) == READ_EVERY[config.device]:
+            values, losses = torch.stack(losses).tolist(), []
         seconds = cursor.train_seconds + time.perf_counter() - began
-        cursor = replace(
-            cursor,
-            step=step,
-            loss_sum=cursor.loss_sum + loss,
-            loss_count=cursor.loss_count + 1,
-            train_seconds=seconds,
-        )
-        event("step", step=step, loss=loss / math.log(2))
-        if step % every == 0 or step == config.steps:
+        for number, loss in enumerate(values, step + 1 - len(values)):
+            if not math.isfinite(loss):
+                raise TrialFailed(f"the loss became {loss} at step {number}; try a lower --lr")
+            total += loss
+            event("step", step=number, loss=loss / math.log(2))
+        count = cursor.loss_count + len(values)
+        cursor = replace(cursor, step=step, loss_sum=total, loss_count=count, train_seconds=seconds)
+        if validates:
             valid = _validate(model, config, valid_symbols)
             if not math.isfinite(valid):
                 raise TrialFailed(
@@ -176,7 +189,7 @@ def train_model(
             train = cursor.loss_sum / cursor.loss_count / math.log(2)
             point = TrainingPoint(step, train, valid)
             cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
-        if step % checkpoint_steps == 0 or step == config.steps:
+        if saves:
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
@@ -187,20 +200,17 @@ def take_step(
     config: TrialConfig,
     symbols: np.ndarray,
     step: int,
-) -> float:
-    """Take one step of the optimizer; return the loss before it, in nats."""
+) -> Tensor:
+    """Take one step of the optimizer; return the loss before it, in nats, on the device."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
     loss = loss_of_step(model, config, symbols, step)
-    value = loss.item()
-    if not math.isfinite(value):
-        raise TrialFailed(f"the loss became {value} at step {step + 1}; try a lower --lr")
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
-    return value
+    return loss.detach()
 
 
 def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:

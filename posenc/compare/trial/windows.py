@@ -1,7 +1,5 @@
 """Windows of a text for training steps, validation and test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

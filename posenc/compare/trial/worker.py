@@ -5,8 +5,6 @@ with the reason of failure. Progress goes to stdout as lines of JSON. The proces
 parent; this is set up before torch is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import traceback

@@ -53,7 +53,7 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
             if not facts:
                 answer = no_model if facts is None else unread
                 return answer(runtime, model, version)
-            if _has_any(model, facts.get("unread", ())):
+            if model.null_head or _has_any(model, facts.get("unread", ())):
                 return unread(runtime, model, version)
             try:
                 computed = compute(model, length)

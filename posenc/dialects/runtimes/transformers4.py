@@ -68,6 +68,8 @@ def theta_of(model: Model) -> float:
     facts = model.facts["transformers4"]
     name = facts.get("theta_keys", {}).get("full_attention", facts.get("theta_key", "rope_theta"))
     value = model.config.get(name, facts.get("rope_theta"))
+    if "theta_in" in model.facts:
+        value = model.inner_theta
     return 10000.0 if value is None else number(value, name)
 
 

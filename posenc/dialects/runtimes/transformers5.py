@@ -9,6 +9,7 @@ from posenc.dialects.computed import (
     LOOKED_AT,
     Computed,
     Layer,
+    NotReadError,
     RefusedError,
     Switch,
     factors,
@@ -100,8 +101,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
     if facts.get("flat_new") and given and not inner:
         old, given = old or given, None
     if isinstance(old, Mapping) and any(isinstance(v, Mapping) for v in old.values()):
-        inner = {k: dict(v) for k, v in old.items() if isinstance(v, Mapping)}
-    elif isinstance(old, Mapping):
+        raise NotReadError("a dict per kind in rope_scaling")  # classes differ in what they do
+    if isinstance(old, Mapping):
         for kind in model.flat_reaches or ("full_attention",):
             if given is not None and kind not in inner:
                 raise RefusedError(f"KeyError: {kind!r}")
@@ -213,7 +214,8 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
     stretched = kind != "linear"
-    if stretched and facts.get("null_head") and model.config.get("head_dim") is None:
+    null = facts.get("null_head") and model.config.get("head_dim") is None
+    if null and kind not in ("linear", "llama3"):
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if stretched and model.get("max_position_embeddings") is None:
         raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
@@ -319,6 +321,8 @@ def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
 @emulator("transformers-5")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what transformers 5.23 computes. It never refuses a length."""
+    if "theta_in" in model.facts and model.inner_theta is None:
+        raise RefusedError("AttributeError: 'DbrxAttentionConfig' has no attribute 'rope_theta'")
     resolved = resolve(model)
     if len(model.without_rotation) == model.num_layers:
         return Computed(None, {}, model.scale, without_rotation=model.without_rotation)

@@ -67,9 +67,8 @@ def plan(
     """
     full = wanted.get(FULL, wanted.get("all"))
     if full is None:
-        raise ValueError(
-            f"it has layers of the kinds {', '.join(wanted)}, which GGUF has no keys for"
-        )
+        kinds = f"layers of the kinds {', '.join(wanted)}" if wanted else "no layer that rotates"
+        raise ValueError(f"it has {kinds}, which GGUF has no keys for")
     if len(full.inv_freq) != meta.dimension_count // 2:
         raise ValueError(
             f"{meta.architecture}: {len(full.inv_freq)} rotated pairs are wanted, the file has "

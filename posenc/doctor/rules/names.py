@@ -178,7 +178,8 @@ def outside(case: Case) -> Iterator[Hit]:
     for name, value in case.config.items():
         if isinstance(value, Mapping) and name not in ("rope_scaling", "rope_parameters", *INNER):
             base = value.get("rope_theta")
-            if base is not None and not value.keys() & (TOWER | SCALINGS):
+            read = base in (None, case.config.get("rope_theta"))
+            if not read and not value.keys() & (TOWER | SCALINGS):
                 yield Hit(
                     f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
                     case.only_named(("transformers-5",)),

@@ -1,7 +1,5 @@
 """Check and record the arguments of an encoding's constructor, to print and to compare them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Check the tensors and encodings that users pass to attention and to layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

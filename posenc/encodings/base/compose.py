@@ -1,7 +1,5 @@
 """Combine several encodings in one attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self

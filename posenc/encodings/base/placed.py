@@ -1,7 +1,5 @@
 """Check the positions that users pass in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +72,8 @@ def positions_of(
             return positions
         positions = tensor(positions, x.device)
     _check_kind(owner, name, positions)
+    if positions.device != x.device:
+        positions = positions.to(x.device)
     tokens = positions.shape[: positions.ndim - (num_axes > 1)]
     components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
     # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.

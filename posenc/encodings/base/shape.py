@@ -1,7 +1,5 @@
 """Sizes of the model for which an encoding is built."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

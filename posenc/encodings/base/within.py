@@ -1,7 +1,5 @@
 """Use a mask as an encoding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from posenc.encodings.base.base import Pass, PositionEncoding

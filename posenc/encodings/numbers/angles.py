@@ -1,7 +1,5 @@
 """Compute cosine and sine of position times frequency, accurate at every int64 position."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from decimal import Decimal

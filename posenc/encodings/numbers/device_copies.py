@@ -1,7 +1,5 @@
 """Constants of a module, as Python numbers with a tensor for each device and dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

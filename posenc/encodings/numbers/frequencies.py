@@ -4,8 +4,6 @@ float64 is not enough: an inverse frequency rounded to 53 bits is off by 2.4e-7 
 2^31. Nothing here imports torch or NumPy, so every framework uses the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache

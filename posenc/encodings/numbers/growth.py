@@ -1,7 +1,5 @@
 """Compute from which rows a longer table of embeddings is made, in Python for all frameworks."""
 
-from __future__ import annotations
-
 
 def source_rows(
     num_rows: int, num_positions: int, align_corners: bool

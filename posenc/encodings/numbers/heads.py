@@ -1,7 +1,5 @@
 """Multiply with key/value heads that several query heads share."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

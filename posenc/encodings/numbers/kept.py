@@ -1,7 +1,5 @@
 """Cache tables that a prepared encoding makes from its weights, once for all layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 

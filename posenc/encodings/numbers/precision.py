@@ -1,7 +1,5 @@
 """Choose the dtypes in which tables and biases are computed."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

@@ -1,7 +1,5 @@
 """Compute constants of score biases by distance, in Python for every framework."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 

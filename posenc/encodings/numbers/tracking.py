@@ -1,7 +1,5 @@
 """Read numbers of a tensor only if this neither breaks a trace nor waits for a device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

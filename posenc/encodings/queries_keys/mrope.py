@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import Scaling
+from posenc.encodings.queries_keys.rope_scaling import Frequencies, Scaling
 
 
 class MRoPE(RoPE):
@@ -21,18 +23,21 @@ class MRoPE(RoPE):
     A text token has three equal components, so text gets plain RoPE. `mrope_positions` builds
     positions for text mixed with images or video. Qwen2-VL gives time the fastest pairs, then
     height, then width (contiguous sections); in Qwen3-VL the axes alternate, so each has fast and
-    slow pairs.
+    slow pairs. VideoRoPE alternates height and width over the fast pairs and gives time the
+    slowest; HoPE does not rotate those, so time and text move the others only.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
             models' fractions: 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 if alternating.
         in_turns: the axes alternate from pair to pair; False: contiguous sections.
+        time: "first" as above; "slowest": VideoRoPE; "still": HoPE. Not with in_turns.
 
     Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
     Units: components in tokens, frames and patches. Precision: as RoPE.
     Raises: ValueError if the sections do not fit rotary_dim.
-    Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; Qwen3-VL, arXiv:2511.21631.
+    Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; Qwen3-VL, arXiv:2511.21631;
+    VideoRoPE, Wei et al. 2025, arXiv:2502.05173; HoPE, Li et al. 2025, arXiv:2505.20444.
 
     >>> mrope = posenc.MRoPE(head_dim=64, interleaved=False)
     >>> positions = posenc.mrope_positions([2, (1, 2, 2), 3])  # text, 2 x 2 patches, text
@@ -41,6 +46,8 @@ class MRoPE(RoPE):
     torch.Size([1, 8, 9, 64])
     """
 
+    still = 0
+    """Slowest pairs that do not rotate."""
     claims = replace(
         RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
     )
@@ -55,29 +62,48 @@ class MRoPE(RoPE):
         scaling: Scaling | None = None,
         sections: Sequence[int] | None = None,
         in_turns: bool = False,
+        time: Literal["first", "slowest", "still"] = "first",
     ) -> None:
         super().__init__(
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
         if scaling is not None and scaling.exempt_tokens:
             raise ValueError("MRoPE: exempt_tokens needs positions of one component.")
+        if time not in ("first", "slowest", "still") or (in_turns and time != "first"):
+            raise ValueError(
+                "MRoPE: time must be first, slowest or still, the last two without in_turns, "
+                f"got {time!r}."
+            )
         pairs = self.rotary_dim // 2
         if sections is None:
             side = pairs * 5 // 16 if in_turns else pairs * 3 // 8
             sections = (pairs - 2 * side, side, side)
         self.sections = tuple(sections)
-        axes = _in_turns(self.sections) if in_turns else _contiguous(self.sections)
+        arrange = _in_turns if in_turns else _contiguous if time == "first" else _time_last
+        axes = arrange(self.sections)
         if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != pairs:
             raise ValueError(
                 f"MRoPE: sections must be three numbers of pairs that sum to rotary_dim / 2 = "
                 f"{pairs}{', none of the last two above a third of it' if in_turns else ''}, "
                 f"got {self.sections}."
             )
+        self.still = self.sections[0] if time == "still" else 0
         self._rotate_by(self.frequencies(), axes)
+
+    def frequencies(self, length: int | None = None) -> Frequencies:
+        found = super().frequencies(length)
+        turning = len(found.inv_freq) - self.still
+        return found._replace(inv_freq=found.inv_freq[:turning] + (Decimal(0),) * self.still)
 
 
 def _contiguous(sections: Sequence[int]) -> list[int]:
     return [axis for axis, count in enumerate(sections) for _ in range(count)]
+
+
+def _time_last(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each pair: height and width alternately, then time."""
+    time, height, width = sections
+    return [1 + t % 2 for t in range(height + width)] + [0] * time
 
 
 def _in_turns(sections: Sequence[int]) -> list[int]:

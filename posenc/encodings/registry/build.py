@@ -1,7 +1,5 @@
 """Build the encoding that a text names, such as "rope:rope_theta=500000+alibi"."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Load encoding classes from the file or module that a text names."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import hashlib

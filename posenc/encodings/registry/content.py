@@ -1,7 +1,5 @@
 """Hash the source files of a user's encoding, so that results of an edited one are not reused."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys

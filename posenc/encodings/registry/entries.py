@@ -1,7 +1,5 @@
 """Register posenc's encodings, one line each, for tests, commands, plots and tables."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -11,8 +11,6 @@ ends with ".py". A path with a space, a quote or one of + = , : [ ] must be quot
 my.py:Mine" is two layers. `A/B every 4` uses B at each fourth layer; `A/B/C` repeats the three.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NoReturn

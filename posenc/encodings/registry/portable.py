@@ -1,7 +1,5 @@
 """Rewrite a spec so that another process, started in the same folder, can build it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parsed form of a text that names an encoding: options, parts and layers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

@@ -125,8 +125,7 @@ class ByDistance(Term):
     def _row(self, distance: Tensor) -> Tensor:
         """Return the index in `_products` of each distance."""
         assert self.ends is not None
-        whole = distance.floor().long() if distance.is_floating_point() else distance
-        return whole.clamp(*self.ends) - self.ends[0]
+        return _whole(distance).clamp(*self.ends) - self.ends[0]
 
     def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
@@ -139,9 +138,13 @@ class ByDistance(Term):
         ready = self._with_all_vectors()
         q_table, k_table = ready._products(self.q_vectors, self.k_vectors)
         q_positions, kv_positions = (_per_row(t.positions) for t in (self.q, self.k))
+        assert self.ends is not None
+        # Tensors, because a compiled score_mod would contain numbers as constants.
+        low, high = (torch.full((), end, device=self.q.device) for end in self.ends)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            row = self._row(_take(q_positions, batch, q_idx) - _take(kv_positions, batch, kv_idx))
+            distance = _take(q_positions, batch, q_idx) - _take(kv_positions, batch, kv_idx)
+            row = _whole(distance).clamp(low, high) - low
             if q_table is not None:
                 score = score + q_table[batch, head, q_idx, row]
             if k_table is not None:
@@ -149,6 +152,10 @@ class ByDistance(Term):
             return score
 
         return mod
+
+
+def _whole(distance: Tensor) -> Tensor:
+    return distance.floor().long() if distance.is_floating_point() else distance
 
 
 def _per_row(positions: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """View values by distance as values by pair of query and key, without copying them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

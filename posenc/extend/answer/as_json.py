@@ -21,7 +21,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             "summary": variant.summary if variant else "",
             "stock_tools_load_it": variant is None or not variant.needs_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
-            **_evaluation(evaluation),
+            **_evaluation(evaluation, outcome),
             "short_text_rise": _estimate(short[name]) if name in short else None,
         }
     return {
@@ -38,7 +38,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _evaluation(found: Evaluation) -> dict[str, Any]:
+def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
     buckets = itertools.pairwise(found.edges)
     return {
         "by_position": [
@@ -56,6 +56,7 @@ def _evaluation(found: Evaluation) -> dict[str, Any]:
             {
                 "task": task,
                 "length": length,
+                "counts": outcome.counts(task, length),
                 "exact": _estimate(score.exact),
                 "loss": _estimate(score.loss),
                 "by_depth": [

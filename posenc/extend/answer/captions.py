@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from posenc.extend.variants.variant import WINDOW
-from posenc.report.page.sentence import listed, sentence
+from posenc.sentence import listed, sentence
 
 LEVEL = 0.02
 """A smaller change of a loss, in nats, counts as none."""

@@ -3,6 +3,7 @@
 import math
 
 from posenc.extend.extension import Outcome
+from posenc.extend.measure.tasks import Score
 
 SHORT = "short texts"
 
@@ -19,12 +20,7 @@ def task_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
         cells = []
         for key in asked:
             score = evaluation.tasks.get(key)
-            cells.append(
-                "–"
-                if score is None
-                else f"{score.exact.mean:.0%} ({score.exact.low:.0%}–{score.exact.high:.0%}), "
-                f"{score.loss.mean:.2f} nats"
-            )
+            cells.append("–" if score is None else _cell(score, outcome.counts(*key)))
         if short:
             rise = short.get(name)
             cells.append("–" if rise is None else _percent(rise.mean, rise.low, rise.high))
@@ -32,6 +28,11 @@ def task_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     if short:
         header.append(SHORT)
     return (header, rows) if len(header) > 1 else ([], [])
+
+
+def _cell(score: Score, counts: bool) -> str:
+    exact = f"{score.exact.mean:.0%} ({score.exact.low:.0%}–{score.exact.high:.0%})"
+    return f"{exact if counts else 'not learned'}, {score.loss.mean:.2f} nats"
 
 
 def _percent(mean: float, low: float, high: float) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
 from posenc.hf.checkpoint.text import Windows
+from posenc.tasks.puzzles import passkey
 
 
 @dataclass(frozen=True)
@@ -31,33 +33,24 @@ class PasskeyGrid:
         for more than the key are skipped; the result is empty if the text has too few different
         tokens."""
         filler = windows.tokens.flatten()
-        words = torch.unique(filler)
+        words = torch.unique(filler).numpy()
         secret = self.marker_tokens + self.key_tokens
         lengths = [n for n in self.lengths if n > 2 * secret and len(words) >= secret]
-        generator = torch.Generator().manual_seed(0)
+        random = np.random.default_rng(0)
         grid = {}
         for i, length in enumerate(lengths):
+            body = length - 2 * secret
+            starts = random.integers(0, len(filler) - body + 1, (len(self.depths), self.trials))
             prompts = [
-                self._prompt(filler, words, length, depth, generator)
-                for depth in self.depths
-                for _ in range(self.trials)
+                passkey(random, filler[start : start + body].numpy(), words, depth, secret)
+                for depth, row in zip(self.depths, starts, strict=True)
+                for start in row
             ]
-            shares = self._accuracy(reader, torch.stack(prompts)).view(len(self.depths), -1)
+            shares = self._accuracy(reader, torch.tensor(prompts)).view(len(self.depths), -1)
             for depth, share in zip(self.depths, shares, strict=True):
                 grid[length, depth] = float(share.mean())
             progress("passkeys", (i + 1) / len(lengths))
         return grid
-
-    def _prompt(
-        self, filler: Tensor, words: Tensor, length: int, depth: float, generator: torch.Generator
-    ) -> Tensor:
-        secret = self.marker_tokens + self.key_tokens
-        drawn = words[torch.randperm(len(words), generator=generator)[:secret]]
-        body = length - 2 * secret
-        start = int(torch.randint(0, len(filler) - body + 1, (1,), generator=generator))
-        text = filler[start : start + body]
-        at = round(depth * body)
-        return torch.cat([text[:at], drawn, text[at:], drawn])
 
     def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
         """Return the fraction of the key's tokens that are right in each prompt."""

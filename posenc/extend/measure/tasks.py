@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from posenc.extend.measure.intervals import Estimate, estimate, share_interval
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
-from posenc.extend.measure.puzzles import PUZZLES, Puzzle
+from posenc.extend.measure.sentences import PUZZLES, told
 from posenc.report.machine.options import check_choice
+from posenc.tasks.puzzles import spread
 
 PASSKEY = "passkey"
 TASKS = (PASSKEY, *PUZZLES)
@@ -59,7 +60,8 @@ class TaskGrid:
     task, length and depth. Every variant of a model reads the same prompts.
 
     Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable tracking,
-    common words); the sentences are ours.
+    common words); Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are
+    ours.
     """
 
     names: tuple[str, ...]
@@ -89,16 +91,16 @@ class TaskGrid:
         the answer. Raises: TooShort where the task does not fit."""
         rng = np.random.default_rng([length, *name.encode()])
         return [
-            self._prompt(PUZZLES[name], length, depth, filler, rng)
+            self._prompt(name, length, depth, filler, rng)
             for depth in self.depths
             for _ in range(self.trials)
         ]
 
     def _prompt(
-        self, puzzle: Puzzle, length: int, depth: float, filler: Tensor, rng: np.random.Generator
+        self, name: str, length: int, depth: float, filler: Tensor, rng: np.random.Generator
     ) -> tuple[Tensor, int]:
         start = self.encode("")
-        made = puzzle(rng, depth)
+        made = told(name, rng, depth)
         question = self._plain(made.question, start)
         whole = self._plain(f"{made.question} {made.answer}", start)
         if whole[: len(question)] != question or len(whole) == len(question):
@@ -111,13 +113,10 @@ class TaskGrid:
             first = int(rng.integers(0, max(1, len(filler) - body)))
             text = filler[first : first + body].tolist()
         else:
-            text = made.words(body, lambda word: self._plain(word, start))
-        pieces, last = list(start), 0
-        for at, ids in sorted(facts, key=lambda fact: fact[0]):
-            stop = round(at * len(text))
-            pieces += [*text[last:stop], *ids]
-            last = stop
-        pieces += [*text[last:], *whole]
+            text = []
+            while len(text) < body:
+                text += self._plain(f" {next(made.words)}", start)
+        pieces = [*start, *spread(text[:body], facts), *whole]
         return torch.tensor(pieces), len(whole) - len(question)
 
     def _plain(self, text: str, start: list[int]) -> list[int]:

@@ -1,4 +1,5 @@
-"""Fine-tune a stretched checkpoint at its new length. Stopping and resuming changes nothing."""
+"""Fine-tune a stretched checkpoint at its new length. Stopping and resuming changes nothing on the
+CPU; on CUDA gradients may be added in any order."""
 
 import math
 from collections.abc import Callable

@@ -11,9 +11,11 @@ from posenc.extend.search.evolution import Search
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.extend.variants.variant import (
+    DROPE,
     WINDOW,
     Variant,
     as_is,
+    dropped_variant,
     rope_variant,
     searched_variant,
     table_variant,
@@ -51,6 +53,8 @@ def candidates(
         if needs_search(method, options):
             assert fitting is not None
             found["search"] = partial(_search, checkpoint, to, fitting, options, progress)
+        if method == DROPE:
+            found[DROPE] = partial(dropped_variant, checkpoint, to)
         if method in (None, DUAL_CHUNK):
             for variant in position_maps(checkpoint, to):
                 if method in (None, variant.name):

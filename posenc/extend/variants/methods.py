@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.rope.write import STANDSTILL
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,29 @@ def _by_parts(setting: RopeSetting, factor: float) -> rs.Scaling:
     return rs.NTKByParts(factor, setting.original_length, beta=beta)
 
 
-def _proportional(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Keep the pairs that finish a turn in training."""
+def _kept(setting: RopeSetting) -> tuple[int, int]:
+    """Return how many pairs finish a turn in training, and how many there are."""
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     kept = sum(float(f) * setting.original_length >= 2 * math.pi for f in plain)
-    return rs.Proportional(kept / len(plain))
+    return kept, len(plain)
+
+
+def _proportional(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Keep the pairs that finish a turn in training."""
+    kept, pairs = _kept(setting)
+    return rs.Proportional(kept / pairs)
+
+
+def _clipped(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Multiply the pairs that finish no turn in training by a half cosine, which falls from 1 to 0.
+    Of a single pair it is 1, as in the authors' code."""
+    kept, pairs = _kept(setting)
+    last = max(1, pairs - kept - 1)
+    soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - kept)]
+    divisors = (1.0,) * kept + tuple(1 / s if s else STANDSTILL for s in soft)
+    return rs.LongRoPE(
+        max(1.0, factor), setting.original_length, divisors, divisors, attention_factor=1.0
+    )
 
 
 def _switching(setting: RopeSetting, factor: float) -> rs.Scaling:
@@ -65,6 +84,7 @@ METHODS: dict[str, Method] = {
         Method("yarn", "YaRN, the released ramp", _yarn),
         Method("llama3", "Llama 3 scaling", lambda s, f: rs.Llama3(f, s.original_length)),
         Method("proportional", "rotate only pairs that finish a turn in training", _proportional),
+        Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped),
         Method("dynamic", "NTK by current length", lambda s, f: rs.DynamicNTK(f, s.original_length),
                cache_safe=False, keeps_maximum=True),
         Method("longrope-switch",

@@ -12,10 +12,10 @@ from posenc.extend.search.genome import apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.rope.apply import applied
+from posenc.hf.rope.apply import applied, dropped
 from posenc.hf.rope.settings import RopeSetting
 
-WINDOW = "window"
+WINDOW, DROPE = "window", "drope"
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,16 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
         settings,
         method.cache_safe,
     )
+
+
+def dropped_variant(checkpoint: Checkpoint, target: int) -> Variant:
+    """Return the model without its rotation, which must be tuned. Its causal mask still orders the
+    tokens.
+
+    Source: Gelberg et al. 2025, arXiv:2512.12167.
+    """
+    summary = "no layer rotates, recalibrated at the training length"
+    return Variant(DROPE, summary, lambda: dropped(checkpoint.model, target))
 
 
 def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:

@@ -1,7 +1,5 @@
 """Attach an encoding to a stock model of transformers, and detach it again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

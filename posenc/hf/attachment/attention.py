@@ -1,7 +1,5 @@
 """Run posenc's attention as an attention implementation of transformers, with any encoding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Record the running forward of a model with an encoding, and its running attention."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any

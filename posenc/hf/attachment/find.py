@@ -1,7 +1,5 @@
 """Find a model's attention modules, and the stacks that contain them, by running it once."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager

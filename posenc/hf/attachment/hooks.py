@@ -1,8 +1,6 @@
 """Run hooks around each forward of a model with an encoding: they find positions, prepare the
 encoding, and record for each attention which tokens it sees."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Load a model with the encoding that was attached when it was saved."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

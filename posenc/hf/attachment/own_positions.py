@@ -1,7 +1,5 @@
 """Remove a model's own positions, or compute them by posenc if they are a bias of the scores."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

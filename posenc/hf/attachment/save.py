@@ -1,8 +1,6 @@
 """Save an encoding next to its model's weights: posenc.json describes it, posenc.safetensors has
 its parameters."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Only posenc's classes are built: importing a module that an untrusted file names would run its code.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """Refuse impossible values in config.json before anything is built."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A folder is not trusted. Its code never runs, its pickles are never read, and no
 posenc open a file outside.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Export and import decoders as Hugging Face Llama folders: config.json and safetensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

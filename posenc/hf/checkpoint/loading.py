@@ -1,7 +1,5 @@
 """Load Hugging Face checkpoints from safetensors, without running code from their folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math

@@ -1,7 +1,5 @@
 """Change a loaded model's rotation through its config only, so that an export computes the same."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -133,3 +131,29 @@ def applied(
             setattr(config, name, value)
         rebuild_rotary(model)
         _rescale(scales)
+
+
+def rotating_switches(model: Any) -> list[Any]:
+    """Return the attention modules whose config can say that they do not rotate; empty if it has no
+    no_rope_layers."""
+    if not getattr(model.config, "no_rope_layers", None):
+        return []
+    return [module for module in model.modules() if hasattr(module, "use_rope")]
+
+
+@contextmanager
+def dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
+    """Let no layer rotate inside the block, as the config says it; restore both after."""
+    config, layers = model.config, rotating_switches(model)
+    before = [config.no_rope_layers, config.max_position_embeddings]
+    rotated = [layer.use_rope for layer in layers]
+    try:
+        config.no_rope_layers = [0] * len(layers)  # 1 for a layer that rotates
+        config.max_position_embeddings = max_positions
+        for layer in layers:
+            layer.use_rope = 0
+        yield model
+    finally:
+        config.no_rope_layers, config.max_position_embeddings = before
+        for layer, use in zip(layers, rotated, strict=True):
+            layer.use_rope = use

@@ -1,7 +1,5 @@
 """Refuse rotary keys of config.json that contradict each other, before anything is built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

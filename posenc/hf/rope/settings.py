@@ -1,7 +1,5 @@
 """Read a checkpoint's rotary settings from its transformers config."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any

@@ -1,8 +1,6 @@
 """Write rotary settings into a transformers config, so that stock tools compute the same
 frequencies."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from posenc.report.page.sentence import sentence
+from posenc.sentence import sentence
 
 Array = np.ndarray
 MOSTLY = 0.5

@@ -175,6 +175,26 @@ def _key_only() -> Measured:
     return text, off < 1e-3
 
 
+def _get_alibi_biases(positions: Tensor) -> Tensor:
+    """Return the bias of a tutorial's function: a number per query, the same for all keys."""
+    return -0.5 * positions[:, None]
+
+
+@CLAIMS.add("ALiBi may add one number per query, as a tutorial's get_alibi_biases does")
+def _per_query() -> Measured:
+    torch.manual_seed(0)
+    scores, at = torch.randn(64, 64, dtype=torch.float64), torch.arange(64, dtype=torch.float64)
+    biases = (torch.zeros(64, 64), _get_alibi_biases(at), -0.5 * (at[:, None] - at))
+    hidden = at[:, None] < at
+    plain, said, meant = ((scores + b).masked_fill(hidden, -torch.inf).softmax(-1) for b in biases)
+    moved, far = ((weights - plain).abs().max().item() for weights in (said, meant))
+    text = (
+        "a number that a row's keys share cancels in the softmax: weights move by "
+        f"{amount(moved)}, by ALiBi's bias up to {amount(far)}"
+    )
+    return text, moved > 1e-9
+
+
 @CLAIMS.add("CABLE is FoX with the gate's sign turned", "arXiv:2503.08067; arXiv:2503.02130")
 def _cable() -> Measured:
     torch.manual_seed(0)

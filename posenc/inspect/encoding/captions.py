@@ -7,7 +7,7 @@ import numpy as np
 
 from posenc.inspect.encoding.answer import LEVEL
 from posenc.inspect.encoding.scores import Decay
-from posenc.report.page.sentence import listed
+from posenc.sentence import listed
 
 Array = np.ndarray
 

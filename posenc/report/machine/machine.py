@@ -2,6 +2,9 @@
 
 import os
 import platform
+import shutil
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -27,6 +30,15 @@ def cpu_multiplies_bfloat16() -> bool:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
     ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(ask is not None and ask())
+
+
+def missing_compiler(device: str) -> str | None:
+    """Return what torch.compile lacks here to make code for the device, or None."""
+    if device == "cuda":
+        return None if find_spec("triton") else "Triton"
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    compiler = os.environ.get("CXX", usual)
+    return None if shutil.which(compiler) else f"a C++ compiler ({compiler} is not in PATH)"
 
 
 def num_cores() -> int:

@@ -19,6 +19,7 @@ SAMPLE = (
     "modernbert", "eurobert", "mistral4", "step3p5", "deepseek_v3", "deepseek_v4", "minimax_m2",
     "minimax_m3_vl_vision", "mimo_v2_flash", "dots3_note_text", "moonshine_streaming", "lfm3",
     "beam", "gemma4_text", "pixtral", "granitemoehybrid", "falcon", "kimi_linear",
+    "bamba", "dbrx", "glm4_moe_lite", "olmo3", "mimi", "ultrabert",
 )  # fmt: skip
 
 
@@ -48,6 +49,8 @@ PLANTED = {
     "beam": ("transformers5", {"nested": {"sliding_attention": None, "full_attention": None}}),
     "deepseek_v4": ("transformers5", {"attention_factor": None}),
     "mistral4": ("defaults", {"head_dim": 64}),
+    "bamba": ("transformers5", {"share_key": "partial_rotary_factor"}),
+    "olmo3": ("transformers5", {"flat": None}),
 }
 
 

@@ -67,3 +67,36 @@ def test_what_a_version_was_not_read_with_is_unknown():
     assert emulate(plain, None, old, old)["transformers-5"].known == "yes"
     assert emulate(nested, None, old, old)["transformers-5"].known == "unknown"
     assert emulate(nested, None, old)["transformers-5"].known == "yes"
+
+
+def test_a_type_that_only_5_4_refuses_is_unknown_there():
+    linear = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    for name in ("dinov3_vit", "wav2vec2-bert"):
+        config = {"model_type": name, "position_embeddings_type": "rotary", **linear}
+        for version, known in (("5.4", "unknown"), ("5.5", "yes")):
+            assert RUNTIMES["transformers-5"](config, None, version).known == known
+
+
+@pytest.mark.parametrize(
+    ("config", "pairs", "second"),
+    [
+        ({"model_type": "bamba"}, 32, 0.7498942),
+        ({"model_type": "bamba", "partial_rotary_factor": 1.0}, 64, 0.8659643),
+        ({"model_type": "dbrx", "attn_config": {"rope_theta": 500000.0}}, 64, 0.8146172),
+        ({"model_type": "dbrx", "rope_theta": 300000.0}, 64, 0.8659643),
+        ({"model_type": "gemma2", "hidden_size": 2304, "num_attention_heads": 8}, 128, 0.9305720),
+    ],
+)
+def test_transformers_4_computes_what_its_modules_did(config, pairs, second):
+    """Printed by the modules of transformers 4.57.3."""
+    got = RUNTIMES["transformers-4"](config)
+    assert len(got.layers["all"].inv_freq) == pairs
+    assert got.layers["all"].inv_freq[1] == pytest.approx(second, rel=2e-6)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe_lite", "qwen3", "deepseek_v3"])
+def test_a_null_head_dim_beside_a_number_of_the_class_is_unknown(name):
+    """transformers 5.4 on refuses it in most families; the versions before took other widths."""
+    for config in ({"model_type": name, "head_dim": None}, {"model_type": name}):
+        known = {got.known for got in emulate(config).values()} - {"no model"}
+        assert ("unknown" in known and "yes" not in known) is ("head_dim" in config)

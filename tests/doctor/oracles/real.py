@@ -24,16 +24,21 @@ NO_ROTARY = re.compile(r"Attention|Layer|Processor|Output|Attn")
 ABOUT = re.compile(r"rope|rotary")
 NEEDED = {
     "esm": {"vocab_size": 33},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "phi4_multimodal": {"vision_config": {}, "audio_config": {}},
 }
+PREROTATED = {"Ernie4_5_VLMoeTextRotaryEmbedding", "Ernie4_5_VL_MoeTextRotaryEmbedding"}
+"""Modules whose buffer is in another order than the pairs that it rotates."""
 TRIES = 3
 """Model classes that are tried for a config."""
 
 
 def config_classes() -> dict[str, type]:
     """Every config class of transformers with a key about rotary positions, by its name."""
-    return {n: c for n, c in every().items() if any(ABOUT.search(k) for k in _fields(c))}
+    return {n: c for n, c in every().items() if any(ABOUT.search(k) for k in _keys(c))}
 
 
 def composite_classes() -> dict[str, type]:
@@ -62,9 +67,10 @@ def every() -> dict[str, type]:
     return found
 
 
-def _fields(config: type) -> set[str]:
+def _keys(config: type) -> set[str]:
     annotated = {k for cls in config.__mro__ for k in getattr(cls, "__annotations__", {})}
-    return annotated | set(inspect.signature(config.__init__).parameters)
+    written = re.findall(r"self\.(\w+) = ", inspect.getsource(config))  # as Bamba's in version 4
+    return annotated | set(inspect.signature(config.__init__).parameters) | set(written)
 
 
 def default(config: type) -> Any:
@@ -167,9 +173,10 @@ def has_buffers(found: tuple, config: type) -> bool:
         return True
 
 
-def takes_config(found: tuple) -> bool:
-    """Whether a rotary module is built from its config, and not from numbers."""
-    return any(hasattr(value, "to_dict") for value in (*found[2], *found[3].values()))
+def takes_config(found: tuple, config: type) -> bool:
+    """Whether a rotary module is built from a config of this class, and not from numbers, nor from
+    another config that the model makes of it."""
+    return any(type(value) is config for value in (*found[2], *found[3].values()))
 
 
 def rebuilt(found: tuple, config: Any) -> dict[str, Any]:
@@ -187,8 +194,16 @@ def rebuilt(found: tuple, config: Any) -> dict[str, Any]:
                 kind = "sliding_attention" if "local" in layer else layer
             prefix = "" if own == "all" else f"{own}_"
             scale = float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+            if cls.__name__ in PREROTATED:
+                values = _applied(rotary)
             answer[kind] = (values.double().flatten().tolist(), scale)
     return answer
+
+
+def _applied(rotary: Any) -> Any:
+    """The frequency of each pair as the module applies them, which are at most 1."""
+    cos, sin = rotary(torch.zeros(1, 1), torch.ones(3, 1, 1))
+    return torch.atan2(sin, cos).flatten()[::2]
 
 
 def as_json(config: Any) -> dict[str, Any]:

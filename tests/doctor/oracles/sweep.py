@@ -27,12 +27,15 @@ CELL = CELLS[RUNTIME]
 VERSION = None if RECORD[RUNTIME][2] == transformers.__version__ else transformers.__version__
 """What posenc is asked for; None for the version that it was read from."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}  # fmt: skip
 NOT_KNOWN = frozenset(
     """
-    blt clvp_encoder codegen cohere_compass_text edgetam_video ernie4_5_vl_moe_text
-    ernie4_5_vl_moe_vision gptj llama4_vision_model mimi molmo2_text musicflamingo
-    pocket_tts_audio_tokenizer qwen3_omni_moe_talker_text roformer sam2_video sam3_tracker_video
-    seamless_m4t t5_gemma_module t5gemma2_decoder ultrabert
+    blt clvp_encoder codegen cohere_compass_text edgetam_video gptj llama4_vision_model
+    molmo2_text musicflamingo roformer sam2_video sam3_tracker_video seamless_m4t
+    t5_gemma_module
     """.split()
 )
 """model_types with rotary keys that nobody has read yet; a class that is not here must be known."""
@@ -55,6 +58,9 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "yarn, by kind", {
             **raw, "rope_parameters": {k: {**v, **YARN} for k, v in nested.items()},
         }  # fmt: skip
+        yield "yarn, by kind, old dialect", {
+            **bare, "rope_scaling": {k: {**v, **YARN} for k, v in nested.items()},
+        }  # fmt: skip
     else:
         yield "another base, new dialect", {
             **raw, "rope_parameters": {**given, "rope_theta": 54321.0}
@@ -74,7 +80,20 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     }  # fmt: skip
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
-    yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
+    for share in (0.25, 0.5):
+        yield f"{share:g} of each head", {
+            **bare, "rope_theta": 54321.0, "partial_rotary_factor": share
+        }  # fmt: skip
+    if not nested:
+        yield "0.25 of each head, new dialect", {
+            **raw, "rope_parameters": {**given, "partial_rotary_factor": 0.25}
+        }  # fmt: skip
+    for scaling in (LLAMA3, {"rope_type": "dynamic", "factor": 4.0}):
+        yield f"{scaling['rope_type']}, old dialect", {
+            **bare, "rope_theta": 54321.0, "rope_scaling": scaling
+        }  # fmt: skip
+    if "head_dim" in raw or "qk_rope_head_dim" in raw:
+        yield "head_dim null", {**raw, "head_dim": None}
     if "head_dim" not in raw and "qk_rope_head_dim" in raw:
         yield "a head beside the rotated part", {**raw, "head_dim": 2 * raw["qk_rope_head_dim"]}
     if isinstance(raw.get("head_dim"), int):
@@ -87,7 +106,7 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
     try:
         built = build or config.from_dict(json.loads(json.dumps(raw)))
         wanted = {}
-        again = any("local" in r[0] or not real.takes_config(r) for r in found)
+        again = any("local" in r[0] or not real.takes_config(r, config) for r in found)
         if again:  # the model changes the config for a module, or hands it numbers
             found = real.rotary_modules(built)
         for rotary in found:

@@ -94,6 +94,19 @@ def test_mrope(case: Case):
     assert_tables(case, rope, positions, twice=True)
 
 
+@pytest.mark.parametrize("case", cases("mrope_time_last"))
+def test_mrope_with_the_slowest_pairs_for_time(case: Case):
+    dim, theta, sections, time = case.params.values()
+    rope = MRoPE(dim, theta, interleaved=False, sections=sections, time=time)
+    assert_rotates(case, rope, case.inputs["positions"].T)
+
+
+def test_where_time_may_stand():
+    for options in ({"time": "last"}, {"time": "still", "in_turns": True}):
+        with pytest.raises(ValueError, match="time must be first, slowest or still"):
+            MRoPE(16, interleaved=False, **options)
+
+
 def test_mrope_of_text_is_rope():
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 2, 9, 16)

@@ -1,21 +1,26 @@
 """Tasks in words: positions of facts in the text, and scores of right and wrong models."""
 
 import json
+import math
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.measure.intervals import share_interval
+from posenc.extend.answer.task_table import task_rows
+from posenc.extend.extension import Outcome
+from posenc.extend.measure.intervals import Estimate, share_interval
 from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.puzzles import COMMON, PUZZLES
+from posenc.extend.measure.sentences import CITIES, PUZZLES
 from posenc.extend.measure.short_text import regression, short_pieces
-from posenc.extend.measure.tasks import TASKS, TaskGrid, check_tasks
+from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, check_tasks
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
+from posenc.tasks.puzzles import COMMON
 from tests.hf_models import LENGTH, save
 
 TARGET = 8 * LENGTH
@@ -53,6 +58,11 @@ def answer_of(name: str, text: str) -> str:
         (told,) = re.findall(rf"number of {asked} is (\d+)\.", text)
         assert len(re.findall(r"is \d+\.", text)) == (1 if name == "needle" else 4)
         return told
+    if name == "needle-by-meaning":
+        (country,) = re.findall(r"a city of (\w+) lives", text)
+        lives = dict(re.findall(r"In (\w+) lives (\w+)\.", text))
+        assert len(lives) == 4 and text.count(country) == 1 and country not in lives
+        return next(who for city, who in lives.items() if CITIES[city] == country)
     if name == "variables":
         holds: dict[str, str] = {}
         for variable, said in re.findall(r"Let (\w+) = (\w+)\.", text):
@@ -113,6 +123,28 @@ def test_exact_match_needs_every_token_and_depths_are_kept_apart():
     losses = [cell.loss for cell in score.by_depth.values()]
     assert losses[0] > losses[1] > losses[2] == pytest.approx(0, abs=1e-6)
     assert score.loss.low <= score.loss.mean <= score.loss.high
+
+
+@pytest.mark.parametrize(
+    "right, counted", [({"none": 0.95}, True), ({"ntk": 0.9}, True), ({}, False)]
+)
+def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right, counted):
+    def score(exact):
+        return Score(Estimate(exact, 0, 1, 9), Estimate(2.5, 2, 3, 9), {})
+
+    found = {
+        name: SimpleNamespace(
+            tasks={("needle", 64): score(right.get(name, math.nan)), ("needle", 256): score(0.4)}
+        )
+        for name in ("none", "ntk")
+    }
+    outcome: Any = Outcome(None, 256, {}, "", "")  # type: ignore[arg-type]
+    outcome.evaluations, outcome.short_text = (lambda: found), dict
+    assert outcome.counts("needle", 64) and outcome.counts("needle", 256) == counted
+    rows = task_rows(outcome)[1]
+    assert [row[2] for row in rows] == [
+        ("40% (0%–100%)" if counted else "not learned") + ", 2.50 nats"
+    ] * 2
 
 
 def test_wilsons_interval_covers_what_it_should():

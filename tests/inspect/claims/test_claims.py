@@ -28,6 +28,7 @@ KNOWN = {
     "Symmetric ALiBi": ("of 120 orders of five words it tells 60 apart", "partly true"),
     "32 exact buckets": ("8 of the past, whose first is distance 0, and 7 of the future", "false"),
     "its own table": ("in layer 0 only", "false"),
+    "one number per query": ("cancels in the softmax", "false"),
     "CABLE is FoX": ("rounding", "an identity"),
     "of full rank": ("-126.7", "an identity"),
     "52.50 on needles": ("told as 52.50; its table: 52.20", "contradicted by its source"),

@@ -182,6 +182,7 @@ FLIPS = {
     "2^-(2^-log2(H + 3))": (biases, "ALiBi", Misprint, "true"),
     "Symmetric ALiBi": (biases, "ALiBi", sided, "true"),
     "on the key alone": (biases, "_in_bfloat16", lambda bias: bias, "true"),
+    "one number per query": (biases, "_get_alibi_biases", lambda at: at[:, None] * at, "true"),
     "CABLE": (biases, "FoX", OtherGate, "false"),
     "to tell order": (masking.masks, "causal", None, "false"),
     "from two layers on": (masking.masks, "causal", None, "false"),

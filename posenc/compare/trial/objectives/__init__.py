@@ -1,7 +1,5 @@
 """Training objectives on text: the next byte, masked bytes, or a continuation."""
 
-from __future__ import annotations
-
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives.causal import Causal
 from posenc.compare.trial.objectives.masked import Masked

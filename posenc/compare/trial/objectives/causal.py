@@ -1,7 +1,5 @@
 """The causal objective: predict the next byte."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Test a model that predicts only some bytes of a window, at every length on the same bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -1,14 +1,12 @@
 """The masked objective: predict masked bytes of a window from both sides."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.forward import autocast, on_device
 from posenc.compare.trial.objectives.hidden import evaluate_asked
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
 from posenc.compare.trial.windows import VOCABULARY
@@ -67,10 +65,14 @@ class Masked(Objective):
         return rows, hidden_in_tests(rows)
 
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        rows, hidden = (each.to(config.device) for each in asked)
+        rows, hidden = asked
+        seen = on_device(rows.masked_fill(hidden, MASK), config)
+        targets = on_device(rows[hidden], config)
+        # Indices from the CPU: a mask on the device would be counted there, and waited for.
+        row, column = (on_device(each, config) for each in hidden.nonzero(as_tuple=True))
         with autocast(config):
-            logits = model(rows.masked_fill(hidden, MASK), length=rows.shape[1])
-        return F.cross_entropy(logits[hidden].float(), rows[hidden], reduction="none")
+            logits = model(seen, length=rows.shape[1])
+        return F.cross_entropy(logits[row, column].float(), targets, reduction="none")
 
     def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
         return evaluate_asked(self, model, symbols, config)

@@ -1,7 +1,5 @@
 """The base class of objectives: a model, its targets in windows of a text, and its test."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import ClassVar

@@ -1,8 +1,6 @@
 """The sequence-to-sequence objective: an encoder reads the first half of a window, a decoder
 predicts the second."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.forward import autocast, on_device
 from posenc.compare.trial.objectives.hidden import evaluate_asked
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
 from posenc.compare.trial.windows import VOCABULARY
@@ -25,6 +23,10 @@ BEGIN = VOCABULARY
 class Continuation(EncoderDecoder):
     """Predict the continuation of a source. Each stack has its own encoding, built from the same
     text; cross-attention has none, as in the original Transformer and in T5."""
+
+    def forward(self, source: Tensor, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the logits of the next token after each token."""
+        return self.given(source, length=source.shape[1])(tokens, length=tokens.shape[1])
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -54,12 +56,11 @@ class Seq2Seq(Objective):
         return _said_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
 
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        rows, begin = asked[0].to(config.device), int(asked[1][0].int().argmax())
+        rows, begin = on_device(asked[0], config), int(asked[1][0].int().argmax())
         source, said = rows[:, :begin], rows[:, begin:]
         heard = F.pad(said[:, :-1], (1, 0), value=BEGIN)
         with autocast(config):
-            given = model.given(source, length=source.shape[1])  # type: ignore[operator]
-            logits = given(heard, length=heard.shape[1])
+            logits = model(source, heard)
         return F.cross_entropy(logits.float().flatten(0, 1), said.flatten(), reduction="none")
 
     def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:

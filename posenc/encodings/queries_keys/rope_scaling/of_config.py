@@ -73,8 +73,11 @@ def rotation_of(config: Any, kind: str | None, owner: str) -> dict[str, Any]:
     for length in (trained, meant.max_length):
         mine = rope_frequencies(dim, theta, scaling, length)
         theirs = meaning_of(config, length).computed.layers[kind]
-        pairs = zip((*mine.inv_freq, mine.attention_factor),
-                    (*theirs.inv_freq, theirs.multiplier), strict=True)  # fmt: skip
+        pairs = zip(
+            (*mine.inv_freq, mine.attention_factor),
+            (*theirs.inv_freq, theirs.multiplier),
+            strict=True,
+        )
         if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
             raise ValueError(f"{owner}: this config's {p['rope_type']} is not computed here.")
     found = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +73,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
-        if xs[0].device.type == "cuda" and _has_triton():
+        if xs[0].device.type == "cuda" and has_triton():
             from posenc.encodings.queries_keys.rotation import triton_kernel
 
             return triton_kernel.rotate(xs, cos, sin, interleaved)
@@ -163,5 +163,9 @@ def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def has_triton() -> bool:
+    """Return True if Triton 3 or newer can be imported; the kernel needs its operations."""
+    try:
+        return int(importlib.import_module("triton").__version__.partition(".")[0]) >= 3
+    except (ImportError, AttributeError, ValueError):
+        return False

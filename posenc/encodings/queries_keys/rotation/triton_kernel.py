@@ -14,61 +14,79 @@ PROGRAM_NUMBERS = 2048
 """Maximum pairs that one program rotates: as many heads as fit."""
 
 
+def warps(pairs: int) -> int:
+    """Return the warps of a program that rotates `pairs` pairs: each thread gets at least 8 of
+    them, so that 16-bit channels too are read 16 bytes at a time."""
+    return max(1, min(4, pairs // 256))
+
+
 @triton.jit
 def _heads_of(
-    x, out, c, s, row, length, head, heads, pairs, head_dim,
+    x, out, c, s, row, length, head, heads,
     x_batch, x_head, x_token, x_channel,
     out_batch, out_head, out_token, out_channel,
-    INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """Rotate the heads `head` of one token by cosines c and sines s."""
     batch, token = row // length, row % length
-    pair = tl.arange(0, PAIRS)
-    first = pair * 2 if INTERLEAVED else pair
-    second = first + 1 if INTERLEAVED else pair + pairs
     source = x + batch * x_batch + token * x_token + head.to(tl.int64)[:, None] * x_head
     target = out + batch * out_batch + token * out_token + head.to(tl.int64)[:, None] * out_head
-    inside = (head < heads)[:, None] & (pair < pairs)[None, :]
-    a = tl.load(source + first[None, :] * x_channel, mask=inside, other=0.0).to(c.dtype)
-    b = tl.load(source + second[None, :] * x_channel, mask=inside, other=0.0).to(c.dtype)
+    shown = (head < heads)[:, None]
     dtype = out.dtype.element_ty
-    tl.store(target + first[None, :] * out_channel, (a * c - b * s).to(dtype), mask=inside)
-    tl.store(target + second[None, :] * out_channel, (b * c + a * s).to(dtype), mask=inside)
+    if INTERLEAVED:  # neighbours are read together, as wide loads, and then taken apart
+        channel = tl.arange(0, 2 * PAIRS)[None, :]
+        inside = shown & (channel < 2 * NUM_PAIRS)
+        both = tl.load(source + channel * x_channel, mask=inside, other=0.0).to(c.dtype)
+        a, b = tl.split(tl.reshape(both, (both.shape[0], PAIRS, 2)))
+        turned = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (both.shape[0], 2 * PAIRS))
+        tl.store(target + channel * out_channel, turned.to(dtype), mask=inside)
+    else:
+        first = tl.arange(0, PAIRS)[None, :]
+        second = first + NUM_PAIRS
+        inside = shown & (first < NUM_PAIRS)
+        a = tl.load(source + first * x_channel, mask=inside, other=0.0).to(c.dtype)
+        b = tl.load(source + second * x_channel, mask=inside, other=0.0).to(c.dtype)
+        tl.store(target + first * out_channel, (a * c - b * s).to(dtype), mask=inside)
+        tl.store(target + second * out_channel, (b * c + a * s).to(dtype), mask=inside)
     if REST:
-        channel = 2 * pairs + tl.arange(0, REST)
-        inside = (head < heads)[:, None] & (channel < head_dim)[None, :]
-        kept = tl.load(source + channel[None, :] * x_channel, mask=inside, other=0.0)
-        tl.store(target + channel[None, :] * out_channel, kept, mask=inside)
+        channel = 2 * NUM_PAIRS + tl.arange(0, REST)[None, :]
+        inside = shown & (channel < HEAD_DIM)
+        kept = tl.load(source + channel * x_channel, mask=inside, other=0.0)
+        tl.store(target + channel * out_channel, kept, mask=inside)
 
 
 @triton.jit
 def _kernel(
     q, q_out, k, k_out, cos, sin,
-    length, pairs, head_dim, q_heads, q_blocks, k_heads,
+    length, q_heads, q_blocks, k_heads,
     q_batch, q_head, q_token, q_channel,
     q_out_batch, q_out_head, q_out_token, q_out_channel,
     k_batch, k_head, k_token, k_channel,
     k_out_batch, k_out_head, k_out_token, k_out_channel,
     table_batch, table_token,
-    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, PAIRS)
     table = row // length * table_batch + row % length * table_token + pair
-    c = tl.load(cos + table, mask=pair < pairs, other=0.0)[None, :]
-    s = tl.load(sin + table, mask=pair < pairs, other=0.0)[None, :]
+    c = tl.load(cos + table, mask=pair < NUM_PAIRS, other=0.0)[None, :]
+    s = tl.load(sin + table, mask=pair < NUM_PAIRS, other=0.0)[None, :]
     if block < q_blocks:
         _heads_of(
-            q, q_out, c, s, row, length, block * HEADS + tl.arange(0, HEADS), q_heads, pairs,
-            head_dim, q_batch, q_head, q_token, q_channel,
-            q_out_batch, q_out_head, q_out_token, q_out_channel, INTERLEAVED, PAIRS, REST,
+            q, q_out, c, s, row, length, block * HEADS + tl.arange(0, HEADS), q_heads,
+            q_batch, q_head, q_token, q_channel,
+            q_out_batch, q_out_head, q_out_token, q_out_channel,
+            INTERLEAVED, NUM_PAIRS, PAIRS, HEAD_DIM, REST,
         )  # fmt: skip
     else:
         _heads_of(
             k, k_out, c, s, row, length, (block - q_blocks) * HEADS + tl.arange(0, HEADS), k_heads,
-            pairs, head_dim, k_batch, k_head, k_token, k_channel,
-            k_out_batch, k_out_head, k_out_token, k_out_channel, INTERLEAVED, PAIRS, REST,
+            k_batch, k_head, k_token, k_channel,
+            k_out_batch, k_out_head, k_out_token, k_out_channel,
+            INTERLEAVED, NUM_PAIRS, PAIRS, HEAD_DIM, REST,
         )  # fmt: skip
 
 
@@ -83,6 +101,10 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     Raises: RuntimeError if cos and sin do not fit.
     """
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
+    devices = {t.device for t in (*xs, cos, sin)}
+    if len(devices) > 1:  # the kernel would read another device's memory
+        names = ", ".join(sorted(map(str, devices)))
+        raise RuntimeError(f"rotate: q, k, cos and sin must be on one device, got {names}.")
     # expand raises for other sizes, at which the kernel would read out of bounds.
     cos, sin = (t.contiguous().expand(batch, 1, length, pairs) for t in (cos, sin))
     if 2 * pairs > head_dim:
@@ -103,12 +125,16 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     if not batch * length * sum(blocks):
         return outs
     kernel: Any = _kernel  # without triton, a type checker sees a plain function
-    kernel[(batch * length, sum(blocks))](
-        q, q_out, k, k_out, cos, sin, length, pairs, head_dim, q.shape[1], blocks[0], k.shape[1],
-        *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), cos.stride(0), cos.stride(2),
-        INTERLEAVED=interleaved, HEADS=block_heads, PAIRS=block_pairs,
-        REST=triton.next_power_of_2(rest) if rest else 0,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # triton launches on the current device
+        kernel[(batch * length, sum(blocks))](
+            q, q_out, k, k_out, cos, sin, length, q.shape[1], blocks[0], k.shape[1],
+            *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(),
+            cos.stride(0), cos.stride(2),
+            INTERLEAVED=interleaved, HEADS=block_heads, NUM_PAIRS=pairs, PAIRS=block_pairs,
+            HEAD_DIM=head_dim, REST=triton.next_power_of_2(rest) if rest else 0,
+            num_warps=warps(block_heads * block_pairs),
+            enable_fp_fusion=True,  # Triton's default changes with its version
+        )  # fmt: skip
     return outs
 
 

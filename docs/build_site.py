@@ -1,0 +1,325 @@
+"""Build the documentation's site into build/docs, offline; warnings and dead links are errors.
+
+make docs
+
+The pages are docs/**/*.md, ordered by docs/README.md, and what is generated: one page for each
+rule of the doctor, a card for each encoding, the public names from their docstrings, llms.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import posenc
+from posenc.doctor.rule import SEVERITIES
+from posenc.doctor.rules import RULES
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create, entry, names
+from posenc.inspect.encoding import figures
+from posenc.inspect.encoding.scores import decay
+from posenc.list import encodings
+from posenc.report.page.drawing import write_svg
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+BUILD = ROOT / "build"
+ELSEWHERE = {
+    "CONTRIBUTING.md": "contributing.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "results/LOG.md": "log.md",
+    "posenc/keras/README.md": "keras.md",
+}
+"""Pages that lie outside of docs, and what they are called in the site."""
+GENERATED = {"Tools": ["rules/index"], "API": ["api/index"]}
+"""Generated pages by the section of docs/README.md that they belong to."""
+SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048, causal=True)
+GRID = ModelShape(512, 8, head_dim=64, train_length=256, causal=True)
+USED = {
+    "learned": "BERT, GPT-2, OPT",
+    "rope": "Llama, Qwen, Gemma, GPT-NeoX, GLM, ModernBERT",
+    "rope_interleaved": "GLM-4, Command R7B",
+    "linear": "Gemma 3",
+    "yarn": "DeepSeek V3",
+    "llama3": "Llama 3.1",
+    "longrope": "Phi-3",
+    "p_rope": "Gemma 4",
+    "mrope": "Qwen2-VL",
+    "decoupled_rope": "DeepSeek V2 and V3",
+    "irope": "Llama 4",
+    "llama4_temperature": "Llama 4",
+    "alibi": "BLOOM, MPT",
+    "t5": "T5",
+    "deberta": "DeBERTa",
+    "inkling": "Inkling",
+}
+LEARN = {
+    "nope": "order",
+    "sinusoidal": "sinusoidal",
+    "learned": "learned",
+    "rope": "rope",
+    "alibi": "biases",
+    "t5": "biases",
+    "linear": "scaling",
+    "ntk": "scaling",
+    "yarn": "scaling",
+}
+"""The page that explains an encoding."""
+API = {
+    "attention": "attention attention_weights explain score_mod linear_attention Attention KVCache",
+    "encodings": "PositionEncoding DistanceBias Claims ModelShape Compose PerLayer Within Pass "
+    "Term Tokens create names register",
+    "models": "Decoder DecoderConfig Encoder EncoderDecoder generate convert_layout "
+    "mrope_positions",
+    "masks": "Mask masks.causal masks.full masks.padding masks.document masks.sliding_window "
+    "masks.chunked masks.prefix masks.attention_sinks masks.permutation",
+    "positions": "positions.positions_from_mask positions.positions_from_documents positions.grid",
+    "hf": "hf.attach hf.detach hf.attached hf.shape_of hf.load",
+    "nn": "nn.MultiheadAttention nn.TransformerEncoderLayer nn.VisionAttention nn.attach_to_vit",
+    "commands": "compare.run extend.run extend.evaluate inspect.run testing.test_contract",
+}
+"""Public names by page; those not here are classes of encodings."""
+
+
+def where() -> dict[Path, str]:
+    """Return the site's name of each page of the repository."""
+    found = {p: p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")}
+    found[DOCS / "README.md"] = "index.md"
+    found |= {ROOT / name: page for name, page in ELSEWHERE.items()}
+    found |= {p: f"rules/{p.name}" for p in (ROOT / "posenc/doctor/pages").glob("*.md")}
+    return found
+
+
+def linked(text: str, page: Path, site: dict[Path, str]) -> str:
+    """Return text with each link to a page of the site as the site has it; a link to another file
+    of the repository becomes the file's name."""
+    here = Path(site[page]).parent
+
+    def there(match: re.Match[str]) -> str:
+        said, target = match[1], match[2]
+        path, _, anchor = target.partition("#")
+        if re.match(r"\w+:", target) or not path:
+            return match[0]
+        file = (page.parent / path).resolve()
+        if file in site:
+            name = os.path.relpath(site[file], here)
+            return f"[{said}]({name}{'#' if anchor else ''}{anchor})"
+        if file.is_relative_to(DOCS / "figures"):
+            return f"[{said}]({os.path.relpath(file.relative_to(DOCS), here)})"
+        name = file.relative_to(ROOT).as_posix()
+        return f"`{name}`" if said.strip("`") in name else f"{said} (`{name}`)"
+
+    return re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", there, text)
+
+
+def toctree(pages: list[str], caption: str = "") -> str:
+    """Return the directive that puts pages into the navigation."""
+    head = f":caption: {caption}\n" if caption else ""
+    return "\n```{toctree}\n:hidden:\n" + head + "\n" + "\n".join(pages) + "\n```\n"
+
+
+def sections(index: str) -> dict[str, list[tuple[str, str, str]]]:
+    """Return the links (text, page, rest of the line) of each section of the index."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        found[title] = re.findall(r"^- \[(.+?)\]\(([^)#]+)\.md\)(.*)$", body, re.MULTILINE)
+    return found
+
+
+def lay_out(source: Path) -> None:
+    """Write every page of the site as Markdown."""
+    site, pages = where(), {}
+    for page, name in site.items():
+        pages[name] = linked(page.read_text(encoding="utf-8"), page, site)
+    for title, links in sections(pages["index.md"]).items():
+        listed = [f"{said} <{page}>" for said, page, _ in links] + GENERATED.get(title, [])
+        pages["index.md"] += toctree(listed, title)
+    pages["encodings.md"] = re.sub(
+        r"^\| `(\w+)` \|", r"| [`\1`](cards/\1.md) |", pages["encodings.md"], flags=re.MULTILINE
+    ) + toctree([f"cards/{name}" for name in names()])
+    rules = [
+        f"| [{code}]({code}.md) | {rule.title} | {SEVERITIES[rule.severity]} |\n"
+        for code, rule in RULES.items()
+    ]
+    head = "# Rules of the doctor\n\n| rule | what it finds | severity |\n|---|---|---|\n"
+    pages["rules/index.md"] = head + "".join(rules) + toctree(list(RULES))
+    pages |= {f"api/{name}.md": text for name, text in api().items()}
+    pages |= {f"cards/{row['name']}.md": card(row) for row in encodings()[0]}
+    for name, text in pages.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text, encoding="utf-8")
+    shutil.copytree(DOCS / "figures", source / "figures", dirs_exist_ok=True)
+    draw(source / "cards")
+
+
+def api() -> dict[str, str]:
+    """Return the pages of the public names."""
+    shown = {name for group in API.values() for name in group.split()}
+    classes = [name for name in posenc.__all__ if name not in shown]
+    groups = {**{page: group.split() for page, group in API.items()}, "classes": classes}
+    pages = {}
+    for page, members in groups.items():
+        lines = [f"# {page}\n"]
+        for name in members:
+            thing = posenc
+            for part in name.split("."):
+                thing = getattr(thing, part)
+            kind = "class" if isinstance(thing, type) else "function" if callable(thing) else "data"
+            kind = "data" if kind == "function" and not hasattr(thing, "__name__") else kind
+            lines.append(f"```{{eval-rst}}\n.. auto{kind}:: posenc.{name}\n```\n")
+        pages[page] = "\n".join(lines)
+    listed = "".join(
+        f"- [{page}]({page}.md): {', '.join(f'`{name}`' for name in members)}\n"
+        for page, members in groups.items()
+    )
+    pages["index"] = f"# API\n\n{listed}{toctree(list(groups))}"
+    return pages
+
+
+def card(row: dict) -> str:
+    """Return the page of one encoding."""
+    name, found = row["name"], entry(row["name"])
+    owner, _, kind = found.path.partition(":")
+    changes = ("embeddings", "queries and keys", "scores", "values")
+    options = ",".join(f"{key}={value}" for key, value in found.defaults.items())
+    checked = "printed by the authors' own code" if found.checked == "golden" else (
+        "of the paper's formula, in float64 loops"
+    )  # fmt: skip
+    claims = [k.replace("_", " ") for k in ("shift_invariant", "causal_only") if row[k]]
+    claims += [] if row["cache_safe"] else ["not cache safe"]
+    parameters = f"{row['parameters']:,}{' per layer' if row['scope'] == 'layer' else ''}"
+    facts = {
+        "acts on": ", ".join(changes[place - 1] for place in row["places"]) or "nothing",
+        "parameters": f"{parameters} (width 512, 8 heads, training length 2,048)",
+        "attention takes": cost(name),
+        "claims": ", ".join(claims) or "none",
+        "checked by": f"numbers {checked}",
+        "used by": USED.get(name, "not recorded here"),
+        "source": row["source"],
+        "explained in": f"[Learn](../learn/{LEARN[name]}.md)"
+        if name in LEARN
+        else "the text below",
+        "in Python": f'`posenc.create("{name}", shape)`' + (f", is `{options}`" if options else ""),
+    }
+    table = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
+    scaling = found.defaults.get("scaling")
+    documented = f"{owner}.{kind}"
+    if scaling:
+        built = create(name, SHAPE).scaling
+        documented = f"{type(built).__module__}.{type(built).__qualname__}"
+    text = f"Score of a random vector by distance for {name}, before any training."
+    return (
+        f"# {name}\n\n| | |\n|---|---|\n{table}\n![{text}]({name}.svg)\n\n*{text} Measured.*\n\n"
+        f"```{{eval-rst}}\n.. autoclass:: {documented}\n   :no-index:\n```\n"
+    )
+
+
+def cost(name: str) -> str:
+    """Return how much longer attention over 1,024 tokens takes, where `posenc bench` has it; for
+    RoPE's scalings, which run the same code, that of RoPE."""
+    run = "rope" if entry(name).path == entry("rope").path else name
+    text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
+    for row in json.loads(text)["rows"]:
+        if (row["group"], row["run"], row["case"], row.get("threads")) == (
+            "attention", run, "1k", 1,
+        ):  # fmt: skip
+            ratio, low, high = next(iter(row["ratios"].values()))
+            measured = "" if run == name else ", measured with `rope`, whose code it runs"
+            said = f"{ratio:.2f} ({low:.2f} to {high:.2f}) times plain attention"
+            return f"{said} over 1,024 tokens{measured}"
+    return "not measured here"
+
+
+def draw(folder: Path) -> None:
+    """Write the picture of each card."""
+    for name in names():
+        shape = SHAPE if create(name, SHAPE).claims.num_axes == 1 else GRID
+        drawn = figures.score_by_distance({name: decay(create(name, shape), shape)}, same=True)
+        write_svg(drawn, folder / f"{name}.svg", f"Score by distance of {name}.")
+
+
+def for_machines(source: Path, site: Path) -> None:
+    """Write llms.txt, the index with a line for each page, and llms-full.txt, every page."""
+    index = (source / "index.md").read_text(encoding="utf-8")
+    lines = ["# posenc\n", "> " + re.split(r"\n\n", index)[1].replace("\n", " ") + "\n"]
+    whole = []
+    for title, links in sections(index).items():
+        lines += [f"## {title}\n"]
+        lines += [f"- [{said}]({page}.html){rest}" for said, page, rest in links]
+        lines += [f"- [{page}]({page}.html)" for page in GENERATED.get(title, [])] + [""]
+        whole += [(source / f"{page}.md").read_text(encoding="utf-8") for _, page, _ in links]
+    rules = sorted((source / "rules").glob("PD*.md"))
+    whole += [page.read_text(encoding="utf-8") for page in rules]
+    plain = re.sub(r"\n```\{toctree\}.*?\n```\n", "", "\n\n".join(whole), flags=re.DOTALL)
+    (site / "llms.txt").write_text("\n".join(lines), encoding="utf-8")
+    (site / "llms-full.txt").write_text(plain, encoding="utf-8")
+
+
+class Links(HTMLParser):
+    """Collect the anchors of a page, what it links to and what it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.targets: set[str] = set()
+        self.loaded: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {key: value for key, value in attrs if value}
+        self.ids |= {given[key] for key in ("id", "name") if key in given}
+        if tag == "a" and "href" in given:
+            self.targets.add(given["href"])
+        elif tag in ("img", "script") and "src" in given:
+            self.loaded.add(given["src"])
+        elif tag == "link" and "href" in given:
+            self.loaded.add(given["href"])
+
+
+def dead(site: Path) -> list[str]:
+    """Return the links within the site that lead nowhere, and what a page loads from elsewhere."""
+    pages: dict[Path, Links] = {}
+    for path in site.rglob("*.html"):
+        pages[path] = Links()
+        pages[path].feed(path.read_text(encoding="utf-8"))
+    found = []
+    for path, links in pages.items():
+        for target in sorted(links.targets | links.loaded):
+            if re.match(r"\w+:|//", target):
+                if target in links.loaded and not target.startswith("data:"):
+                    found.append(f"{path.relative_to(site)} loads {target}")
+                continue
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name.partition("?")[0]).resolve() if name else path
+            file = file / "index.html" if file.is_dir() else file
+            known = pages[file].ids if file in pages else set()
+            if not file.exists() or (anchor and file.suffix == ".html" and anchor not in known):
+                found.append(f"{path.relative_to(site)}: {target}")
+    return found
+
+
+def main() -> int:
+    source, site = BUILD / "docs-source", BUILD / "docs"
+    for folder in (source, site):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    lay_out(source)
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-n", "-q"]
+    command += ["-d", str(BUILD / "doctrees"), "-c", str(DOCS), str(source), str(site)]
+    if code := subprocess.run(command).returncode:
+        return code
+    for_machines(source, site)
+    broken = dead(site)
+    print("\n".join(broken or [f"Wrote {(site / 'index.html').relative_to(ROOT)}"]))
+    return bool(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Find facts in a long text of fillers, as in RULER and NoLiMa."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import ClassVar
+
+import numpy as np
+
+from posenc.tasks.puzzles import Draw, frequent, needles, spread, variables
+from posenc.tasks.task import Case, Row, Task, answered
+
+BEGIN, SEPARATOR, FACT = 0, 1, 2
+FIRST, SYMBOLS = 17, 24
+"""Token of the first symbol, and their number; tokens from FACT to FIRST are fillers."""
+DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
+"""Places of the fact that is asked for; elsewhere it is drawn uniformly."""
+COMMON = 3
+
+
+class Far(Task):
+    """Read BEGIN, a text, SEPARATOR and a question; predict the answer.
+
+    The text is a puzzle's facts, which begin with FACT, among fillers. Beyond the training length
+    each test is repeated with the fact asked for at the start, in the middle and at the end.
+    """
+
+    counts = "tokens"
+    vocabulary = FIRST + 2 * SYMBOLS
+    train_length = 32
+    test_lengths = (32, 64, 128, 512)
+    puzzle: ClassVar[Draw]
+    depths: ClassVar[dict[str, float]] = DEPTHS
+    asked_as: ClassVar[int] = 0
+    """What is added to the token of a symbol in the question."""
+
+    def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
+        far = [length for length in test_lengths if length > test_lengths[0]]
+        return super().cases(test_lengths) + tuple(Case(n, at) for n in far for at in self.depths)
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        depth = DEPTHS[case.variant] if case.variant else random.uniform()
+        puzzle, words = type(self).puzzle(random, depth), FIRST + random.permutation(SYMBOLS)
+        facts = [(at, [FACT, *words[list(fact)]]) for at, fact in puzzle.facts]
+        fillers = random.integers(FACT + 1, FIRST, size=case.length - 3 * len(facts))
+        asked = words[list(puzzle.asked)] + self.asked_as
+        text = spread(fillers.tolist(), facts)
+        return answered(np.array([BEGIN, *text, SEPARATOR, *asked]), words[list(puzzle.answer)])
+
+    def tokens(self, case: Case) -> int:
+        return len(self.row(np.random.default_rng(0), case)[0])
+
+
+class NeedleByMeaning(Far):
+    """Read 4 pairs of a name and a value in a text, then another name of one of them, and predict
+    its value.
+
+    A name and its other name are two tokens that share nothing: which belong together must be
+    learned, as in NoLiMa.
+
+    Source: Modarressi et al. 2025, arXiv:2502.05167, section 3.
+    """
+
+    name = "needle_by_meaning"
+    title = "find one of four values by another name of its key"
+    shortest = 12
+    least = 12
+    steps = 2000
+    puzzle = staticmethod(needles)
+    asked_as = SYMBOLS
+
+
+class Variables(Far):
+    """Read assignments of a number from name to name in two chains of 4, and predict the names that
+    stand for a number.
+
+    Source: Hsieh et al. 2024, arXiv:2404.06654, section 3, variable tracking.
+    """
+
+    name = "variables"
+    title = "follow a number from name to name"
+    shortest = 24
+    least = 24
+    train_length = 64
+    test_lengths = (64, 128, 256, 1024)
+    steps = 2000
+    puzzle = staticmethod(variables)
+
+
+class CommonWords(Far):
+    """Read words of which 3 occur much more often than the others, and predict these in order.
+
+    Source: Hsieh et al. 2024, arXiv:2404.06654, section 3, common words extraction.
+    """
+
+    name = "common_words"
+    title = "find the most frequent words"
+    counts = "words"
+    depths: ClassVar = {}
+    shortest = 12
+    least = 12
+    steps = 1500
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        words = FIRST + random.permutation(SYMBOLS)
+        text = islice(frequent(random, COMMON, SYMBOLS - COMMON), case.length)
+        question = np.array([BEGIN, *words[list(text)], SEPARATOR])
+        return answered(question, np.sort(words[:COMMON]))

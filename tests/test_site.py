@@ -1,0 +1,125 @@
+"""The site: its links are mended, dead ones are found, docstrings become valid markup."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import posenc
+from tests.test_readme import ROOT, load_script
+
+pytestmark = pytest.mark.prose
+LEARN = sorted((ROOT / "docs/learn").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site():
+    return load_script("build_site")
+
+
+def test_every_page_is_in_the_index(site):
+    listed = {page for links in site.sections(index()).values() for _, page, _ in links}
+    pages = {name.removesuffix(".md") for name in site.where().values()}
+    elsewhere = {name.removesuffix(".md") for name in site.ELSEWHERE.values()}
+    assert {page for page in pages - {"index"} if not page.startswith("rules/")} == listed
+    assert elsewhere <= listed
+
+
+def index() -> str:
+    site = load_script("build_site")
+    page = ROOT / "docs/README.md"
+    return site.linked(page.read_text(encoding="utf-8"), page, site.where())
+
+
+def test_a_link_out_of_the_site_becomes_a_name(site):
+    page = ROOT / "docs/findings.md"
+    said = "[rates.csv](../results/x/rates.csv) [the rule](../posenc/doctor/pages/PD011.md#why)"
+    text = site.linked(f"{said} [out](https://x.org) [code](../posenc/list.py)", page, site.where())
+    assert text == (
+        "`results/x/rates.csv` [the rule](rules/PD011.md#why) [out](https://x.org) "
+        "code (`posenc/list.py`)"
+    )
+
+
+@pytest.mark.parametrize("bad", [
+    '<a href="none.html">', '<a href="b.html#none">', '<a href="#none">', '<img src="none.png">',
+    '<script src="https://x.org/y.js">', '<link href="//x.org/y.css">',
+])  # fmt: skip
+def test_a_dead_link_is_found(site, tmp_path, bad):
+    good = '<a href="b.html#here"><a href="https://x.org"><a href="#me" id="me"><a href="b.html">'
+    (tmp_path / "a.html").write_text(good, encoding="utf-8")
+    (tmp_path / "b.html").write_text('<p id="here">', encoding="utf-8")
+    assert site.dead(tmp_path) == []
+    (tmp_path / "a.html").write_text(good + bad, encoding="utf-8")
+    (found,) = site.dead(tmp_path)
+    assert re.findall(r'"(.*)"', bad)[0] in found
+
+
+def test_every_public_name_has_a_place(site):
+    pages = site.api()
+    for name in posenc.__all__:
+        assert sum(f":: posenc.{name}\n" in text for text in pages.values()) == 1, name
+
+
+def test_a_card_says_what_the_registry_says(site):
+    (row,) = [row for row in site.encodings()[0] if row["name"] == "alibi"]
+    card = site.card(row)
+    assert "| acts on | scores |" in card and row["source"] in card and "BLOOM, MPT" in card
+    assert re.search(r"\| attention takes \| 1\.\d\d \(", card)
+
+
+def test_formulas_are_literal_and_signs_escaped():
+    rst = load_script("conf").as_rst(
+        ["Do it.", "", "score[h] += |a - b|", "", "Shapes: *where -> `x_`", "Units: q_ per |i|."]
+    )
+    assert rst == [
+        "Do it.", "", "::", "", "    score[h] += |a - b|", "",
+        "", r"**Shapes:** \*where -> ``x_``", "", r"**Units:** q\_ per \|i\|.", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", LEARN, ids=lambda page: page.name)
+def test_a_page_of_learning_runs_and_shows_a_picture(page):
+    text = page.read_text(encoding="utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert re.search(r"!\[.+\]\(\.\./figures/[\w-]+\.svg\)", text)
+    exec(compile(code, str(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", [p for p in LEARN if "zh-CN" not in p.name], ids=lambda p: p.name)
+def test_a_page_of_learning_has_the_same_code_in_chinese(page):
+    def code(path: Path) -> list[str]:
+        blocks = re.findall(r"^```python\n(.*?)^```$", path.read_text("utf-8"), re.M | re.S)
+        return [re.sub(r"\s*#.*|\"\"\".*\"\"\"", "", block) for block in blocks]
+
+    chinese = page.with_suffix(".zh-CN.md")
+    assert code(page) and code(page) == code(chinese)
+    numbers = [re.findall(r"\d+\.\d+", p.read_text(encoding="utf-8")) for p in (page, chinese)]
+    assert sorted(numbers[0]) == sorted(numbers[1])
+
+
+def printed(config: dict, folder: Path) -> list[str]:
+    """What the doctor prints of a config, in the columns of docs/yarn.md."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, "-m", "posenc", "doctor", str(path)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
+    ).stdout  # fmt: skip
+    rows = [re.split(r" {2,}", row.strip()) for row in said.splitlines() if "  0.125  " in row]
+    return [f"| {row[0]} | {row[2]} | {row[3]} | {row[-1]} |" for row in rows]
+
+
+def test_the_page_on_yarn_shows_what_the_doctor_prints(tmp_path):
+    text = (ROOT / "docs/yarn.md").read_text(encoding="utf-8")
+    both = json.loads(re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)[0])
+    new = {k: v for k, v in both.items() if k not in ("rope_scaling", "rope_theta")}
+    shown = re.findall(r"^\| runtime .*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for config, table in zip(
+        (both, new, both | {"max_position_embeddings": 32768}), shown, strict=True
+    ):
+        assert printed(config, tmp_path) == table.splitlines()
