@@ -133,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if disk_is_full(error):
             code = _complain(f"the disk is full: {error}", 1, error)
         else:
-            code = _complain(str(error), 2, error)
+            named = f"{error.filename}: {error.strerror}" if error.filename else f"{error}"
+            code = _complain(named, 2, error)
     except ModuleNotFoundError as error:
         extra = hint(error)
         code = _complain(extra or f"{error}", 2 if extra else 1, error)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras"}
+_EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras", "lm_eval": "lm-eval"}
+_EXTRAS |= {"ray": "ray", "submitit": "slurm", "s3fs": "storage", "tensorboard": "tensorboard"}
 _EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".split(), "torch")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
 
@@ -23,6 +25,12 @@ def hint(error: ModuleNotFoundError) -> str:
     if package not in _EXTRAS:
         return ""
     return f'{package} is not installed: pip install "posenc[{_EXTRAS[package]}]"'
+
+
+def require(package: str, option: str) -> None:
+    """Raise ValueError if a package that an option needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{option}: {hint(ModuleNotFoundError(name=package))}")
 
 
 def listed(file: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from posenc.list import STORED, encodings
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import locked
 from posenc.report.files.record import seal
+from tests.hf_models import save
 from tests.texts import prose
 
 TINY = (
@@ -246,6 +248,51 @@ def test_report_of_what_is_no_study_is_one_line_and_code_2(call, tmp_path, conte
     if content is not None:
         (tmp_path / "study.json").write_text(content, encoding="utf-8")
     assert message in complains(call("report", tmp_path))
+
+
+MISSPELT = {
+    "list ropee": "rope",
+    "inspect ropee": "rope",
+    "inspect rope:thetta=3": "rope_theta",
+    "compare ropee": "rope",
+    "compare rope --task coppy": "copy",
+    "compare rope --budget quik": "quick",
+    "compare rope --engine slrum": "slurm",
+    "compare rope --objective causl": "causal",
+    "compare rope --device cdua": "cuda",
+    "compare rope --precision bflot16": "bfloat16",
+    "compare rope --projections seperate": "separate",
+    "bench --only attenton": "attention",
+    "extend {model} --to 192 --method yran": "yarn",
+    "extend {model} --to 192 --task passky": "passkey",
+    "extend {model} --to 192 --device cdua": "cuda",
+    "extend {model} --to 192 --precision flot16": "float16",
+    "doctor {model} --for vlm": "vllm",
+    "doctor {model} --overrides vlm": "vllm",
+    "doctor {model} --convert-layout interleavd --out new": "interleaved",
+    "doctor --explain p004": "PD004",
+}
+"""Every option with a list of values, and every name of an encoding or task: what was meant."""
+
+
+@pytest.mark.parametrize("command", MISSPELT)
+def test_a_misspelt_choice_is_one_line_with_what_was_meant(command, call, tmp_path):
+    model = save("llama", tmp_path / "model") if "{model}" in command else ""
+    said = complains(call(*command.format(model=model).split()))
+    assert f"Did you mean {MISSPELT[command]!r}?" in said
+
+
+def test_every_option_with_choices_is_misspelt_here():
+    checked = set()
+    for path in Path(posenc.__file__).parent.rglob("*.py"):
+        checked |= set(re.findall(r'check_choice\(\s*"(--[a-z-]+)"', path.read_text("utf-8")))
+    assert {"--method", "--engine"} < checked
+    assert checked <= {word for command in MISSPELT for word in command.split()}
+
+
+def test_a_file_that_is_not_there_is_named_without_numbers_of_errors(call):
+    said = complains(call("compare", "rope", "--config", "nowhere.json"))
+    assert said == "posenc: nowhere.json: No such file or directory\n"
 
 
 def test_unknown_command_is_one_line_and_code_2(call):

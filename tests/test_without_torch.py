@@ -1,6 +1,7 @@
 """posenc with nothing but typer and rich: what works, and the line that names what is missing."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,30 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.threads import BASE
+from tests.hf_models import save
 
 ROOT = Path(__file__).parents[1]
-BLOCKED = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {names}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Blocked())
-{rest}
-"""
+BLOCKED = "import sys; sys.modules |= dict.fromkeys({names})\n{rest}"
 LIBRARIES = "torch numpy scipy matplotlib safetensors jaxtyping transformers gguf keras jax".split()
 PLAIN = {**BASE, "rope_theta": 1e4}
 
 
-def run(code, *arguments, names=LIBRARIES):
+def run(code, *arguments, names=LIBRARIES, cwd=ROOT):
     """Python code in a process that has none of these packages."""
-    text = BLOCKED.format(names=set(names), rest=code)
+    text = BLOCKED.format(names=list(names), rest=code)
     command = [sys.executable, "-c", text, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=path)
 
 
-def posenc(*arguments):
-    return run("from posenc.cli import main; main(sys.argv[1:])", *arguments)
+def posenc(*arguments, **options):
+    return run("from posenc.cli import main; main(sys.argv[1:])", *arguments, **options)
 
 
 @pytest.fixture
@@ -80,11 +75,28 @@ def test_a_command_that_needs_more_says_so_in_one_line(command):
     assert 'is not installed: pip install "posenc[torch]"' in done.stderr
 
 
-def test_a_gguf_file_names_its_extra(tmp_path):
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF" + bytes(64))
-    done = posenc("doctor", path)
-    assert done.returncode == 2 and "pip install posenc[doctor]" in done.stderr
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("transformers", "hf", "inspect model"),
+        ("transformers", "hf", "extend model --to 64"),
+        ("transformers", "hf", "bench --only decode"),
+        ("gguf", "doctor", "doctor m.gguf"),
+        ("lm_eval", "lm-eval", "extend model --to 64 --out new --lm-eval piqa"),
+        ("ray", "ray", "compare rope --task copy --out new --engine ray"),
+        ("submitit", "slurm", "compare rope --task copy --out new --engine slurm"),
+        ("s3fs", "storage", "compare rope --task copy --out new --engine ray --storage s3://a/b"),
+        ("tensorboard", "tensorboard", "compare rope --task copy --out new --tensorboard"),
+    ],
+)
+def test_a_missing_extra_is_one_line_before_anything_is_written(package, extra, command, tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(64))
+    save("llama", tmp_path / "model")
+    before = sorted(tmp_path.iterdir())
+    done = posenc(*command.split(), names=[package], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f'{package} is not installed: pip install "posenc[{extra}]"\n')
+    assert done.stderr.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
 
 
 def test_a_class_names_its_extra():

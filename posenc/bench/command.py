@@ -196,6 +196,7 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
     from importlib.util import find_spec
 
     from posenc.bench.cases import NEEDS_TRANSFORMERS
+    from posenc.lazy import require
     from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
     lacks = find_spec("transformers") is None
@@ -203,9 +204,9 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
     for case in cases:
         needs = ""
         if lacks and case.group in NEEDS_TRANSFORMERS:
-            needs = "transformers (pip install transformers)"
             if named:
-                raise ValueError(f"bench: {case.group} needs {needs}.")
+                require("transformers", f"bench: {case.group}")
+            needs = "transformers"
         elif case.group == "training" and case.dtype == "bfloat16":
             needs = "" if cpu_multiplies_bfloat16() else "a CPU that multiplies bfloat16"
         if needs:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
+from posenc.lazy import require
 from posenc.list import complete
 from posenc.report.machine.options import Figures, Json, option
 
@@ -252,10 +252,8 @@ def check_options(options: Options) -> None:
 
     Raises: ValueError.
     """
-    if options.tensorboard and find_spec("tensorboard") is None:
-        raise ValueError(
-            '--tensorboard: tensorboard is not installed: pip install "posenc[tensorboard]"'
-        )
+    if options.tensorboard:
+        require("tensorboard", "--tensorboard")
     for name, hint in get_type_hints(Options, include_extras=True).items():
         annotated, declared = get_args(hint)
         kind, *or_none = get_args(annotated) or (annotated,)

@@ -23,6 +23,8 @@ from posenc.report.files.opened import bytes_of, make_inside, text_of
 
 MOST_BYTES = 1 << 23
 """Maximum size of a result that is reused. One of 200 steps has 8 kB."""
+MOST_WEIGHTS = 1 << 30
+"""Maximum size of weights that are only tested again; larger ones are trained."""
 
 
 def runs_below(places: Sequence[Path]) -> list[Path]:
@@ -69,7 +71,9 @@ def _weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> bool:
             result = _finished(home.parent, known) if home.name == known.folder else None
             if replace(known, test_lengths=trial.test_lengths) != trial or result is None:
                 continue
-            weights = bytes_of(home / WEIGHTS, None)
+            if not _is(stat.S_ISREG, home / WEIGHTS):
+                continue
+            weights = bytes_of(home / WEIGHTS, MOST_WEIGHTS)
         except (ValueError, OSError):
             continue
         seconds = result.timing.train_seconds if result.timing else 0.0

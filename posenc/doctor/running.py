@@ -106,6 +106,8 @@ def _require_clear(case: Case) -> None:
 
 
 def _check(options: Options) -> None:
+    if unclear := [str(path) for path in options.paths if "\n" in str(path)]:
+        raise ValueError(f"{unclear[0]!r}: a line break in its name; rename it.")
     if options.explain is not None:
         if options.paths:
             raise ValueError("--explain takes a rule's code and no path.")

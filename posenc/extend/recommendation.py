@@ -12,7 +12,7 @@ from posenc.extend.variants.variant import WINDOW, Variant
 
 Measured = dict[str, tuple[Variant, Evaluation]]
 LEVEL = 0.02
-"""A smaller gain over the window, in nats per token, is worth no extension."""
+"""A smaller difference from the window, in nats per token, decides nothing."""
 UNREADABLE = math.log(1000)
 """A model with a higher loss within its training length, in nats, does not know this text."""
 
@@ -74,17 +74,17 @@ def recommend(
             )
         said = "Leave this one as it is: no method that stock tools load lowers its mean loss."
         return "none", f"{said}{hint}{_better_map(measured, base)}"
+    cost = chosen.short(trained) - base.short(trained)
     against = (
-        "against the unchanged model it costs "
-        f"{chosen.short(trained) - base.short(trained):.2f} nats per token within {trained} tokens "
-        f"and saves {_saved(chosen, base, trained)}."
+        f"against the unchanged model it {'saves' if cost < 0 else 'costs'} {abs(cost):.2f} nats "
+        f"per token within {trained} tokens and saves {_saved(chosen, base, trained)}."
     )
     rest = f"{_better_map(measured, chosen)}{_retrieval(chosen)}"
     if window is None:
         return name, f"Extend it with {label.rstrip(',')}: {against}{rest}"
     gap = difference(chosen, window, documents)
     said, interval = f"{label} is {abs(gap.mean):.2f} nats per token", _interval(gap)
-    if gap.mean > 0 and not gap.low <= 0:
+    if gap.mean > LEVEL and not gap.low <= 0:
         worse = f"{said} worse over all positions{interval}; {against}"
         return "none", f"Do not extend this one: {cut} reads better. {worse}{hint}{rest}"
     if not gap.mean < -LEVEL or gap.high >= 0:
@@ -125,7 +125,7 @@ def _saved(better: Evaluation, base: Evaluation, trained: int) -> str:
 
 def _retrieval(chosen: Evaluation) -> str:
     if chosen.passkey or chosen.tasks:
-        shown = "tasks" if chosen.tasks else "passkeys on the page"
+        shown = "tasks" if chosen.tasks else "passkeys on the page (--report)"
         return f" Loss says nothing about facts from far back: see the {shown} for that."
     return " Whether it finds facts from far back was not measured."
 

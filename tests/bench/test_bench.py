@@ -128,7 +128,7 @@ def test_without_transformers_its_groups_are_left_out_or_refused(call, dry, monk
     assert code == 0 and "training 32 x 128 needs transformers" in said
     assert not {case.group for case in dry} & set(NEEDS_TRANSFORMERS)
     code, _, said = call("bench", "--only", "decode")
-    assert code == 2 and "decode needs transformers (pip install transformers)" in said
+    assert code == 2 and 'transformers is not installed: pip install "posenc[hf]"' in said
 
 
 def test_given_sizes_replace_those_of_each_case(call, dry):

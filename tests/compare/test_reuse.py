@@ -91,6 +91,17 @@ def test_one_more_length_only_tests(text, capsys):
     assert replace(more, timing=None) == replace(fresh, timing=None)  # to the last bit
     (weights,) = Path("runs/other").glob("rope-seed0-*/model.safetensors")
     save_file({name: 30 * each for name, each in load_file(weights).items()}, weights)
+    sound = weights.read_bytes()
+    asked = [replace(other.config, test_lengths=(32,))]
+    Path("copied").mkdir()
+    Path("new").mkdir()
+    assert reuse.reuse_trials(Path("copied"), asked, [Path("runs/other")])[1] == asked
+    for spoil in (lambda: os.truncate(weights, reuse.MOST_WEIGHTS + 1), lambda: link_to(weights)):
+        spoil()
+        assert reuse.reuse_trials(Path("new"), asked, [Path("runs/other")]) == (0, [])
+        assert not list(Path("new").glob("*"))
+    weights.unlink()
+    weights.write_bytes(sound)
     again = result("again", "32")
     assert not again.timing.reused_from and "the checkpoint is corrupt" in capsys.readouterr().err
     assert replace(again, timing=None) == replace(fresh, timing=None)
@@ -135,6 +146,12 @@ def change(home, **fields):
     path = home / "result.json"
     known = TrialResult.from_json(path.read_text(encoding="utf-8"))
     path.write_text(dataclasses.replace(known, **fields).to_json(), encoding="utf-8")
+
+
+def link_to(path):
+    path.unlink()
+    Path("elsewhere").write_bytes(b"the user's")
+    path.symlink_to(Path("elsewhere").resolve())
 
 
 def link_file(home):

@@ -48,6 +48,10 @@ def windows() -> Windows:
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
 def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path, fresh_process):
     folder = save(family, tmp_path / family)
+    config = json.loads((folder / "config.json").read_text())
+    for default in ("attention_dropout", "initializer_range", "use_cache", "pad_token_id"):
+        config.pop(default, None)  # as in configs that people write
+    (folder / "config.json").write_text(json.dumps(config))
     outcome = hf.extend(
         folder, TARGET, DOCUMENTS, method="by-parts", out=tmp_path / "out", options=QUICK
     )
@@ -143,6 +147,17 @@ def test_a_failed_proof_shows_what_was_measured(llama, tmp_path, monkeypatch, ca
     code, out, err = call("extend", llama, *given, "--out", tmp_path / "out")
     assert code == 1 and "Perplexity by position" in out
     assert "logits are off by" in err.splitlines()[-1] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("own_text", [True, False])
+def test_only_a_text_that_was_not_chosen_gives_no_recommendation(
+    own_text, llama, tmp_path, monkeypatch, call
+):
+    monkeypatch.setattr("posenc.extend.recommendation.UNREADABLE", 0.0)
+    (tmp_path / "text.txt").write_text("<|endoftext|>".join(DOCUMENTS))
+    given = ["--text", tmp_path / "text.txt"] if own_text else []
+    code, out, _ = call("extend", llama, "--to", TARGET, "--method", "ntk", "--windows", 1, *given)
+    assert code == 0 and out.startswith("No recommendation") == (not own_text)
 
 
 @pytest.mark.parametrize("tries", [1, 2, 8, 16])
@@ -396,6 +411,7 @@ def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path
         folder, TARGET, DOCUMENTS, method="hierarchical", out=tmp_path / "tuned", options=tuned
     )
     assert len(again.tuning_losses) == 3
+    assert again.reason.startswith("Extend it with hierarchical, tuned: ")
 
 
 def test_token_ids_are_read_as_they_are(llama):

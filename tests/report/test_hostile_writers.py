@@ -18,7 +18,11 @@ from posenc.compare.plan.splits import Need, cut_text
 from posenc.compare.plan.time_estimate import seconds_by_kind
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import process
-from posenc.compare.trial.checkpoint import restore_checkpoint, write_checkpoint
+from posenc.compare.trial.checkpoint import (
+    CorruptCheckpoint,
+    restore_checkpoint,
+    write_checkpoint,
+)
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import Cursor, is_done, save_result
 from posenc.dialects.weights.tensors import rewrite
@@ -260,6 +264,16 @@ def test_a_checkpoint_names_no_file_elsewhere(home, victim):
         write_atomically(home / "checkpoint.json", state.to_json())
         with pytest.raises(Exception, match=r"is not a file of|not an ordinary"):
             restore_checkpoint(home, TRIAL.hash, model, adam)
+
+
+def test_a_checkpoint_is_no_larger_than_its_model_needs(home):
+    model = torch.nn.Linear(1, 1)
+    adam = torch.optim.AdamW(model.parameters())
+    write_checkpoint(home, Cursor(TRIAL.hash, 1), model, adam)
+    assert restore_checkpoint(home, TRIAL.hash, model, adam)
+    os.truncate(home / "checkpoint-1.safetensors", 1 << 25)
+    with pytest.raises(CorruptCheckpoint, match="33554432 bytes, expected at most"):
+        restore_checkpoint(home, TRIAL.hash, model, adam)
 
 
 def test_weights_are_changed_in_no_linked_file(home, victim, tmp_path):

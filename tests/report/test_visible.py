@@ -69,6 +69,15 @@ def test_the_doctor_and_its_errors_show_escapes(tmp_path, call, more):
         assert more == ["--json"] or SHOWN in out + err
 
 
+@pytest.mark.parametrize("more", [[], ["--each"]])
+def test_no_name_passes_for_a_line_of_the_answer(tmp_path, call, more):
+    path = tmp_path / "a\nNothing to complain about.\n" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({**BASE, "rope_theta": 1e4}))
+    code, out, err = call("doctor", path, *more)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "a line break" in err
+
+
 @pytest.mark.parametrize(("closed", "said"), [(">&-", "output is closed"), (">&- 2>&-", "")])
 def test_a_closed_output_is_bad_input(closed, said):
     command = f'"{sys.executable}" -m posenc list {closed}'

@@ -17,6 +17,7 @@ from posenc.compare.engines.storage import Storage, answer
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import every
+from posenc.lazy import require
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.failure import RunFailed, one_line
 
@@ -123,11 +124,9 @@ def run_job(job: Job, mailbox: Any) -> TrialResult:
 
 def connect(address: str | None, cores: int | None) -> Any:
     """Return the module ray, connected. Raises: ValueError where it is missing or not answered."""
-    try:
-        import ray
-    except ImportError:
-        advice = "Install posenc[ray] here and on the cluster."
-        raise ValueError(f"--engine ray: Ray is not installed. {advice}") from None
+    require("ray", "--engine ray")
+    import ray
+
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         from posenc.report.machine.machine import num_cores  # loads torch

@@ -15,6 +15,7 @@ from posenc.compare.engines.remote import Job, Lost, Remote
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import every
+from posenc.lazy import require
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_inside, remove_folder, text_of
 from posenc.report.page.failure import one_line
@@ -38,11 +39,9 @@ class Slurm(Remote):
     def __init__(
         self, partition: str | None, max_parallel: int, device: str, cluster: str = "slurm"
     ) -> None:
-        try:
-            import submitit
-        except ImportError:
-            missing = "--engine slurm: submitit is not installed. Install posenc[slurm]."
-            raise ValueError(missing) from None
+        require("submitit", "--engine slurm")
+        import submitit
+
         if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             advice = "Run the command where jobs are submitted."
             raise ValueError(

@@ -15,6 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
+from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.opened import (
     bytes_of,
@@ -44,12 +45,14 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        if url.startswith("s3:"):
+            require("s3fs", f"--storage {url}")
         try:
             # No listing is kept: other machines write here.
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            advice = "Give a URL that fsspec knows; for s3:// install posenc[storage]."
-            raise ValueError(f"--storage {url}: {one_line(error)}. {advice}") from None
+            said = f"--storage {url}: {one_line(error)}. Give a URL that fsspec knows."
+            raise ValueError(said) from None
         self.root: str = root.rstrip("/")
 
     def path(self, name: str) -> str:

@@ -76,7 +76,7 @@ def _may_turn(study: Study) -> str:
     still = f"the loss still falls {fmean(fell.values()):.2f} bits per doubling of the steps"
     if len(fell) == 1:
         return still
-    apart = math.sqrt(2) * stdev(fell.values())  # the root mean square over all pairs
+    apart = max(0.01, math.sqrt(2) * stdev(fell.values()))  # the root mean square over all pairs
     return f"{still}, so differences under {apart:.2f} may turn with twice the steps"
 
 

@@ -15,6 +15,9 @@ from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import beside, bytes_of, text_of
 
+HEADER = 1 << 24
+"""Bytes that a checkpoint may have besides the model and AdamW's two moments."""
+
 
 class CorruptCheckpoint(Exception):
     """The checkpoint on disk cannot be read."""
@@ -51,7 +54,8 @@ def restore_checkpoint(
         cursor = Cursor.from_json(text_of(folder / STATE))
         if cursor.trial != trial:
             raise ValueError("it belongs to another trial")
-        content = bytes_of(beside(folder, cursor.tensors), None)
+        size = sum(value.nbytes for value in model.state_dict().values())
+        content = bytes_of(beside(folder, cursor.tensors), 4 * size + HEADER)
         if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
             raise ValueError(f"{cursor.tensors} was changed after it was written")
         tensors = load(content)

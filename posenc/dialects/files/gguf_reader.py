@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.lazy import require
 from posenc.report.files.opened import open_ordinary
 
 FACTORS = {
@@ -15,8 +16,6 @@ FACTORS = {
 }
 MAY_BE_ZERO = ("sliding_window", "yarn_ext_factor", "log_multiplier", "original_length")
 WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
-
-
 LARGEST_LAYERS = 2000
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Type of a value -> its bytes; 8 is a string, 9 an array."""
@@ -87,12 +86,9 @@ def open_gguf(path: Path) -> Any:
 
     Raises: ValueError where the package is missing or the file is damaged.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: reading GGUF needs the gguf package; pip install posenc[doctor]."
-        ) from error
+    require("gguf", str(path))
+    from gguf import GGUFReader
+
     check_counts(path)
     try:
         return GGUFReader(str(path), "r")

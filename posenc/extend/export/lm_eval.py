@@ -1,11 +1,11 @@
 """Run lm-eval's tasks on the exported folder, if lm-eval is installed."""
 
-import importlib.util
 import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
 
+from posenc.lazy import require
 from posenc.report.page.failure import RunFailed
 
 RESULTS = "lm-eval"
@@ -17,10 +17,7 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
         raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
     if "," in str(out):
         raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError(
-            "--lm-eval needs lm-eval, which is not installed: pip install 'posenc[lm-eval]'."
-        )
+    require("lm_eval", "--lm-eval")
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:

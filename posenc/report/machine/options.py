@@ -25,10 +25,10 @@ def check_choice(option: str, value: str, known: Iterable[str]) -> str:
     Traceback (most recent call last):
     ValueError: --device must be cpu or cuda, got 'cupa'. Did you mean 'cuda'?
     """
-    *names, last = known
-    if value in (*names, last):
+    *names, last = known = [*known]
+    if value in known:
         return value
-    near = get_close_matches(value.lower(), (*names, last), n=1)
+    near = get_close_matches(value, known, n=1) or get_close_matches(value.lower(), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"{option} must be {', '.join(names)}{' or ' if names else ''}{last}, got {value!r}.{hint}"

@@ -278,6 +278,8 @@ def test_what_longer_training_may_turn_is_what_a_doubling_moved():
         "the loss still falls 0.30 bits per doubling of the steps, so differences under 0.40 may "
         "turn with twice the steps."
     )
+    alike = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (3, 3, 3), fall=0.1))
+    assert "so differences under 0.01 may turn" in limits(alike)  # not under 0.00
     blind = [dataclasses.replace(r, training=r.training[-1:]) for r in given.results]
     assert "was not measured" in limits(dataclasses.replace(given, results=tuple(blind)))
 

@@ -76,6 +76,7 @@ NONE, METHOD, WINDOWED = (2.0, 2, 9, 9), (2.1, 2.1, 3, 3), (2.0, 2, 2.5, 2.5)
         (8, (2.1, 2.1, 3, 3), None, "none", "Do not extend this one on this evidence: ntk and"),
         (8, (2.1, 2.1, 3.02, 3.02), None, "none", "Do not extend this one on this evidence: ntk"),
         (1, WINDOWED, None, "none", "Do not extend this one: cutting to the last 2 tokens reads"),
+        (1, (2.1, 2.1, 2.98, 2.98), None, "none", "Do not extend this one on this evidence: ntk"),
     ],
 )
 def test_the_first_sentence_says_what_to_do(count, window, tuned, name, said):
