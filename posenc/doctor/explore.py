@@ -41,7 +41,7 @@ def explore(
     write_atomically(path, page)
     sys.stderr.write(f"{visible(str(path))}\n")
     if out is None and sys.stdout.isatty():
-        webbrowser.open(path.resolve().as_uri())
+        webbrowser.open_new_tab(path.resolve().as_uri())
 
 
 def given_of(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tests.compilers import needs_inductor
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
 TRIALS = [
     *(dataclasses.replace(TEXT, objective=name) for name in OBJECTIVES),
-    *(dataclasses.replace(COPY, task=name, train_length=8, encoding="nope") for name in TASKS),
+    *(dataclasses.replace(COPY, task=name, train_length=24, encoding="nope") for name in TASKS),
     dataclasses.replace(COPY, task="grid", encoding="mrope"),
 ]
 

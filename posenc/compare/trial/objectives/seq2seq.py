@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +25,9 @@ class Continuation(EncoderDecoder):
     """Predict the continuation of a source. Each stack has its own encoding, built from the same
     text; cross-attention has none, as in the original Transformer and in T5."""
 
-    def forward(self, source: Tensor, tokens: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, source: Int[Tensor, "batch source_len"], tokens: Int[Tensor, "batch len"]
+    ) -> Float[Tensor, "batch len vocab_size"]:
         """Return the logits of the next token after each token."""
         return self.given(source, length=source.shape[1])(tokens, length=tokens.shape[1])
 
