@@ -1,7 +1,5 @@
 """Position encodings for Transformers: use, compare, extend, inspect."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

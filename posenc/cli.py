@@ -3,8 +3,6 @@
 Every call of `posenc` imports the modules of all commands, so these import torch inside functions.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

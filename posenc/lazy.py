@@ -3,8 +3,6 @@
 They are listed once, as imports in the package's stub `__init__.pyi`, for type checkers too.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

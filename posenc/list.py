@@ -1,7 +1,5 @@
 """List every encoding with its place, parameters, claims and source: `posenc list`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

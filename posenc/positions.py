@@ -8,8 +8,6 @@ tensor([[0, 0, 0, 1, 2]])
 tensor([0, 1, 2, 0, 1])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

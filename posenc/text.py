@@ -1,7 +1,5 @@
 """Find text files by name, folder or glob, or in Python's standard library."""
 
-from __future__ import annotations
-
 import glob
 import os
 import platform

@@ -1,7 +1,5 @@
 """Scaled dot-product attention with a position encoding, and `explain`, which describes it."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The key/value cache of one attention layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Multi-head attention as a module: projections, grouped queries, a cache."""
 
-from __future__ import annotations
-
 import functools
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """One softmax attention over one set of keys, ready to run, and what is known about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,7 +44,7 @@ class Known:
         vectors: tuple[Tensor, Tensor, Tensor],
         mask: Mask | None,
         encoding: PositionEncoding,
-    ) -> Known:
+    ) -> "Known":
         """Find the properties of an attention whose mask is bound to positions. `vectors` are q and
         k as `encoding.transform` returns them, and v."""
         compiling = torch.compiler.is_compiling()
@@ -173,7 +171,7 @@ class Problem:
                 scores[..., begin:end].masked_fill_(~visible, value)
         return None
 
-    def ready(self, rows: int) -> Problem:
+    def ready(self, rows: int) -> "Problem":
         """Precompute what blocks of at most `rows` queries have in common."""
         if self.term is None:
             return self
@@ -181,7 +179,7 @@ class Problem:
             term = self.term.ready(rows, self.known.sees_no_later_position)
         return self if term is self.term else replace(self, term=term)
 
-    def among(self, first: int, last: int) -> Problem:
+    def among(self, first: int, last: int) -> "Problem":
         """Restrict the attention to keys [first, last)."""
         if (first, last) == (0, self.kv_len):
             return self

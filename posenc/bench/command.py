@@ -1,7 +1,5 @@
 """Define the options of `posenc bench`; torch is imported only when the command runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -190,7 +188,7 @@ def _on_device(
         raise typer.Exit(1)
 
 
-def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
+def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]":
     """Return the cases that this machine and its packages can run, and a line for each that they
     cannot. Raise ValueError for such a case if it was `named`."""
     from importlib.util import find_spec
@@ -217,8 +215,8 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
 
 
 def _planned(
-    cases: list[Case], threads: Sequence[int], rounds: Any, limit: float, named: bool
-) -> tuple[list[Case], list[str]]:
+    cases: "list[Case]", threads: Sequence[int], rounds: Any, limit: float, named: bool
+) -> "tuple[list[Case], list[str]]":
     """Return the cases to run, and lines with their estimated durations. Leave out cases above
     `limit` seconds or 2 GB unless `named`. Raise ValueError for cases that cannot run."""
     from posenc.report.files.bounds import check_memory, check_time, readable_size
@@ -253,14 +251,14 @@ def _json(found: dict[str, Any]) -> str:
     return f'{{"machine": {json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
 
 
-def _columns(case: Case) -> dict[str, Any]:
+def _columns(case: "Case") -> dict[str, Any]:
     columns = asdict(case) | {"kv_len": case.keys}
     for name in ("runs", "baselines"):
         del columns[name]
     return {"case": case.title} | columns
 
 
-def _line(case: Case, row: dict[str, Any]) -> str:
+def _line(case: "Case", row: dict[str, Any]) -> str:
     start = f"{case.group:<9} {case.title:<32} {row['threads']} {row['run']:<28} "
     if "mib" in row:
         return f"{start}{row['mib']:>10.1f} MiB"

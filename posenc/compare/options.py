@@ -1,7 +1,5 @@
 """Options of `posenc compare`: name, type, range, default and help, each in one place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints

@@ -1,8 +1,6 @@
 """Read what a config says about the attention in any dialect: sizes, kinds of layers, the scale
 of the logits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -180,7 +178,7 @@ class Model:
         found = self.facts.get("transformers5", {}).get("flat")
         return None if found is None else tuple(found)
 
-    def of_kind(self, kind: str) -> Model:
+    def of_kind(self, kind: str) -> "Model":
         """Return the model with the head dimension of one kind of layer; Gemma 4's differ."""
         if "global_head_dim" not in self.facts.get("defaults", {}):
             return self

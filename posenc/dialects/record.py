@@ -1,7 +1,5 @@
 """One frozen record of a checkpoint's positions: what `doctor` judges and `extend` exports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

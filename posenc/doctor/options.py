@@ -1,7 +1,5 @@
 """What `posenc doctor` is asked for; annotated fields are options of the command."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Options of an extension; annotated fields are options of the command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`posenc inspect` as a function."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +32,7 @@ def run(
     as_ids: bool = False,
     out: str | Path | None = None,
     figures: str | Path | None = None,
-) -> Sheet: ...
+) -> "Sheet": ...
 def run(
     what: str | Sequence[str] | Path,
     *,
@@ -45,7 +43,7 @@ def run(
     as_ids: bool = False,
     out: str | Path | None = None,
     figures: str | Path | None = None,
-) -> list[SpecSheet] | Sheet:
+) -> "list[SpecSheet] | Sheet":
     """Measure encodings by their names, or a checkpoint by the path of its folder.
 
     Args:

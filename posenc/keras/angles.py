@@ -1,7 +1,5 @@
 """Compute cos and sin of position times frequency in 32-bit arithmetic, alike on all backends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from decimal import Decimal

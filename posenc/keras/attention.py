@@ -1,7 +1,5 @@
 """Multi-head attention with a position encoding."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BERT's input embeddings: word, segment and position embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

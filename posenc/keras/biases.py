@@ -1,7 +1,5 @@
 """Score biases that depend only on the distance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """What all layers share: float32 under every dtype policy, positions, configs."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

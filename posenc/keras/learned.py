@@ -1,7 +1,5 @@
 """Learned absolute position embeddings, which can be extended beyond their table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Rotary position embeddings."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import lru_cache
 from typing import Any

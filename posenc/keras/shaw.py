@@ -1,7 +1,5 @@
 """Shaw's relative positions: learned vectors by clipped distance, added to keys and values."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

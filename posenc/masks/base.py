@@ -1,7 +1,5 @@
 """Attention masks in FlexAttention's signature, with what is known about their structure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,7 +71,7 @@ class Mask:
         kv_position = take(self.kv_positions, batch, kv_idx)
         return self.predicate(Sight(batch, head, q_idx, kv_idx, q_position, kv_position))
 
-    def __and__(self, other: Mask) -> Mask:
+    def __and__(self, other: "Mask") -> "Mask":
         _require_mask(other, "&")
         windows = [m.window for m in (self, other) if m.window is not None]
         return Mask(
@@ -85,7 +83,7 @@ class Mask:
             separates=self.separates or other.separates,
         )._bound_like(self, other)
 
-    def __or__(self, other: Mask) -> Mask:
+    def __or__(self, other: "Mask") -> "Mask":
         _require_mask(other, "|")
         windows = [m.window for m in (self, other) if m.window is not None]
         return Mask(
@@ -96,11 +94,11 @@ class Mask:
             separates=self.separates and other.separates,
         )._bound_like(self, other)
 
-    def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> Mask:
+    def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> "Mask":
         """Return the mask for tokens at these positions, each (len), (batch, len) or a range."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
-    def _bound_like(self, a: Mask, b: Mask) -> Mask:
+    def _bound_like(self, a: "Mask", b: "Mask") -> "Mask":
         if not (a.bound or b.bound):
             return self
         alike = zip((a.q_positions, a.kv_positions), (b.q_positions, b.kv_positions), strict=True)

@@ -1,7 +1,5 @@
 """Ready masks: causal, windows, padding, documents, prefixes, chunks, factorisation orders."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

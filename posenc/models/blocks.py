@@ -1,7 +1,5 @@
 """The layers that Encoder, Decoder and EncoderDecoder are made of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from jaxtyping import Float
@@ -84,7 +82,7 @@ class Context:
     encoding: PositionEncoding
     """Position encoding of the attention to the context."""
 
-    def for_layer(self, index: int) -> Context:
+    def for_layer(self, index: int) -> "Context":
         return replace(self, encoding=self.encoding.for_layer(index))
 
 

@@ -1,7 +1,5 @@
 """A small causal language model that takes any position encoding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxtyping import Float, Int

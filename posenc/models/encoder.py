@@ -1,7 +1,5 @@
 """A small bidirectional encoder with any position encoding that needs no causal mask."""
 
-from __future__ import annotations
-
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 

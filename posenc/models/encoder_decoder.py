@@ -1,7 +1,5 @@
 """A small sequence-to-sequence model: an encoder, and a decoder that also attends to its output."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxtyping import Float, Int, Shaped
@@ -84,7 +82,7 @@ class EncoderDecoder(nn.Module):
         *,
         source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
-    ) -> Conditioned:
+    ) -> "Conditioned":
         """Encode a source; return a language model for posenc.generate that continues it.
 
         Args:

@@ -1,7 +1,5 @@
 """Continue a prompt: greedily, by sampling, or by beam search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +86,7 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 
 
 def _sample(
-    writer: _Writer,
+    writer: "_Writer",
     max_new_tokens: int,
     temperature: float,
     top_k: int | None,

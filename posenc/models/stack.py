@@ -1,7 +1,5 @@
 """A stack of layers with one position encoding, base class of Encoder and of decoders."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import ClassVar

@@ -5,8 +5,6 @@ seeds of six encodings have five degrees of freedom. A pair whose own difference
 that is compared with its own variance.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping, Sequence
@@ -72,7 +70,7 @@ class Pairs:
         return tuple(self.values)
 
     @cached_property
-    def _fit(self) -> _Fit:
+    def _fit(self) -> "_Fit":
         return _least_squares(self.values)
 
     @property

@@ -1,7 +1,5 @@
 """Find facts in a long text of fillers, as in RULER and NoLiMa."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import islice
 from typing import ClassVar

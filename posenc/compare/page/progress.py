@@ -1,7 +1,5 @@
 """The progress of a comparison: live bars on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -30,7 +28,7 @@ class PlainLines:
         self.paces: dict[TrialConfig, Pace] = {}
         self.said: dict[TrialConfig, int] = {}
 
-    def __enter__(self) -> PlainLines:
+    def __enter__(self) -> "PlainLines":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -70,7 +68,7 @@ class LiveBars:
         self.seconds_per_step: float | None = None
         self._show_all()
 
-    def __enter__(self) -> LiveBars:
+    def __enter__(self) -> "LiveBars":
         self.bars.start()
         return self
 

@@ -1,7 +1,5 @@
 """What follows the trials beside the screen: a file of events, and TensorBoard."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time
@@ -46,7 +44,7 @@ class EventFile:
         self.path = path
         self.last: dict[TrialConfig, float] = {}
 
-    def __enter__(self) -> EventFile:
+    def __enter__(self) -> "EventFile":
         self.file = append_to(self.path)
         return self
 
@@ -98,7 +96,7 @@ class TensorBoard:
         self.folder, self.make = make_inside(folder), SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
 
-    def __enter__(self) -> TensorBoard:
+    def __enter__(self) -> "TensorBoard":
         return self
 
     def __exit__(self, *exc: object) -> None:

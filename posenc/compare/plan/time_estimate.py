@@ -1,7 +1,5 @@
 """Estimate the time of a comparison from steps measured before it starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -31,7 +29,7 @@ WORTH = 90
 
 
 def expected_seconds(
-    trials: Sequence[TrialConfig], folder: Path, workers: int, here: int | None = None
+    trials: "Sequence[TrialConfig]", folder: Path, workers: int, here: int | None = None
 ) -> int:
     """Return the seconds that these trials, with text in `folder`, take on `workers` workers.
 
@@ -49,7 +47,9 @@ def expected_seconds(
     return round(sum(each[kind_of(trial)] for trial in trials) / workers)
 
 
-def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -> dict[str, float]:
+def seconds_by_kind(
+    trials: "Sequence[TrialConfig]", folder: Path, at_once: int
+) -> dict[str, float]:
     """Return the seconds of one trial of each kind, measured `at_once` at a time, or a rough
     estimate if it cannot be measured."""
     from posenc.compare.plan.cost import seconds_of
@@ -68,12 +68,12 @@ def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -
     return each
 
 
-def kind_of(trial: TrialConfig) -> str:
+def kind_of(trial: "TrialConfig") -> str:
     """Return the kind of a trial; trials of a kind take equally long."""
     return trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
 
 
-def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
+def _measured(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]:
     """Return the seconds of one trial of each encoding. One that cannot be measured is left out;
     the log of the first trial has the reason."""
     homes = [folder / trial.folder for trial in trials]
@@ -118,7 +118,7 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     return 0
 
 
-def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
+def _seconds_of_one(trial: "TrialConfig", folder: Path) -> float:
     import numpy as np
 
     from posenc.compare.plan.cost import START_SECONDS
@@ -132,7 +132,7 @@ def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
     return START_SECONDS + trial.steps * step + testing(model, trial)
 
 
-def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray) -> float:
+def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.ndarray") -> float:
     from posenc.compare.trial import train
 
     optimizer, model = train.optimizer_for(model, trial), train.maybe_compiled(model, trial)
@@ -144,7 +144,7 @@ def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray)
     return (time.perf_counter() - began) / STEPS
 
 
-def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
+def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
     """Return the seconds of a task's validations and tests; one piece of each case is timed after
     an untimed one."""
     from posenc.compare.trial import evaluate, forward, train
@@ -168,7 +168,7 @@ def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
     return total
 
 
-def _seconds_without_gradients(model: nn.Module, trial: TrialConfig) -> float:
+def _seconds_without_gradients(model: "nn.Module", trial: "TrialConfig") -> float:
     """Return the seconds of validations and test; one piece at each length is timed after an
     untimed one."""
     import torch

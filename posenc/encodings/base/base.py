@@ -1,7 +1,5 @@
 """The base class of every position encoding: ten methods and the claims."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -63,7 +61,7 @@ class Pass:
 
     q_positions: QueryPlaces
     kv_positions: KeyPlaces
-    mask: Mask | None = None
+    mask: "Mask | None" = None
     q_factor: Float[Tensor, "*batch factors"] | None = None
 
 
@@ -154,12 +152,12 @@ class PositionEncoding(nn.Module):
         """Return `compute()`. A prepared encoding caches it until a tensor of `given` changes."""
         return compute() if self._kept is None else self._kept(key, compute, *given)
 
-    def for_layer(self, index: int) -> PositionEncoding:
+    def for_layer(self, index: int) -> "PositionEncoding":
         """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
         embeddings, where the model applies it."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
-    def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
+    def prepare(self, positions: Positions, length: int | None = None) -> "PositionEncoding":
         """Return a copy with everything that depends only on `positions` precomputed.
 
         A model calls it once per forward and passes the result to every layer, as the encoding or

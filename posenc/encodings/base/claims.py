@@ -1,7 +1,5 @@
 """Claims that an encoding makes about itself; the contract tests check them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -52,7 +50,7 @@ class Claims:
     num_axes: int = 1
 
     @classmethod
-    def all(cls, claims: Sequence[Claims]) -> Self:
+    def all(cls, claims: "Sequence[Claims]") -> Self:
         """Combine the claims of encodings that act together, or in different layers.
 
         max_positions is the smallest and num_axes the largest; causal_only holds if an encoding

@@ -1,7 +1,5 @@
 """Base class of score biases that depend only on the distance."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

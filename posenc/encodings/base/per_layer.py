@@ -1,7 +1,5 @@
 """Give each layer an encoding, parameters or a window of its own."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,7 +77,7 @@ class PerLayer(PositionEncoding):
         )
 
     @classmethod
-    def replicate(cls, encoding: PositionEncoding, num_layers: int) -> PerLayer:
+    def replicate(cls, encoding: PositionEncoding, num_layers: int) -> "PerLayer":
         """Copy `encoding` with new parameters for each of num_layers layers.
 
         Parameters named in `shared_parameters` stay shared by all layers. If `encoding` is a

@@ -1,7 +1,5 @@
 """Base class of encodings that add a vector to each embedding."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor

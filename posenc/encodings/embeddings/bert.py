@@ -1,7 +1,5 @@
 """BERT's input embeddings: words, segments and positions."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Lengthen a learned table of position embeddings in one of four ways; leading rows can be kept."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

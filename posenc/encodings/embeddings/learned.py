@@ -1,7 +1,5 @@
 """Learned absolute position embeddings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 
@@ -68,11 +66,11 @@ class Learned(AddedEmbedding):
         self.reset_parameters()
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, **options) -> Learned:
+    def from_shape(cls, shape: ModelShape, **options) -> "Learned":
         return super().from_shape(shape, **{"max_positions": shape.train_length, **options})
 
     @classmethod
-    def from_table(cls, table: Float[Tensor, "max_positions embed_dim"]) -> Learned:
+    def from_table(cls, table: Float[Tensor, "max_positions embed_dim"]) -> "Learned":
         """Build the encoding with this table, (max_positions, embed_dim), as its weights."""
         encoding = cls(*table.shape).to(table)
         with torch.no_grad():

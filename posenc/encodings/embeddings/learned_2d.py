@@ -1,7 +1,5 @@
 """Learned embeddings of image patches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -62,7 +60,7 @@ class Learned2D(AddedEmbedding):
         self.reset_parameters()
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, **options) -> Learned2D:
+    def from_shape(cls, shape: ModelShape, **options) -> "Learned2D":
         """Build a square grid of train_length cells or more, unless height and width are given."""
         side = math.isqrt(shape.train_length - 1) + 1
         return super().from_shape(shape, **{"height": side, "width": side, **options})
@@ -76,7 +74,7 @@ class Learned2D(AddedEmbedding):
 
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
-    ) -> Learned2D:
+    ) -> "Learned2D":
         """Return the encoding for another grid, with a resampled table; see interpolate_2d."""
         table = interpolate_2d(
             self.weight.detach(),

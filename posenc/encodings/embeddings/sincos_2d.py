@@ -1,7 +1,5 @@
 """Sinusoidal embeddings of rows and columns, for image patches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

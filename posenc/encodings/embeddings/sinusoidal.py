@@ -1,7 +1,5 @@
 """Sinusoidal position embeddings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """RoPE over rows and columns: axial RoPE with presets of vision models, and RoPE-Mixed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -85,17 +83,17 @@ class AxialRoPE(Rotation):
         return super()._tables(_on_the_grid(positions), dtype)
 
     @classmethod
-    def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
+    def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
         """Build the variant of RoPE-ViT: interleaved pairs, the first half for columns."""
         return cls(head_dim, rope_theta, interleaved=True, column_first=True)
 
     @classmethod
-    def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
+    def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
         """Build DINOv3's variant: half-split pairs, rows first, for `centred_grid` coordinates."""
         return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
 
     @classmethod
-    def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> AxialRoPE:
+    def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> "AxialRoPE":
         """Build Pixtral's variant: half-split pairs, alternately for rows and columns."""
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 

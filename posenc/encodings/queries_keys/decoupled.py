@@ -1,7 +1,5 @@
 """Decoupled rotary embeddings: part of each head is rotated, part has no position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """FoPE: rotate each pair of channels with several frequencies at once."""
 
-from __future__ import annotations
-
 import math
 
 import torch

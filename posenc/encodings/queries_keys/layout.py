@@ -1,7 +1,5 @@
 """Convert weights between RoPE's two layouts without changing the model's output."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

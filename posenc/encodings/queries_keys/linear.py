@@ -1,7 +1,5 @@
 """Linear attention with RoPE: a function of its own, because it has no scores to change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

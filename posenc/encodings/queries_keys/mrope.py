@@ -1,7 +1,5 @@
 """Multimodal RoPE: time, height and width share one series of frequencies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal

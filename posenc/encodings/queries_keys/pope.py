@@ -1,7 +1,5 @@
 """PoPE: content in the magnitude, position in the phase."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -59,7 +57,7 @@ class PoPE(QueryKeyEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def prepare(self, positions: Positions, length: int | None = None) -> PoPE:
+    def prepare(self, positions: Positions, length: int | None = None) -> "PoPE":
         return self.with_kept_tables()
 
     def transform(

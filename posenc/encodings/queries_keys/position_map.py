@@ -1,7 +1,5 @@
 """RoPE in several passes, over positions that a method maps into the training length."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NoReturn, Self
 

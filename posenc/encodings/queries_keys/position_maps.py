@@ -4,8 +4,6 @@ Each method computes two or three ordinary attentions over disjoint sets of keys
 The cache stores keys unrotated. All methods need causal attention.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Self
 

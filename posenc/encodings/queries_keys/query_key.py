@@ -1,7 +1,5 @@
 """Base class of encodings that change queries and keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxtyping import Float

@@ -1,7 +1,5 @@
 """Query temperatures: sharper attention for queries that see more keys."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -112,7 +110,7 @@ class Llama4Temperature(QueryTemperature):
         self.offset = offset
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, **options) -> Llama4Temperature:
+    def from_shape(cls, shape: ModelShape, **options) -> "Llama4Temperature":
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
     def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:

@@ -1,7 +1,5 @@
 """RePo: rotary embeddings at positions that a small network computes from each token."""
 
-from __future__ import annotations
-
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Rotary embeddings in most layers, no position encoding in every n-th layer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -77,7 +75,7 @@ class RNoPE(PerLayer):
         *,
         windows: Literal["sliding", "chunked"] | None = None,
         **options: Any,
-    ) -> RNoPE:
+    ) -> "RNoPE":
         """Build the encoding for a model. windows="sliding": a window of half the training length.
         "chunked": the training length is chunk_size and floor_scale."""
         if windows == "sliding":

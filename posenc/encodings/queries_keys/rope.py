@@ -1,7 +1,5 @@
 """Rotary position embeddings."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Self

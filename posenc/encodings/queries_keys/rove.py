@@ -1,7 +1,5 @@
 """Rotary value embeddings: values are rotated like keys, and outputs back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Self
 

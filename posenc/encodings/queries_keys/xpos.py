@@ -1,7 +1,5 @@
 """xPos: RoPE whose pairs also decay with distance."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

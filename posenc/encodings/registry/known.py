@@ -1,7 +1,5 @@
 """Look up encodings by name: posenc's own, registered ones and those of other packages."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib.metadata
@@ -20,7 +18,7 @@ GROUP = "posenc.encodings"
 """Entry-point group in which other packages name their encodings, as module:Class."""
 
 _registered: dict[str, Entry] = {}
-_classes: dict[str, type[PositionEncoding]] = {}
+_classes: "dict[str, type[PositionEncoding]]" = {}
 
 
 def names() -> tuple[str, ...]:
@@ -50,7 +48,7 @@ def entry(name: str) -> Entry:
     raise ValueError(f"Unknown encoding {name!r}.{hint} Known: {', '.join(known)}.")
 
 
-def class_of(name: str) -> type[PositionEncoding]:
+def class_of(name: str) -> "type[PositionEncoding]":
     """Return the class of a name. Raise ValueError if it is unknown, or if another package's class
     does not import."""
     found = entry(name)
@@ -65,7 +63,7 @@ def class_of(name: str) -> type[PositionEncoding]:
         raise ValueError(f"{name!r}, defined by {found.origin}: {error}") from error
 
 
-def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> None:
+def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> None:
     """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`
     and `inspect.run`.
 

@@ -1,7 +1,5 @@
 """Attention with linear biases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

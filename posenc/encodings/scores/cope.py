@@ -1,7 +1,5 @@
 """Contextual position encoding: a key's position is a sum of gates computed from content."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 
@@ -107,7 +105,7 @@ class CoPE(PositionEncoding):
             return None
         return self.gate_key(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def term(self, q: Tokens, k: Tokens) -> CountedGates:
+    def term(self, q: Tokens, k: Tokens) -> "CountedGates":
         assert q.x is not None
         check_head_dim(self, self.head_dim, q.x)
         if self.gates != "key" and k.state is None:

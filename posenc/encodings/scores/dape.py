@@ -1,7 +1,5 @@
 """DAPE: a score bias that adapts to the scores of all heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +88,7 @@ class DAPE(PositionEncoding):
     @classmethod
     def from_shape(
         cls, shape: ModelShape, *, inner: PositionEncoding | str = "kerple", **options: Any
-    ) -> DAPE:
+    ) -> "DAPE":
         if isinstance(inner, str):
             if inner not in BIASES:
                 raise ValueError(f"DAPE: inner must be one of {', '.join(BIASES)}, got {inner!r}.")
@@ -108,7 +106,7 @@ class DAPE(PositionEncoding):
     def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)
 
-    def term(self, q: Tokens, k: Tokens) -> Adapted:
+    def term(self, q: Tokens, k: Tokens) -> "Adapted":
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
         inner = self.inner.term(q, k)
@@ -123,7 +121,7 @@ class Adapted(Term):
         super().__init__(q, k)
         self.inner, self.dape = inner, dape
 
-    def ready(self, rows: int, causal: bool) -> Adapted:
+    def ready(self, rows: int, causal: bool) -> "Adapted":
         return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
 
     def held(self, needs_grad: bool) -> float:

@@ -1,7 +1,5 @@
 """DeBERTa's disentangled attention: queries and keys score learned vectors of distances."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Self

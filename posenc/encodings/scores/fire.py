@@ -1,7 +1,5 @@
 """FIRE: functional interpolation for relative positions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -76,7 +74,7 @@ class FIRE(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, **options: Any) -> FIRE:
+    def from_shape(cls, shape: ModelShape, **options: Any) -> "FIRE":
         return super().from_shape(shape, **{"init_L": max(1, shape.train_length / 4), **options})
 
     def reset_parameters(self) -> None:
@@ -119,7 +117,7 @@ class FIRE(PositionEncoding):
             logs = (c * distance).abs().log1p().unfold(0, len(k), 1)[: len(q)].flip(0)
         return logs / reach.unsqueeze(-1)
 
-    def term(self, q: Tokens, k: Tokens) -> Network:
+    def term(self, q: Tokens, k: Tokens) -> "Network":
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
         return Network(q, k, self)

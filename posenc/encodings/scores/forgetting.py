@@ -1,7 +1,5 @@
 """FoX, the forgetting transformer: forget gates between key and query weaken attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -71,7 +69,7 @@ class FoX(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, **options: Any) -> FoX:
+    def from_shape(cls, shape: ModelShape, **options: Any) -> "FoX":
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
 
     def reset_parameters(self) -> None:
@@ -92,7 +90,7 @@ class FoX(PositionEncoding):
             state = torch.stack(state.chunk(2, dim=1), dim=-1)
         return state if past is None else past[:, :, -1:] + state
 
-    def term(self, q: Tokens, k: Tokens) -> ForgottenBetween:
+    def term(self, q: Tokens, k: Tokens) -> "ForgottenBetween":
         if q.state is None or k.state is None:
             raise ValueError(
                 "FoX: attention needs q_state and kv_state, the gates' running sums; "

@@ -1,7 +1,5 @@
 """KERPLE: kernelized relative position biases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

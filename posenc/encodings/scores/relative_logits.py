@@ -1,7 +1,5 @@
 """Inkling's relative logits: each query mixes learned profiles, functions of the distance."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +91,7 @@ class RelativeLogits(PositionEncoding):
             state = F.linear(x.to(dtype), self.state_proj.weight.to(dtype))
         return state.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def term(self, q: Tokens, k: Tokens) -> Profiles:
+    def term(self, q: Tokens, k: Tokens) -> "Profiles":
         if q.state is None:
             raise ValueError(
                 "RelativeLogits: attention needs q_state; take it from "

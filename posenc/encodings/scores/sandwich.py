@@ -1,7 +1,5 @@
 """Sandwich: inner products of sinusoidal embeddings as a score bias."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

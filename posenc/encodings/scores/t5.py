@@ -1,7 +1,5 @@
 """T5's bucketed relative position bias."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -72,7 +70,7 @@ class T5Bias(DistanceBias):
         self.reset_parameters()
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, **options) -> T5Bias:
+    def from_shape(cls, shape: ModelShape, **options) -> "T5Bias":
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
 
     def reset_parameters(self) -> None:

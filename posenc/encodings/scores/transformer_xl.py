@@ -1,7 +1,5 @@
 """Transformer-XL's relative attention: queries score keys and sinusoids of the distance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
@@ -106,7 +104,7 @@ class TransformerXL(PositionEncoding):
         dtype = at_least_float32(q.x.dtype)
         return (q.x.to(dtype) + self.u.to(dtype)[:, None]).to(q.x.dtype), k.x
 
-    def term(self, q: Tokens, k: Tokens) -> DistanceVectors:
+    def term(self, q: Tokens, k: Tokens) -> "DistanceVectors":
         assert q.x is not None
         dtype = at_least_float32(q.x.dtype)
         queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])

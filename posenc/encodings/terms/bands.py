@@ -4,8 +4,6 @@ Products are computed only for distances at which the table changes, and read th
 beyond them a row has one value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
@@ -82,7 +80,7 @@ class Bands:
         for_k: Table | None = None,
         k_vectors: Tensor | None = None,
         kept: Keep | None = None,
-    ) -> Bands | None:
+    ) -> "Bands | None":
         """Build the tables for blocks of at most `rows` queries; None unless positions are known to
         be consecutive.
 

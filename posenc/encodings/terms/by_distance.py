@@ -1,7 +1,5 @@
 """Add products of queries, of keys or of both with vectors by distance to the scores."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

@@ -1,7 +1,5 @@
 """Apply the terms of several encodings one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -33,7 +31,7 @@ class Chain(Term):
         if all(t.pair is not None for t in terms):
             self.pair = self._pair
 
-    def ready(self, rows: int, causal: bool) -> Chain:
+    def ready(self, rows: int, causal: bool) -> "Chain":
         return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
 
     def held(self, needs_grad: bool) -> float:

@@ -1,7 +1,5 @@
 """Add one number to the score of each pair of a query and a key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Base class of terms, which change the scores or the values of an attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -63,7 +61,7 @@ class Term:
     def __init__(self, q: Tokens, k: Tokens) -> None:
         self.q, self.k = q, k
 
-    def ready(self, rows: int, causal: bool) -> Term:
+    def ready(self, rows: int, causal: bool) -> "Term":
         """Precompute what blocks of at most `rows` queries have in common. If `causal`, blocks need
         no distance below -rows."""
         return self

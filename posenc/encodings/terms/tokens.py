@@ -1,7 +1,5 @@
 """Queries or keys of an attention: vectors, positions and state of their tokens."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -59,7 +57,7 @@ class Tokens:
             self._tensor = tensor(self.where, self.device)
         return self._tensor
 
-    def __getitem__(self, span: slice) -> Tokens:
+    def __getitem__(self, span: slice) -> "Tokens":
         part = self._copy()
         if self.x is not None:
             part.x = self.x[:, :, span]
@@ -82,24 +80,24 @@ class Tokens:
             return positions[span]
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
 
-    def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
+    def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> "Tokens":
         """Return the same tokens with vectors x, or None."""
         given = self._copy()
         given.x = x
         return given
 
-    def with_state(self, state: Shaped[Tensor, "batch state_heads len *state"] | None) -> Tokens:
+    def with_state(self, state: Shaped[Tensor, "batch state_heads len *state"] | None) -> "Tokens":
         """Return the same tokens with another state."""
         changed = self._copy()
         changed.state = state
         return changed
 
-    def _copy(self) -> Tokens:
+    def _copy(self) -> "Tokens":
         copied = object.__new__(Tokens)  # torch.compile cannot trace copy.copy
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def at(self, positions: Positions, *, mapped: bool = True) -> Tokens:
+    def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
         """Return the same tokens at other positions. If `mapped`, these come from a position map,
         and the original ones become true_positions."""
         own = self.where if self.true_positions is None else self.true_positions

@@ -1,7 +1,5 @@
 """Shaw's relative positions: learned vectors by clipped distance, added to keys and values."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Self
 
@@ -74,7 +72,7 @@ class Shaw(PositionEncoding):
         """Return the row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
-    def term(self, q: Tokens, k: Tokens) -> ShawTerm:
+    def term(self, q: Tokens, k: Tokens) -> "ShawTerm":
         require_whole("Shaw", q.positions, k.positions)
         assert q.x is not None
         check_head_dim(self, self.head_dim, q.x)

@@ -1,8 +1,6 @@
 """Compare a folder with the model in memory, in a fresh process with stock transformers and without
 posenc."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -107,7 +105,7 @@ class Prover:
         rounding = eps * float(expected["logits"].abs().max())
         return Proof(**json.loads(said.splitlines()[-1]), rounding=rounding)
 
-    def __enter__(self) -> Prover:
+    def __enter__(self) -> "Prover":
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -4,8 +4,6 @@ So transformers treats them like keys when it reorders beams, crops, applies win
 cache to the CPU. The channels store bits, so that bfloat16 keys keep exact positions.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from types import MethodType
@@ -31,7 +29,7 @@ class Columns:
     state: tuple[tuple[int, ...], torch.dtype] | None
 
     @classmethod
-    def of(cls, now: Attending) -> Columns:
+    def of(cls, now: Attending) -> "Columns":
         axes = now.encoding.claims.num_axes
         state = now.state
         shape = None if state is None else (state.shape[1], *state.shape[3:])

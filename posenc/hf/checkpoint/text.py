@@ -1,7 +1,5 @@
 """Convert text to documents, token ids and windows of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ class Windows:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def take(self, count: int) -> Windows:
+    def take(self, count: int) -> "Windows":
         return Windows(self.tokens[:count], self.documents[:count])
 
 

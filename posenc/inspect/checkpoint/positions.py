@@ -1,7 +1,5 @@
 """Find where a model keeps its positions, with which settings, and what they look like."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -110,7 +108,7 @@ class Disentangled:
     distances: list[int] = field(default_factory=list)
     values: list[list[float]] = field(default_factory=list)
 
-    def seen(self, scores: Tensor) -> Disentangled:
+    def seen(self, scores: Tensor) -> "Disentangled":
         """Return a copy with the mean scores of a sentence, from scores (heads, length, length)."""
         reach = scores.shape[-1] - 1
         distances = list(range(-reach, reach + 1))

@@ -1,7 +1,5 @@
 """Bind the arguments of a foreign module, by their names or by an expression."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -58,7 +56,7 @@ class Form:
         """True if it is given the positions of its tokens; otherwise it counts from zero itself."""
         return bool(self.roles & {"positions", "q_positions", "kv_positions"})
 
-    def without_positions(self) -> Form | None:
+    def without_positions(self) -> "Form | None":
         """Return the form without arguments that say positions; None where the module needs one."""
         placed = {name for name, (role, _) in self.slots.items() if role.endswith("positions")}
         if not placed <= self.defaults:

@@ -1,7 +1,5 @@
 """Recognize the meaning of a foreign `forward`'s arguments by name and annotation."""
 
-from __future__ import annotations
-
 import inspect
 
 _NAMES = {

@@ -1,7 +1,5 @@
 """Files that a later run reads: dataclasses as JSON with a hash that detects damage."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

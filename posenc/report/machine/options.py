@@ -1,7 +1,5 @@
 """Options shared by several commands, and options made from the fields of a dataclass."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields

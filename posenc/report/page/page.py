@@ -5,8 +5,6 @@ page.section("Loss", "Lower is better.", Plot(figure, "Loss by position.", "alib
 page.write("report.html")
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +86,7 @@ class Fold:
     """Details that open on a click; without figures, which a closed fold cannot size."""
 
     summary: str
-    blocks: Sequence[Block]
+    blocks: "Sequence[Block]"
 
 
 Block = str | Table | Plot | Code | Facts | Items | Headline | Caution | Limits | Links | Fold

@@ -1,7 +1,5 @@
 """Scale by parts: keep fast pairs, interpolate slow pairs, and blend between."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LongRoPE: a factor for each pair."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Read a rotation from the rotary keys of a model's config."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

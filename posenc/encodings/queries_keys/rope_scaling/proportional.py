@@ -1,7 +1,5 @@
 """p-RoPE: leave the slowest pairs unrotated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Base class of RoPE's scalings, and checks of their arguments."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from typing import ClassVar, NamedTuple
@@ -21,7 +19,7 @@ class Frequencies(NamedTuple):
 def rope_frequencies(
     rotary_dim: int,
     rope_theta: float = 10000.0,
-    scaling: Scaling | None = None,
+    scaling: "Scaling | None" = None,
     length: int | None = None,
 ) -> Frequencies:
     """Return the frequencies of RoPE, with a scaling or None; see Scaling.frequencies."""

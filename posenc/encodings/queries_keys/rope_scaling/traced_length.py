@@ -3,8 +3,6 @@
 A tracer cannot follow decimal arithmetic, and must not compile one graph per length.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Scale all pairs by one formula: interpolate positions, or enlarge the base."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar

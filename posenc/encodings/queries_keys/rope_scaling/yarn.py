@@ -1,7 +1,5 @@
 """YaRN: scale by parts, with a temperature of the logits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from decimal import Decimal

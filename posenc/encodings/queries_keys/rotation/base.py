@@ -1,7 +1,5 @@
 """Base class of encodings that rotate q and k by angles that depend on the position."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Self
 

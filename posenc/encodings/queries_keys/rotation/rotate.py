@@ -1,7 +1,5 @@
 """Rotate pairs of channels, for every rotary method."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rotate channel pairs in one pass on CUDA: read x once, write the result once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
