@@ -1,17 +1,12 @@
-"""Export and import decoders as Hugging Face Llama folders: config.json and safetensors."""
+"""Export decoders as Hugging Face Llama folders: config.json and safetensors."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from posenc.encodings import RoPE
-from posenc.hf.checkpoint.config_values import check_values
-from posenc.hf.checkpoint.files import read_config, weight_files
-from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_folder
@@ -85,37 +80,6 @@ def expressible(model: Decoder) -> bool:
     return True
 
 
-def import_llama(folder: str | Path) -> Decoder:
-    """Load a Llama folder as a Decoder, in float32.
-
-    Raises: ValueError for a config that Decoder cannot express, or a missing or damaged file.
-    """
-    folder = Path(folder)
-    config = read_config(folder)
-    check_values(config, folder / "config.json")
-    rope_theta = _plain_rope(config)
-    sizes = {ours: config[theirs] for ours, theirs in _SIZES.items() if theirs in config}
-    decoder_config = DecoderConfig(**sizes)
-    assert decoder_config.head_dim is not None
-    model = Decoder(decoder_config, RoPE(decoder_config.head_dim, rope_theta, interleaved=False))
-    try:
-        files = [load_file(path) for path in weight_files(folder)]
-    except SafetensorError as error:
-        raise ValueError(
-            f"import_llama: the weights in {folder} cannot be read: {error}"
-        ) from error
-    weights = {name: weight for file in files for name, weight in file.items()}
-    names = dict(_names(model))
-    wrong = sorted(set(names.values()) ^ set(weights))
-    if wrong:
-        raise ValueError(
-            f"import_llama: {folder} and its config.json disagree about the weights "
-            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}."
-        )
-    model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
-    return model.eval()
-
-
 def _names(model: Decoder) -> Iterator[tuple[str, str]]:
     """Yield the name of each weight in posenc and in transformers' Llama."""
     yield "tokens.weight", "model.embed_tokens.weight"
@@ -156,27 +120,3 @@ def _expressible(model: Decoder) -> RoPE:
             f"scaling={encoding.scaling!r}."
         )
     return encoding
-
-
-def _plain_rope(config: dict[str, Any]) -> float:
-    """Return rope_theta of a Llama config. Raise ValueError for features that Decoder lacks."""
-    if config.get("model_type") != "llama":
-        raise ValueError(
-            f"import_llama: expected model_type 'llama', got {config.get('model_type')!r}."
-        )
-    if config.get("hidden_act", "silu") != "silu" or config.get("mlp_bias", False):
-        raise ValueError(
-            "import_llama: expected hidden_act 'silu' and no mlp_bias, got "
-            f"{config.get('hidden_act')!r} and {config.get('mlp_bias')!r}."
-        )
-    # As in transformers, the old key overrides the new one.
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"import_llama: rope_parameters must be an object, got {rope!r}.")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            f"import_llama: expected plain RoPE over the whole head, got {rope}. "
-            "Scaled checkpoints are read by posenc extend."
-        )
-    return rope.get("rope_theta", config.get("rope_theta", 10000.0))

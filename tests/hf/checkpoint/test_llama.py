@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import logging
 
 import pytest
 import torch
 
 import posenc
-from posenc.hf.checkpoint.llama import export_llama, import_llama
+from posenc.hf.checkpoint.llama import export_llama
 from posenc.models import Decoder, DecoderConfig
 
 transformers = pytest.importorskip("transformers")
@@ -56,45 +55,9 @@ def test_transformers_gives_the_same_logits(variant, tmp_path):
     )
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_folder_of_transformers_loads_with_the_same_logits(variant, tmp_path):
-    settings = {"head_dim": None, "num_kv_heads": 4} | VARIANTS[variant]
-    torch.manual_seed(2)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=61,
-            hidden_size=32,
-            intermediate_size=80,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=settings["num_kv_heads"],
-            head_dim=settings["head_dim"],
-            rms_norm_eps=settings.get("norm_eps", 1e-6),
-            tie_word_embeddings=settings.get("tie_embeddings", False),
-            attention_bias=settings.get("attention_bias", False),
-            rope_parameters={"rope_type": "default", "rope_theta": 777.0},
-        )
-    ).eval()
-    for parameter in theirs.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    logging.disable(logging.WARNING)
-    try:
-        theirs.save_pretrained(tmp_path)
-    finally:
-        logging.disable(logging.NOTSET)
-    ids = tokens()
-    torch.testing.assert_close(import_llama(tmp_path)(ids), theirs(ids).logits, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_export_and_import_give_back_the_model(tmp_path):
-    config = dataclasses.replace(CONFIG, num_kv_heads=2, dropout=0.1)
-    model = decoder(config, rope_theta=1234.5)
+def test_the_config_says_what_was_asked(tmp_path):
+    model = decoder(rope_theta=1234.5)
     export_llama(model, tmp_path, max_positions=64, stop_token=7)
-    back = import_llama(tmp_path)
-    assert back.config == model.config
-    assert torch.equal(back(tokens()), model(tokens()))
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["rope_parameters"] == {"rope_type": "default", "rope_theta": 1234.5}
     assert "rope_scaling" not in written and "rope_theta" not in written
@@ -121,40 +84,3 @@ def test_what_llama_cannot_express_is_refused_and_nothing_written(model, message
     with pytest.raises(ValueError, match=message):
         export_llama(model(), tmp_path / "out", max_positions=64)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "gemma"}, "expected model_type 'llama', got 'gemma'"),
-        ({"hidden_act": "gelu"}, "expected hidden_act 'silu'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "expected plain RoPE"),
-        ({"num_hidden_layers": 2}, "disagree about the weights"),
-        ({"hidden_size": "32"}, "hidden_size must be a whole number"),
-        ({"rope_parameters": "plain"}, "rope_parameters must be an object"),
-    ],
-)
-def test_what_the_decoder_cannot_express_is_refused(change, message, tmp_path):
-    export_llama(decoder(), tmp_path, max_positions=64)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=message):
-        import_llama(tmp_path)
-
-
-def test_a_folder_without_weights_is_refused(tmp_path):
-    export_llama(decoder(), tmp_path, max_positions=64)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="weights must be safetensors, found none"):
-        import_llama(tmp_path)
-
-
-def test_damaged_files_are_refused(tmp_path):
-    export_llama(decoder(), tmp_path, max_positions=64)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="cannot be read"):
-        import_llama(tmp_path)
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="expected a JSON object, got a list"):
-        import_llama(tmp_path)
