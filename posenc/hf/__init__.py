@@ -1,11 +1,10 @@
 """Hugging Face: load checkpoints, read and write RoPE settings, attach encodings to stock models.
 
 >>> from transformers import BloomConfig, BloomModel
->>> from posenc.hf.own_biases import own_biases
 >>> stock = BloomModel(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
 >>> tokens = torch.arange(10)[None]
 >>> expected = stock(tokens).last_hidden_state
->>> with own_biases(stock):  # the same results, without materializing a bias
+>>> with posenc.hf.attached(stock, posenc.PositionEncoding(), own="keep"):  # its own bias only
 ...     found = stock(tokens).last_hidden_state
 >>> torch.allclose(found, expected, atol=1e-5)
 True

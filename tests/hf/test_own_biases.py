@@ -4,13 +4,17 @@ included."""
 import pytest
 import torch
 
-from posenc.hf.own_biases import own_biases
+import posenc
 from tests.hf_models import transformers
 
 LENGTH = 41
 TOKENS = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones(2, LENGTH, dtype=torch.long)
 MASK[0, :9] = 0
+
+
+def own_biases(model):
+    return posenc.hf.attached(model, posenc.PositionEncoding(), own="keep")
 
 
 @pytest.fixture
@@ -87,12 +91,3 @@ def test_bloom_decodes_step_by_step(bloom):
     with own_biases(bloom):
         got = bloom.generate(TOKENS, **options)
     assert torch.equal(got, expected)
-
-
-def test_other_models_are_refused(bloom):
-    bloom.config.model_type = "llama"
-    with (
-        pytest.raises(ValueError, match="knows t5 and bloom, got a llama model"),
-        own_biases(bloom),
-    ):
-        pass

@@ -12,7 +12,6 @@ from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import register_attention
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.own_biases import own_biases
 from tests.hf_models import save, transformers
 
 
@@ -103,7 +102,7 @@ def test_attention_takes_memory_that_grows_with_the_length_alone(family, padded)
             model(tokens[:, :length], **{name: m[:, :length] for name, m in options.items()})
         return seen.elements
 
-    with rotated(model) if family == "llama" else own_biases(model):
+    with rotated(model) if family == "llama" else attached(model, PositionEncoding(), own="keep"):
         short, long = largest(2048), largest(4096)
     assert long <= 2.1 * short
     assert largest(1024) >= 4 * 1024**2  # what the stock model holds, and this test can see
