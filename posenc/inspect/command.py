@@ -103,9 +103,9 @@ def inspect(
             raise ValueError(
                 "posenc inspect package.module:Class takes --arg, --call and --json only."
             )
-        from posenc.inspect.module import command as modules_command
+        from posenc.inspect.module.sheet import run as check_module
 
-        modules_command.run(names[0], arguments or [], call, as_json)
+        check_module(names[0], arguments or [], call, as_json)
         return
     if arguments or call:
         raise ValueError(
@@ -127,9 +127,9 @@ def inspect(
     if "claims" in kinds:
         if names != ["claims"] or compare or out or figures or shape_given:
             raise ValueError("posenc inspect claims takes --json and nothing else.")
-        from posenc.inspect.claims import command as claims_command
+        from posenc.inspect.claims.sheet import run as check_claims
 
-        claims_command.run(as_json)
+        check_claims(as_json)
         return
     from posenc.encodings import ModelShape
     from posenc.inspect.encoding.command import run

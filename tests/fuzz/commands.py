@@ -227,7 +227,7 @@ def without_the_work() -> Iterator[None]:
         mock.patch("posenc.extend.extension.load_checkpoint", refuse),
         mock.patch("posenc.inspect.checkpoint.sheet.load_checkpoint", refuse),
         mock.patch("posenc.inspect.encoding.command.measure", refuse),
-        mock.patch("posenc.inspect.claims.command.check", refuse),
+        mock.patch("posenc.inspect.claims.sheet.check", refuse),
         mock.patch("torch.set_num_threads", lambda count: None),
     ]
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,13 @@
 """Check folklore: every claim with its source, what was measured, and the verdict."""
 
+import json
 from collections.abc import Callable
 from typing import NamedTuple
 
 from posenc.inspect.claims import biases, context, embeddings, masking, rotary, sizes
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import tell
+from posenc.report.page.visible import visible
 
 GROUPS = {
     "Embeddings": embeddings.CLAIMS,
@@ -35,3 +39,16 @@ def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Ch
             verdict = holds if isinstance(holds, str) else ("true" if holds else "false")
             checked[heading].append(Checked(claim.claim, claim.source, measured, verdict))
     return checked
+
+
+def run(as_json: bool) -> None:
+    """Print every claim with source, measurement and verdict."""
+    groups = check(lambda claim: tell(f"measuring: {claim}"))
+    tell("")
+    found = [c for claims in groups.values() for c in claims]
+    if as_json:
+        print(visible(json.dumps([c._asdict() for c in found], indent=1, ensure_ascii=False)))
+    else:
+        rows = [(c.claim, c.verdict, c.measured, c.source) for c in found]
+        header = ("claim", "verdict", "measured", "source")
+        print_table(stdout(160), header, rows, show_lines=True)

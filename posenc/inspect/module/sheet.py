@@ -1,5 +1,7 @@
 """Run every check on a foreign module, and write the sentence that comes first."""
 
+import dataclasses
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from posenc.inspect.module.checks import calls, compiled, far, precision, slopes
 from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.subject import Subject, one_line
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import tell
 
 CHECKS: dict[str, Callable[[Subject], Measured]] = {
     "positions stay distinct": precision.apart,
@@ -111,3 +115,28 @@ def _verdict(check: str, subject: Subject) -> Verdict:
         return Verdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding
         return Verdict(check, None, f"does not run: {one_line(error)}")
+
+
+def run(path: str, arguments: Sequence[str], call: str | None, as_json: bool) -> None:
+    """Print the finding in a sentence, how the module is called, and a verdict for each check."""
+    tell(f"measuring {path}")
+    sheet = measure_module(path, arguments, call)
+    tell("")
+    if as_json:
+        found = {
+            "module": path,
+            "called_as": sheet.called_as,
+            "shows": sheet.shows,
+            "length": sheet.length,
+            "answer": sheet.answer,
+            "checks": [dataclasses.asdict(verdict) for verdict in sheet.checks],
+        }
+        print(json.dumps(found, indent=1, allow_nan=False))
+        return
+    words = {True: "yes", False: "no", None: "–"}
+    rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]
+    console = stdout(140)
+    console.print(sheet.answer, markup=False, highlight=False)
+    title = f"{path}, called as {sheet.called_as}, {sheet.length:,} tokens"
+    console.print(title, markup=False, highlight=False, style="dim")
+    print_table(console, ("check", "holds", "measured"), rows)
