@@ -79,8 +79,6 @@ def problems_of(
         else:
             assert keys.x is not None
             new_q, new_k = rotated[0], keys.x
-        if part.q_factor is not None:
-            new_q = (new_q * part.q_factor[..., None, :, None]).to(new_q.dtype)
         raw_k = None
         if keep_raw and {3, 4} & places:
             assert seen_k.x is not None

@@ -17,8 +17,8 @@ from posenc.encodings.numbers.angles import Angles as Angles
 from posenc.encodings.numbers.frequencies import PRECISION as PRECISION
 from posenc.encodings.numbers.frequencies import TWO_PI as TWO_PI
 from posenc.encodings.queries_keys import rope_scaling as rope_scaling
-from posenc.encodings.queries_keys.position_map import PositionMap as PositionMap
 from posenc.encodings.queries_keys.position_maps import DualChunk as DualChunk
+from posenc.encodings.queries_keys.position_maps import PositionMap as PositionMap
 from posenc.encodings.queries_keys.position_maps import ReRoPE as ReRoPE
 from posenc.encodings.queries_keys.position_maps import SelfExtend as SelfExtend
 from posenc.encodings.queries_keys.rope import RoPE as RoPE

@@ -52,7 +52,6 @@ class Pass:
 
     q_positions and kv_positions are the positions that the encoding sees in this pass. `mask`
     selects the pairs that the pass computes (None: all); attention binds it to the true positions.
-    `q_factor` (q_len) or (batch, q_len) multiplies the queries.
 
     >>> (one,) = posenc.RoPE(16, interleaved=False).passes(torch.arange(4), torch.arange(4))
     >>> one.mask is None
@@ -62,7 +61,6 @@ class Pass:
     q_positions: QueryPlaces
     kv_positions: KeyPlaces
     mask: "Mask | None" = None
-    q_factor: Float[Tensor, "*batch factors"] | None = None
 
 
 class PositionEncoding(nn.Module):

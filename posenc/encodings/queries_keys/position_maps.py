@@ -5,17 +5,57 @@ The cache stores keys unrotated. All methods need causal attention.
 """
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 
 from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.queries_keys.position_map import PositionMap
+from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPlaces, QueryPlaces, in_double
+from posenc.positions import KeyPlaces, Positions, QueryPlaces, Remembered, in_double, same
+
+
+class PositionMap(RoPE):
+    """Apply RoPE in several passes at mapped positions; a subclass defines `parts`.
+
+    The authors also multiply queries by ln p: Compose(ReRoPE(...), LogN(train_length)).
+    """
+
+    claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)
+
+    _prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
+
+    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+        """Return the passes, each with mapped positions and the mask of its pairs."""
+        raise NotImplementedError(f"{type(self).__name__} must define parts()")
+
+    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+        if self._prepared is not None:
+            positions, parts = self._prepared
+            if positions.fits(q_positions) and positions.fits(kv_positions):
+                return parts
+        return self.parts(q_positions, kv_positions)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        prepared = super().prepare(positions, length)
+        if isinstance(positions, range):  # mapped later, on the device of the first queries
+            return prepared
+        parts = self.passes(positions, positions)
+        mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
+        prepared._prepared = (Remembered(positions), parts)
+        prepared._ready += tuple(
+            (Remembered(p), *prepared.cos_sin(p)) for p in mapped if not same(p, positions)
+        )
+        return prepared
+
+    def forward(self, q: Any, k: Any, positions: Any, *, layout: str = "bhtd") -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} rotates q and k once for each of its passes: pass it to "
+            "posenc.attention or posenc.Attention."
+        )
 
 
 class ReRoPE(PositionMap):
@@ -27,7 +67,6 @@ class ReRoPE(PositionMap):
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         window: distance in tokens up to which positions are exact.
         leak: Leaky ReRoPE's divisor of the distance beyond the window, at least 1; None: ReRoPE.
-        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
 
     Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
     Raises: ValueError if window < 1 or leak < 1.
@@ -50,12 +89,12 @@ class ReRoPE(PositionMap):
         interleaved: bool,
         window: int,
         leak: float | None = None,
-        log_n_length: int | None = None,
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        rope: Any = {"rotary_dim": rotary_dim, "scaling": scaling, "log_n_length": log_n_length}
-        super().__init__(head_dim, rope_theta, interleaved=interleaved, **rope)
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
+        )
         if window < 1 or (leak is not None and leak < 1):
             raise ValueError(
                 f"ReRoPE: window and leak must be at least 1, got window={window}, leak={leak}."
@@ -89,7 +128,6 @@ class SelfExtend(PositionMap):
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         group_size: number of tokens with one position.
         window: distance in tokens up to which positions are exact.
-        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
 
     Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
     Raises: ValueError if group_size or window < 1.
@@ -112,12 +150,12 @@ class SelfExtend(PositionMap):
         interleaved: bool,
         window: int,
         group_size: int = 8,
-        log_n_length: int | None = None,
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        rope: Any = {"rotary_dim": rotary_dim, "scaling": scaling, "log_n_length": log_n_length}
-        super().__init__(head_dim, rope_theta, interleaved=interleaved, **rope)
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
+        )
         self.claims = replace(self.claims, shift_invariant=False)
         if window < 1 or group_size < 1:
             raise ValueError(
@@ -159,7 +197,6 @@ class DualChunk(PositionMap):
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         chunk_size: the largest relative position, below the training length.
         local_window: distance in tokens that stays exact across the border of two chunks.
-        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
 
     Shapes: as RoPE; three passes. Units: tokens. Precision: as RoPE.
     Raises: ValueError unless 0 <= local_window < chunk_size.
@@ -181,12 +218,12 @@ class DualChunk(PositionMap):
         interleaved: bool,
         chunk_size: int,
         local_window: int,
-        log_n_length: int | None = None,
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        rope: Any = {"rotary_dim": rotary_dim, "scaling": scaling, "log_n_length": log_n_length}
-        super().__init__(head_dim, rope_theta, interleaved=interleaved, **rope)
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
+        )
         self.claims = replace(self.claims, shift_invariant=False)
         if not 0 <= local_window < chunk_size:
             raise ValueError(

@@ -18,12 +18,6 @@ Factors = Float[Tensor, "*where"]
 """One number per position."""
 
 
-def log_n(positions: Where, train_length: int, dtype: torch.dtype = torch.float32) -> Factors:
-    """Return max(1, ln(p + 1) / ln(train_length)) for each position p."""
-    seen = positions.double().clamp(min=0) + 1  # negative positions get factor 1
-    return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
-
-
 class QueryTemperature(QueryKeyEncoding):
     """Multiply each query by a factor that depends on its position; a subclass defines `factor`."""
 
@@ -71,7 +65,8 @@ class LogN(QueryTemperature):
         self.train_length = train_length
 
     def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
-        return log_n(positions, self.train_length, dtype)
+        seen = positions.double().clamp(min=0) + 1  # negative positions get factor 1
+        return (seen.log() / math.log(self.train_length)).clamp(min=1).to(dtype)
 
 
 class Llama4Temperature(QueryTemperature):

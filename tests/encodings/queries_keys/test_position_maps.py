@@ -4,11 +4,15 @@ where nothing is mapped."""
 import pytest
 import torch
 
-from posenc import KVCache, ModelShape, create
-from posenc.encodings.queries_keys.position_map import PositionMap
-from posenc.encodings.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
+from posenc import Compose, KVCache, LogN, ModelShape, PositionEncoding, create
+from posenc.encodings.queries_keys.position_maps import (
+    DualChunk,
+    PositionMap,
+    ReRoPE,
+    SelfExtend,
+)
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.testing.harness import turned
+from posenc.testing.harness import sides
 from tests.attending import attend
 from tests.golden_values import Case, cases
 
@@ -21,15 +25,14 @@ def options(case: Case) -> dict:
     }
 
 
-def logits_of(encoding: PositionMap, q, k, positions) -> torch.Tensor:
+def logits_of(encoding: PositionEncoding, q, k, positions) -> torch.Tensor:
     """What every pass gives where it is responsible, -inf in the future: (batch, heads, n, n)."""
     n, scale = q.shape[2], encoding.scale(q.shape[-1])
     i, j = torch.arange(n)[:, None], torch.arange(n)
     out = torch.full((*q.shape[:3], n), float("nan"), dtype=q.dtype)
     for part in encoding.passes(positions, positions):
-        pass_q, pass_k = turned(encoding, q, k, part.q_positions, part.kv_positions)
-        if part.q_factor is not None:
-            pass_q = pass_q * part.q_factor[:, None]
+        own_q, own_k = sides(q, k, positions, positions)
+        pass_q, pass_k = encoding.transform(own_q.at(part.q_positions), own_k.at(part.kv_positions))
         pass_k = pass_k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         assert part.mask is not None
         own = part.mask.bind(positions, positions)(torch.tensor(0), torch.tensor(0), i, j)
@@ -41,7 +44,10 @@ def logits_of(encoding: PositionMap, q, k, positions) -> torch.Tensor:
     return out
 
 
-def assert_attends(case: Case, encoding: PositionMap) -> None:
+def assert_attends(case: Case, encoding: PositionEncoding, trained: int) -> None:
+    """`trained`: queries are multiplied by LogN(trained) too, if it is positive."""
+    if trained > 0:
+        encoding = Compose(encoding, LogN(trained))
     q, k, v, positions = (case.inputs[name] for name in ("q", "k", "v", "positions"))
     logits = logits_of(encoding, q, k, positions)
     case.assert_close("logits", logits)
@@ -52,29 +58,24 @@ def assert_attends(case: Case, encoding: PositionMap) -> None:
 @pytest.mark.golden("rerope")
 @pytest.mark.parametrize("case", cases("rerope"))
 def test_rerope(case: Case):
-    log_n = case.params["training_length"]
-    assert_attends(case, ReRoPE(**options(case), window=case.params["window"], log_n_length=log_n))
+    encoding = ReRoPE(**options(case), window=case.params["window"])
+    assert_attends(case, encoding, case.params["training_length"])
 
 
 @pytest.mark.golden("leaky_rerope")
 @pytest.mark.parametrize("case", cases("leaky_rerope"))
 def test_leaky_rerope(case: Case):
-    log_n, leak = case.params["training_length"], case.params["scaling_factor"]
-    window = case.params["window"]
-    assert_attends(case, ReRoPE(**options(case), window=window, leak=leak, log_n_length=log_n))
+    window, leak = case.params["window"], case.params["scaling_factor"]
+    encoding = ReRoPE(**options(case), window=window, leak=leak)
+    assert_attends(case, encoding, case.params["training_length"])
 
 
 @pytest.mark.golden("self_extend")
 @pytest.mark.parametrize("case", cases("self_extend"))
 def test_self_extend(case: Case):
-    base = case.params["scale_base"]
-    encoding = SelfExtend(
-        **options(case),
-        window=case.params["window"],
-        group_size=case.params["group_size"],
-        log_n_length=base if base > 0 else None,
-    )
-    assert_attends(case, encoding)
+    sizes = {name: case.params[name] for name in ("window", "group_size")}
+    encoding = SelfExtend(**options(case), **sizes)
+    assert_attends(case, encoding, case.params["scale_base"])
     positions = case.inputs["positions"]
     if positions.max() - positions.min() < encoding.window:
         return  # no pair is far, and the authors leave out the shift
@@ -117,7 +118,7 @@ def test_a_map_that_moves_nothing_is_rope(encoding: PositionMap):
 
 MAPPED = [
     ReRoPE(8, interleaved=True, window=4),
-    ReRoPE(8, interleaved=False, window=4, leak=3, log_n_length=6),
+    ReRoPE(8, interleaved=False, window=4, leak=3),
     SelfExtend(8, interleaved=False, window=4, group_size=3),
     DualChunk(8, interleaved=False, chunk_size=6, local_window=2),
 ]
@@ -164,10 +165,6 @@ def test_defaults_come_from_the_trained_length(name: str):
         (
             lambda: DualChunk(8, interleaved=False, chunk_size=4, local_window=4),
             "below chunk_size, got local_window=4, chunk_size=4",
-        ),
-        (
-            lambda: ReRoPE(8, interleaved=False, window=4, log_n_length=1),
-            "log_n_length must be at least 2, got 1",
         ),
     ],
 )
