@@ -5,9 +5,11 @@ them. `doubts` lists every guess.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
@@ -28,6 +30,18 @@ YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "
 
 class UnknownFamilyError(ValueError):
     """A family that posenc has not read: nothing is said, fixed or proved of it."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in a ValueError about it."""
+    try:
+        yield
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        kind = UnknownFamilyError if isinstance(error, UnknownFamilyError) else ValueError
+        raise kind(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)
