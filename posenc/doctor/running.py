@@ -99,7 +99,8 @@ def _require_clear(case: Case) -> None:
         return
     for found in findings(case):
         unclear = found.contradiction and found.code not in SETTLED
-        if unclear or (found.severity == "E" and found.code in UNCLEAR):
+        guessed = found.severity == "E" and (case.why_unclear or found.code in UNCLEAR)
+        if unclear or guessed:
             raise ValueError(
                 f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
                 f"{found.code}: {found.message}. {found.cure}"
