@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from posenc import __version__
 from posenc.lazy import hint
-from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
+from posenc.report.page.failure import RunFailed, Stopped, disk_is_full, in_words
 from posenc.report.page.visible import visible
 
 COMMANDS = {
@@ -131,8 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if disk_is_full(error):
             code = _complain(f"the disk is full: {error}", 1, error)
         else:
-            named = f"{error.filename}: {error.strerror}" if error.filename else f"{error}"
-            code = _complain(named, 2, error)
+            code = _complain(in_words(error), 2, error)
     except ModuleNotFoundError as error:
         extra = hint(error)
         code = _complain(extra or f"{error}", 2 if extra else 1, error)
