@@ -107,12 +107,14 @@ def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, cal
 def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(call, dry):
     code, _, said = call("bench")
     assert code == 0
-    assert "attention 16k takes about" in said and "left out, --all or --only runs it" in said
+    assert "bench: left out attention 16k: about" in said
+    assert "; --all or --only runs those left out\n" in said
+    assert max(map(len, said.splitlines())) <= 80
     assert "16k" not in [case.title for case in dry if case.group == "attention"]
     assert {"attention", "layer", "rotation"} <= {case.group for case in dry}
     dry.clear()
     code, _, said = call("bench", "--only", "attention")
-    assert code == 0 and "attention 16k takes about" in said and "left out" not in said
+    assert code == 0 and "bench: attention 16k: about" in said and "left out" not in said
     assert "16k" in [case.title for case in dry]
 
 
@@ -368,3 +370,28 @@ def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp
     monkeypatch.setattr(cases, "on_device", lambda *sizes: seen.append(sizes[-1]) or [])
     assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0
     assert seen == (["float32", "bfloat16", "bfloat16"] if half else ["float32", "float32"])
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_table_fits_the_columns_with_names_whole(columns, call, monkeypatch):
+    def measured(case, counts, rounds):
+        if case.group == "memory":
+            return [{"run": "transformer_xl", "threads": 1, "mib": 1234.56}]
+        rows = []
+        for threads in counts:
+            for name in (*case.runs, *case.baselines):
+                ratios = {base: [99.994, 98.765, 123.456] for base in case.baselines}
+                row = {"run": name, "milliseconds": 98765.4321, "ratios": ratios}
+                rows.append(row | {"threads": threads})
+        return rows
+
+    monkeypatch.setattr(run, "measured", measured)
+    monkeypatch.setattr("posenc.report.machine.machine.num_cores", lambda: 2)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, said, _ = call("bench", "--all", "--threads", "1,2")
+    assert code == 0 and max(map(len, said.splitlines())) <= columns
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert "attention 1 query, 4k keys, 2 threads" in lines and "1234.6 MiB" in said
+    assert {name for case in CASES for name in case.runs} <= {n.split("  ")[0] for n in lines}
+    if columns == 80:
+        assert any("98765.432 ms  99.99 (98.77 to 123.46) x plain layer" in n for n in lines)
