@@ -38,6 +38,8 @@ ELSEWHERE = {
     "posenc/keras/README.md": "keras.md",
 }
 """Pages that lie outside of docs, and what they are called in the site."""
+EXPLORER = ROOT / "posenc/doctor/explore.html"
+"""The page of `posenc explore`, which the site has at its root."""
 GENERATED = {"Tools": ["rules/index"], "API": ["api/index"]}
 """Generated pages by the section of docs/README.md that they belong to."""
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048, causal=True)
@@ -111,6 +113,9 @@ def linked(text: str, page: Path, site: dict[Path, str]) -> str:
         if file in site:
             name = os.path.relpath(site[file], here)
             return f"[{said}]({name}{'#' if anchor else ''}{anchor})"
+        if file == EXPLORER:  # no page of Sphinx, and what follows the # is a view
+            name = os.path.relpath(file.name, here)
+            return f'<a href="{name}{"#" if anchor else ""}{anchor}">{said}</a>'
         if file.is_relative_to(DOCS / "figures"):
             return f"[{said}]({os.path.relpath(file.relative_to(DOCS), here)})"
         name = file.relative_to(ROOT).as_posix()
@@ -300,7 +305,8 @@ def dead(site: Path) -> list[str]:
             file = (path.parent / name.partition("?")[0]).resolve() if name else path
             file = file / "index.html" if file.is_dir() else file
             known = pages[file].ids if file in pages else set()
-            if not file.exists() or (anchor and file.suffix == ".html" and anchor not in known):
+            held = file.suffix == ".html" and file.name != EXPLORER.name
+            if not file.exists() or (anchor and held and anchor not in known):
                 found.append(f"{path.relative_to(site)}: {target}")
     return found
 
@@ -316,6 +322,7 @@ def main() -> int:
     if code := subprocess.run(command).returncode:
         return code
     for_machines(source, site)
+    shutil.copy(EXPLORER, site)
     broken = dead(site)
     print("\n".join(broken or [f"Wrote {(site / 'index.html').relative_to(ROOT)}"]))
     return bool(broken)
