@@ -124,6 +124,12 @@ def linked(text: str, page: Path, site: dict[Path, str]) -> str:
     return re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", there, text)
 
 
+def joined(text: str) -> str:
+    """Return text without the breaks between lines of Chinese, which browsers show as spaces."""
+    sign = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef“”]"
+    return re.sub(f"(?<={sign})\n *(?={sign})", "", text)
+
+
 def toctree(pages: list[str], caption: str = "") -> str:
     """Return the directive that puts pages into the navigation."""
     head = f":caption: {caption}\n" if caption else ""
@@ -143,7 +149,7 @@ def lay_out(source: Path) -> None:
     """Write every page of the site as Markdown."""
     site, pages = where(), {}
     for page, name in site.items():
-        pages[name] = linked(page.read_text(encoding="utf-8"), page, site)
+        pages[name] = joined(linked(page.read_text(encoding="utf-8"), page, site))
     for title, links in sections(pages["index.md"]).items():
         listed = [f"{said} <{page}>" for said, page, _ in links] + GENERATED.get(title, [])
         pages["index.md"] += toctree(listed, title)

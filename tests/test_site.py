@@ -46,6 +46,14 @@ def test_a_link_out_of_the_site_becomes_a_name(site):
     )
 
 
+def test_lines_of_chinese_are_joined_and_nothing_else(site):
+    assert (
+        site.joined("第一行，\n第二行\n  第三行。\n\n- 一\n- 二")
+        == "第一行，第二行第三行。\n\n- 一\n- 二"
+    )
+    assert site.joined("用 YaRN\n或 NTK\none\ntwo") == "用 YaRN\n或 NTK\none\ntwo"
+
+
 def test_the_site_has_the_explorer_at_its_root(site):
     page = ROOT / "docs/learn/rope.zh-CN.md"
     shown = site.linked("[it](../../posenc/doctor/explore.html#lang=zh)", page, site.where())
