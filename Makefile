@@ -104,6 +104,7 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py
 	$(BIN)/python docs/update_doctor_kinds.py
+	$(BIN)/python docs/update_explorer_figure.py
 
 # The site in build/docs, from docs/ and docstrings; warnings and dead links are errors.
 .venv/.installed-docs: .venv/.installed
