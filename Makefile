@@ -114,6 +114,20 @@ readme: .venv/.installed
 docs: .venv/.installed-docs
 	$(BIN)/python docs/build_site.py
 
+# The oldest packages that pyproject.toml admits, in an environment of their own: the encodings,
+# attention, the commands, transformers' models.
+.venv-floors/.installed: pyproject.toml constraints-floors.txt
+	test -x .venv-floors/bin/python || $(PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python -m pip install -q -c constraints-floors.txt -e ".[doctor,hf]" beartype \
+		hypothesis pytest pytest-xdist pyyaml
+	touch $@
+
+FLOORS := tests/attend tests/compare/page tests/dialects tests/hf tests/report tests/statistics \
+	tests/test_cli.py tests/test_package.py tests/test_without_torch.py
+test-floors: .venv-floors/.installed
+	OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -q -rs -n auto \
+		-m "not slow and not prose and not nightly" $(FLOORS)
+
 # What would be published, in dist/: built, checked, installed without and with torch, tried.
 .venv-release/.installed:
 	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
