@@ -18,6 +18,7 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
+from posenc.lazy import require
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import bounded_json
 from posenc.report.machine.options import check_choice
@@ -195,6 +196,8 @@ def _adapter(options: Options) -> str:
 
 
 def _layout(options: Options) -> tuple[str, int]:
+    if options.layout:
+        require("transformers", "--layout")
     from posenc.doctor.cures import layout
 
     folder = options.paths[0]
