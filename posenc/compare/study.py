@@ -3,7 +3,6 @@
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,6 @@ from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
-from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.lock import LOCK, locked
@@ -69,7 +67,8 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
-    folder = options.out or RUNS / f"compare-{_name(trials)}"
+    name = hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
+    folder = options.out or RUNS / f"compare-{name}"
     damaged = check_ours(folder)
     made = missing(folder)
     make_folder(folder)
@@ -201,7 +200,3 @@ def check_ours(folder: Path) -> str | None:
 def _is_ours(path: Path) -> bool:
     """Return True if a run that was killed before it wrote study.json can have left this file."""
     return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)
-
-
-def _name(trials: Sequence[TrialConfig]) -> str:
-    return hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]

@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 
 from posenc.extend.answer import captions
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.evaluation import Evaluation
 from posenc.hf.rope.settings import RopeSetting
 from posenc.report.page.drawing import INK, figure, legend_above, length_axis, line_styles, style
 from posenc.report.page.page import Plot
@@ -41,7 +40,11 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
     yield Plot(
         draw(where, "loss, nats per token", by_position, edges[1:]),
         "Loss by position, mean of each bucket; lower is better.",
-        _words(named, edges),
+        "; ".join(
+            f"{name}: {e.by_position[0].mean:.2f} at the start, {e.by_position[-1].mean:.2f} up to "
+            f"{edges[-1]}"
+            for name, e in named.items()
+        ),
         captions.in_losses(losses, edges[1:], trained),
         "loss-by-position",
     )
@@ -69,14 +72,6 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
             captions.in_entropies(shown),
             "attention-entropy",
         )
-
-
-def _words(named: dict[str, Evaluation], edges: tuple[int, ...]) -> str:
-    return "; ".join(
-        f"{name}: {e.by_position[0].mean:.2f} at the start, {e.by_position[-1].mean:.2f} up to "
-        f"{edges[-1]}"
-        for name, e in named.items()
-    )
 
 
 def frequencies(outcome: Outcome) -> Iterator[Plot]:
