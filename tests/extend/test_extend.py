@@ -22,7 +22,7 @@ from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.objective import next_token_loss
+from posenc.extend.tune.tuning import next_token_loss
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
