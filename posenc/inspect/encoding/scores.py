@@ -58,10 +58,19 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
     cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
     low, high = flat.quantile(cuts, dim=0) if flat.isfinite().all() else _finite_cuts(flat, cuts)
     same_mean = same.flatten(0, 1).mean(0)
-    # Only different pairs are independent: the scores of a pair are averaged over signs and heads.
-    by_pair = random.unflatten(0, (-1, count)).mean((0, 2))
-    found = (flat.mean(0), low, high, same_mean, by_pair.std(0) / count**0.5)
+    found = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
     return Decay(distances, *map(_numbers, found))
+
+
+def _standard_error(scores: Tensor, count: int) -> Tensor:
+    """Return the standard error of the mean score at each distance, (distances,).
+
+    scores: (signs * count, num_heads, distances), all of `count` random pairs of query and key for
+    one choice of their signs, then for the next. Only different pairs are independent, so the
+    scores of a pair are averaged over signs and heads first.
+    """
+    by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
+    return by_pair.std(0) / count**0.5
 
 
 def _last_row(
