@@ -16,7 +16,7 @@ from posenc.compare.options import Options
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.page.watchers import watching
 from posenc.compare.plan.cost import opening
-from posenc.compare.plan.dry_run import show_dry_run
+from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
@@ -28,7 +28,7 @@ from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
 from posenc.report.machine import machine
 from posenc.report.machine.processor import processors_of
-from posenc.report.page.console import stderr
+from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
@@ -66,7 +66,11 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         say(console, f"Note: {plan.note}.")
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
-        return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
+        table, sentence = dry_run(trials, plan.cut, workers, here)
+        if show:
+            stdout(160).print(table)
+            stdout(160).print(sentence, markup=False, highlight=False, soft_wrap=True)
+        return replace(study, trials=trials)
     name = hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
     folder = options.out or RUNS / f"compare-{name}"
     damaged = check_ours(folder)
