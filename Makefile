@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer test-floors release-check clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -92,6 +92,8 @@ oracles: .venv/.installed
 explorer: .venv/.installed
 	$(BIN)/python explorer/data.py
 	cd explorer && npm ci --no-audit --no-fund && node build.mjs
+	sed -n '/^<!-- Bundled/,/^ -->/p' posenc/doctor/explore.html | sed '1s/^<!-- //;$$d' > \
+		posenc/doctor/explore.licenses.txt
 
 # The rotation's Triton kernel for GPUs of NVIDIA and AMD, compiled here, with registers and spills.
 kernels: .venv/.installed-all
@@ -103,6 +105,8 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_figures.py
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py
+	$(BIN)/python docs/update_doctor_kinds.py
+	$(BIN)/python docs/update_explorer_figure.py
 
 # The site in build/docs, from docs/ and docstrings; warnings and dead links are errors.
 .venv/.installed-docs: .venv/.installed
@@ -112,5 +116,28 @@ readme: .venv/.installed
 docs: .venv/.installed-docs
 	$(BIN)/python docs/build_site.py
 
+# The oldest packages that pyproject.toml admits, in an environment of their own: the encodings,
+# attention, the commands, transformers' models.
+.venv-floors/.installed: pyproject.toml constraints-floors.txt
+	test -x .venv-floors/bin/python || $(PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python -m pip install -q -c constraints-floors.txt -e ".[doctor,hf]" beartype \
+		hypothesis pytest pytest-xdist pyyaml
+	touch $@
+
+FLOORS := tests/attend tests/compare/page tests/dialects tests/hf tests/report tests/statistics \
+	tests/test_cli.py tests/test_package.py tests/test_without_torch.py
+test-floors: .venv-floors/.installed
+	OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -q -rs -n auto \
+		-m "not slow and not prose and not nightly" $(FLOORS)
+
+# What would be published, in dist/: built, checked, installed without and with torch, tried.
+.venv-release/.installed:
+	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install -q build twine
+	touch $@
+
+release-check: .venv-release/.installed
+	.venv-release/bin/python -m tests.release.check $(TAG)
+
 clean:
-	rm -rf build .venv .venv-engines .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf build .venv .venv-engines .venv-floors .venv-oracles .venv-release .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist

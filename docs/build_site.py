@@ -38,6 +38,8 @@ ELSEWHERE = {
     "posenc/keras/README.md": "keras.md",
 }
 """Pages that lie outside of docs, and what they are called in the site."""
+EXPLORER = ROOT / "posenc/doctor/explore.html"
+"""The page of `posenc explore`, which the site has at its root."""
 GENERATED = {"Tools": ["rules/index"], "API": ["api/index"]}
 """Generated pages by the section of docs/README.md that they belong to."""
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048, causal=True)
@@ -111,12 +113,21 @@ def linked(text: str, page: Path, site: dict[Path, str]) -> str:
         if file in site:
             name = os.path.relpath(site[file], here)
             return f"[{said}]({name}{'#' if anchor else ''}{anchor})"
+        if file == EXPLORER:  # no page of Sphinx, and what follows the # is a view
+            name = os.path.relpath(file.name, here)
+            return f'<a href="{name}{"#" if anchor else ""}{anchor}">{said}</a>'
         if file.is_relative_to(DOCS / "figures"):
             return f"[{said}]({os.path.relpath(file.relative_to(DOCS), here)})"
         name = file.relative_to(ROOT).as_posix()
         return f"`{name}`" if said.strip("`") in name else f"{said} (`{name}`)"
 
     return re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", there, text)
+
+
+def joined(text: str) -> str:
+    """Return text without the breaks between lines of Chinese, which browsers show as spaces."""
+    sign = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef“”]"
+    return re.sub(f"(?<={sign})\n *(?={sign})", "", text)
 
 
 def toctree(pages: list[str], caption: str = "") -> str:
@@ -138,7 +149,7 @@ def lay_out(source: Path) -> None:
     """Write every page of the site as Markdown."""
     site, pages = where(), {}
     for page, name in site.items():
-        pages[name] = linked(page.read_text(encoding="utf-8"), page, site)
+        pages[name] = joined(linked(page.read_text(encoding="utf-8"), page, site))
     for title, links in sections(pages["index.md"]).items():
         listed = [f"{said} <{page}>" for said, page, _ in links] + GENERATED.get(title, [])
         pages["index.md"] += toctree(listed, title)
@@ -300,7 +311,8 @@ def dead(site: Path) -> list[str]:
             file = (path.parent / name.partition("?")[0]).resolve() if name else path
             file = file / "index.html" if file.is_dir() else file
             known = pages[file].ids if file in pages else set()
-            if not file.exists() or (anchor and file.suffix == ".html" and anchor not in known):
+            held = file.suffix == ".html" and file.name != EXPLORER.name
+            if not file.exists() or (anchor and held and anchor not in known):
                 found.append(f"{path.relative_to(site)}: {target}")
     return found
 
@@ -316,6 +328,7 @@ def main() -> int:
     if code := subprocess.run(command).returncode:
         return code
     for_machines(source, site)
+    shutil.copy(EXPLORER, site)
     broken = dead(site)
     print("\n".join(broken or [f"Wrote {(site / 'index.html').relative_to(ROOT)}"]))
     return bool(broken)

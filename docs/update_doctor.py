@@ -35,6 +35,43 @@ def reference() -> str:
     return "\n".join(lines)
 
 
+def families() -> str:
+    """How many families were held to the runtimes' own modules, and what is known of each."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        from tests.doctor.oracles import swept
+    finally:
+        sys.path.remove(str(ROOT))
+    from posenc.dialects.families import all_families
+    from posenc.dialects.runtimes.running import CELLS
+
+    lines = [
+        "*run*: what posenc says equals what the runtime's own modules compute, from the class's "
+        "defaults and from each variation. *read*: its source was read and not run. An empty cell: "
+        "not known to posenc, and not judged.",
+        "",
+    ]
+    seen: dict[tuple[str, str], str] = {}
+    for runtime, said in swept.kept().items():
+        parts = [f"{n} {verdict}" for verdict, n in swept.counts(runtime).most_common()]
+        towers = list(said["towers"].values())
+        if towers:
+            right = towers.count("")
+            parts.append(f"of {len(towers)} classes with several modalities {right} right")
+        lines.append(f"- {runtime} {said['version']}, {len(said['rows'])} classes: "
+                     f"{', '.join(parts)}.")  # fmt: skip
+        seen |= {(runtime, name): verdict for name, verdict, _ in said["rows"].values()}
+    words = {"right": "run", "differs": "**differs**"}
+    lines += ["", f"| family | {' | '.join(CELLS)} |", f"|---|{'---|' * len(CELLS)}"]
+    for name, facts in all_families().items():
+        if "text" not in facts:
+            read = {r: facts.get(cell, "") for r, cell in CELLS.items()}
+            usual = {r: "no model" if v is None else "read" if v else "" for r, v in read.items()}
+            row = [words.get(seen.get((r, name), ""), usual[r]) for r in CELLS]
+            lines.append(f"| {name} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 def golden_cases() -> str:
     """Each recorded config beside each runtime: does its emulator give what the runtime gave?"""
     sys.path.insert(0, str(ROOT))
@@ -72,7 +109,8 @@ def with_generated(page: str) -> str:
     """The page with its generated part as it is today."""
     before, _, _ = page.partition(START)
     assert before != page, f"{PAGE} lacks the line {START!r}"
-    return f"{before}{START}\n{reference().rstrip()}\n\n## Golden cases\n\n{golden_cases()}\n"
+    parts = (reference(), f"## Families\n\n{families()}", f"## Golden cases\n\n{golden_cases()}")
+    return f"{before}{START}\n" + "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,18 @@ NOTES = {
     "attach": "Two layers of width 512, 2,048 tokens, next to the same model as it was.",
 }
 
+OPTIONS = {
+    "--only GROUPS": f"measure these groups only: {', '.join(GROUPS)}",
+    "--quick, --all": "small cases for a second each; or also those of a minute or 2 GB",
+    "--repeats N": "rounds of each case, instead of 7 to 101 in ten seconds",
+    "--lengths 1024,4096": "lengths in tokens, instead of each case's own",
+    "--heads, --kv-heads, --head-dim": "sizes of attention, instead of each case's own",
+    "--threads 1,2": "measure with one thread of torch, then with two",
+    "--device cuda": "check every encoding on a GPU against float64 on the CPU, then time its "
+    "kernels",
+    "--out PATH, --json": "write everything to a file; print it for programs",
+}
+
 RUNS_DOWN = ("attention", "backward", "layer")
 """Tables with a row for each run; the others have one for each case."""
 
@@ -45,12 +57,24 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# bench: what posenc costs",
         "",
-        "Task: measure time and memory of every implementation, next to plain attention and to "
-        "transformers' Llama.",
+        "Task: measure time and memory of every encoding on your machine, next to plain attention "
+        "and to transformers' Llama.",
+        "",
+        "## Command",
         "",
         "```sh",
-        "posenc bench --only attach     # one group of cases, on this machine",
+        "posenc bench --quick                # small cases of all groups",
+        "posenc bench --only attention       # one group of cases",
+        "posenc bench --device cuda          # right on this GPU? then how fast?",
         "```",
+        "",
+        "## Options",
+        "",
+        "| option | what it does |",
+        "|---|---|",
+        *(f"| `{'`, `'.join(names.split(', '))}` | {said} |" for names, said in OPTIONS.items()),
+        "",
+        "## How to read it",
         "",
         "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
         "page; `make performance` measures them anew and writes it.",
@@ -59,7 +83,7 @@ def page(found: dict[str, Any]) -> str:
         f"{machine['python']}, in float32 unless a column says otherwise.",
         "A cell is the ratio of two times: the median of interleaved rounds in one process, with "
         f"its 95 % interval ({min(timed)} to {max(timed)} rounds).",
-        "What others are divided by shows its time instead.",
+        "The run that the others are divided by shows its time instead.",
     ]
     if len(threads) > 1:
         lines.append(
@@ -68,7 +92,7 @@ def page(found: dict[str, Any]) -> str:
         )
     for group, question in GROUPS.items():
         if mine := [row for row in rows if row["group"] == group]:
-            lines += ["", f"## {question}", NOTES[group], "", *table(group, mine)]
+            lines += ["", f"### {question}", NOTES[group], "", *table(group, mine)]
     lines += ["", "No number on this page is from a GPU."]
     return "\n".join(lines) + "\n"
 

@@ -17,10 +17,10 @@ BASELINES = ("none", "window")
 COLUMNS = ("family", "inspect", "extend", "methods", "exports", "left out", "not exported")
 HEAD = """# Every family of transformers, tried
 
-{count} causal and masked language models of transformers {version}, each tiny and random,
-through `posenc inspect --swap`, `posenc extend` with every method, and every export: {worked}
-are extended, {refused} are refused with a reason before anything is measured, {crashes}.
-{unbuilt} more are not here, because no tiny model of them could be built: {names}.
+For each family of causal and masked language models in transformers {version} we built a tiny
+random model and ran `posenc inspect --swap`, `posenc extend` with every method, and every export.
+Of {count} families {worked} are extended, and {refused} are refused with a reason before anything
+is measured. {crashes}. No tiny model could be built of {unbuilt} more: {names}.
 
 `python experiments/families.py ALL.csv` and `python experiments/families_docs.py ALL.csv
 results/extend/families.csv docs/families.md` write this page; it takes a quarter of an hour.
@@ -66,11 +66,11 @@ def page(families: list[dict[str, str]], version: str) -> str:
     built = [f for f in families if not f["inspect"].startswith("not built")]
     worked = [f for f in built if f["extend"] == WORKS]
     crashed = [f["family"] for f in built if any(CRASHED in value for value in f.values())]
-    crashes = f"in {len(crashed)} something crashes: {', '.join(crashed)}"
+    crashes = f"In {len(crashed)} something crashes: {', '.join(crashed)}"
     unbuilt = [f["family"] for f in families if f not in built]
     head = HEAD.format(
         count=len(built), version=version, worked=len(worked), refused=len(built) - len(worked),
-        crashes=crashes if crashed else "none crashes", unbuilt=len(unbuilt),
+        crashes=crashes if crashed else "None crashes", unbuilt=len(unbuilt),
         names=", ".join(unbuilt),
     )  # fmt: skip
     lines = []

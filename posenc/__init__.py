@@ -1,14 +1,12 @@
 """Position encodings for Transformers: use, compare, extend, inspect."""
 
-import importlib
 from typing import Any
 
-from posenc.lazy import hint as missing
-from posenc.lazy import listed
+from posenc import lazy
 
 __version__ = "0.1.0"
 
-_NAMES = listed(__file__)
+_NAMES = lazy.listed(__file__)
 _MODULES = {
     name: f"{where}.{name}"
     for name, where in _NAMES.items()
@@ -23,11 +21,11 @@ __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     try:
         if name in _PUBLIC:
-            return getattr(importlib.import_module(_PUBLIC[name]), name)
+            return getattr(lazy.load(_PUBLIC[name]), name)
         if name in _MODULES:
-            return importlib.import_module(_MODULES[name])
+            return lazy.load(_MODULES[name])
     except ModuleNotFoundError as error:
-        said = missing(error)
+        said = lazy.hint(error)
         # For a module an AttributeError: help, hasattr and inspect.getmembers go on without it, or
         # without what it needs, such as the backend of an installed keras.
         if name in _MODULES and not (error.name or "").startswith("posenc"):

@@ -15,8 +15,9 @@ import typer
 from rich.markup import escape
 
 from posenc import __version__
-from posenc.lazy import hint
-from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
+from posenc.lazy import EXTRAS, hint
+from posenc.report.machine import facts
+from posenc.report.page.failure import RunFailed, Stopped, disk_is_full, in_words
 from posenc.report.page.visible import visible
 
 COMMANDS = {
@@ -31,6 +32,9 @@ COMMANDS = {
     "explore": "posenc.doctor.explore:explore",
 }
 """The function of each command, as "module:function"."""
+NEEDS = dict.fromkeys(("compare", "report", "leaderboard", "inspect"), "compare")
+NEEDS |= {"extend": "hf", "doctor": "doctor"}
+"""The extra that is enough for a command; "torch" for others."""
 
 PANELS = {
     "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
@@ -131,12 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if disk_is_full(error):
             code = _complain(f"the disk is full: {error}", 1, error)
         else:
-            named = f"{error.filename}: {error.strerror}" if error.filename else f"{error}"
-            code = _complain(named, 2, error)
+            code = _complain(in_words(error), 2, error)
     except ModuleNotFoundError as error:
-        extra = hint(error)
+        extra = hint(error, NEEDS.get(next(iter(arguments), ""), "torch"))
         code = _complain(extra or f"{error}", 2 if extra else 1, error)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         code = _complain(str(error), 2, error)
     except Exception as error:
         code = _complain(f"{type(error).__name__}: {error}", 1, error)
@@ -151,10 +154,16 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="Print the versions to report, and exit.")
+    ] = False,
 ) -> None:
     """Position encodings for Transformers: use, compare, extend, inspect."""
     if version:
         print(f"posenc {__version__}")
+        raise typer.Exit
+    if versions:
+        print("\n".join(f"{name} {found}" for name, found in facts.versions(*EXTRAS).items()))
         raise typer.Exit
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help())  # empty if rich has printed it

@@ -4,31 +4,65 @@ They are listed once, as imports in the package's stub `__init__.pyi`, for type 
 """
 
 import ast
-import importlib
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-_EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras", "lm_eval": "lm-eval"}
-_EXTRAS |= {"ray": "ray", "submitit": "slurm", "s3fs": "storage", "tensorboard": "tensorboard"}
-_EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".split(), "torch")
+EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras", "lm_eval": "lm-eval"}
+EXTRAS |= {"ray": "ray", "submitit": "slurm", "s3fs": "storage", "tensorboard": "tensorboard"}
+EXTRAS |= {"numpy": "doctor", "scipy": "compare", "matplotlib": "compare"}
+EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
+_LARGER = ("doctor", "torch", "compare", "hf")
+"""Extras, each of which brings the packages above that the extras before it bring."""
+OLDEST_TORCH = [2, 9]
+"""As in pyproject.toml, which does not hold for a torch that another package brought."""
 
 
-def hint(error: ModuleNotFoundError) -> str:
-    """Return the pip command that installs the missing package; "" if it is not posenc's."""
+def hint(error: ModuleNotFoundError, least: str = "torch") -> str:
+    """Return the pip command that installs the missing package; "" if it is not posenc's.
+
+    Args:
+        least: extra that the command needs anyway, so that one installation is enough.
+    """
     package = (error.name or "").partition(".")[0]
-    if package not in _EXTRAS:
+    if package not in EXTRAS:
         return ""
-    return f'{package} is not installed: pip install "posenc[{_EXTRAS[package]}]"'
+    extra = EXTRAS[package]
+    if package != "gguf" and extra in _LARGER:
+        extra = max(extra, least, key=_LARGER.index)
+    return f'{package} is not installed: pip install "posenc[{extra}]"'
 
 
 def require(package: str, option: str) -> None:
     """Raise ValueError if a package that an option needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{option}: {hint(ModuleNotFoundError(name=package))}")
+
+
+@functools.cache
+def version(package: str) -> str:
+    """Return the version of an installed package, and "" for any other."""
+    from importlib import metadata  # half of what `import posenc` would take
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def load(module: str) -> ModuleType:
+    """Import a module of posenc. Raises ImportError if torch is installed and too old."""
+    found = version("torch")
+    if found and [int(part) for part in found.split(".")[:2]] < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        cure = 'pip install --upgrade "posenc[torch]"'
+        raise ImportError(f"posenc needs torch {oldest} or newer, found {found}: {cure}")
+    return importlib.import_module(module)
 
 
 def listed(file: str) -> dict[str, str]:
@@ -48,14 +82,14 @@ def attach(
     """Return `__getattr__`, `__dir__` and `__all__` for a package with a stub."""
     public = listed(file)
 
-    def load(name: str) -> Any:
+    def getattribute(name: str) -> Any:
         if name in public:
-            found = importlib.import_module(public[name])
+            found = load(public[name])
             # A name may be a module of a package that has not imported it.
-            return vars(found).get(name) or importlib.import_module(f"{public[name]}.{name}")
+            return vars(found).get(name) or load(f"{public[name]}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *public})
 
-    return load, names, sorted(public)
+    return getattribute, names, sorted(public)

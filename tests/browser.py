@@ -158,6 +158,18 @@ class Browser:
             **shown["result"]["value"], complaints=complaints, screenshot=base64.b64decode(picture)
         )
 
+    def picture(self, first: str, last: str, margin: int = 16) -> bytes:
+        """Return what lies from one element to another as a PNG, 1.5 times as large."""
+        box = self.evaluate(
+            f"""[{first!r}, {last!r}].map(s => document.querySelector(s).getBoundingClientRect())
+            .map(b => [b.left, b.top + scrollY, b.right, b.bottom + scrollY])"""
+        )
+        (left, top, right, _), (*_, bottom) = box
+        clip = {"x": left - margin, "y": top - margin, "scale": 1.5}
+        clip |= {"width": right - left + 2 * margin, "height": bottom - top + 2 * margin}
+        shot = self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
+
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript in the page, awaited.
 

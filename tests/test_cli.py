@@ -292,7 +292,7 @@ def test_every_option_with_choices_is_misspelt_here():
 
 def test_a_file_that_is_not_there_is_named_without_numbers_of_errors(call):
     said = complains(call("compare", "rope", "--config", "nowhere.json"))
-    assert said == "posenc: nowhere.json: No such file or directory\n"
+    assert said == "posenc: nowhere.json: no such file or folder.\n"
 
 
 def test_unknown_command_is_one_line_and_code_2(call):

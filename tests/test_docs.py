@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
 import pytest
 
+import posenc
 from posenc.cli import COMMANDS
 from posenc.encodings.registry import parse
 from posenc.testing import CHECKS, every_check, maker, verdicts
@@ -193,12 +195,12 @@ def test_pre_commit_uses_the_pinned_versions():
 
 
 def test_versions_agree():
-    import posenc
-
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "posenc/__init__.py"
     for name, pattern in (
-        ("pyproject.toml", r'^version = "(.+)"$'),
         ("CITATION.cff", r"^version: (.+)$"),
-        ("CHANGELOG.md", r"^## (\d\S*)"),
+        ("CHANGELOG.md", r"^## \[(\d.*?)\]"),
     ):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert re.findall(pattern, text, re.MULTILINE)[0] == posenc.__version__, name

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import string
+import struct
 from decimal import Decimal
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from posenc.encodings.queries_keys.rope_scaling import (
 from posenc.inspect.encoding import precision
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 from tests.doctor.threads import BASE
+from tests.test_readme import load_script
 from tests.test_without_torch import posenc as without_torch
 
 ROOT = Path(__file__).parents[1]
@@ -338,6 +340,23 @@ def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, confi
                 assert answer["limit"] == real.max_length, (name, config)
     floors = {"published": (150, 0), "drawn": (1500, 100)}[configs]
     assert counted["computes"] >= floors[0] and counted["refuses"] >= floors[1], counted
+
+
+@needs_chromium
+def test_the_readmes_picture_is_made_by_its_command(tmp_path):
+    script = load_script("update_explorer_figure")
+    said = script.write(tmp_path / "explore.png")
+    sizes = [
+        struct.unpack(">II", path.read_bytes()[16:24])
+        for path in (tmp_path / "explore.png", script.FIGURE)
+    ]
+    assert sizes[0][0] == sizes[1][0] > 1000
+    assert abs(sizes[0][1] - sizes[1][1]) < 100  # other fonts, other heights
+    for document in ("README.md", "README.zh-CN.md"):
+        text = (ROOT / document).read_text("utf-8")
+        (shown,) = re.findall(r"!\[(.*)\]\(docs/figures/explore\.png\)", text)
+        numbers = re.findall(r"[\d,]+\d", shown)
+        assert len(numbers) == 4 and all(number in f"{said} 10,000" for number in numbers), said
 
 
 BAD = {

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import posenc
+from tests.test_explore import PANELS
 from tests.test_readme import ROOT, load_script
 
 pytestmark = pytest.mark.prose
@@ -43,6 +44,40 @@ def test_a_link_out_of_the_site_becomes_a_name(site):
         "`results/x/rates.csv` [the rule](rules/PD011.md#why) [out](https://x.org) "
         "code (`posenc/list.py`)"
     )
+
+
+def test_lines_of_chinese_are_joined_and_nothing_else(site):
+    assert (
+        site.joined("第一行，\n第二行\n  第三行。\n\n- 一\n- 二")
+        == "第一行，第二行第三行。\n\n- 一\n- 二"
+    )
+    assert site.joined("用 YaRN\n或 NTK\none\ntwo") == "用 YaRN\n或 NTK\none\ntwo"
+
+
+def test_the_site_has_the_explorer_at_its_root(site):
+    page = ROOT / "docs/learn/rope.zh-CN.md"
+    shown = site.linked("[it](../../posenc/doctor/explore.html#lang=zh)", page, site.where())
+    assert shown == '<a href="../explore.html#lang=zh">it</a>'
+
+
+@pytest.mark.parametrize("page", LEARN, ids=lambda page: page.name)
+def test_a_page_of_learning_names_what_the_explorer_shows(page):
+    chinese = "zh-CN" in page.name
+    language, name, panel = (
+        ("zh", r"“(.+?)”", r"第 (\d) 个面板“(.+?)”")
+        if chinese
+        else ("en", r"\*(\w[^*]*)\*", r"panel (\d),\s\*(.+?)\*")
+    )
+    strings = json.loads((ROOT / "explorer/src/strings.json").read_text(encoding="utf-8"))
+    shown = [text[language].strip("▶ ") for text in strings.values()]
+    for said in page.read_text(encoding="utf-8").split("\n\n"):
+        if "explore.html" in said:
+            panels = re.findall(panel, said)
+            assert panels, said
+            for number, title in panels:
+                assert strings[f"{PANELS[int(number) - 1]}.short"][language] == title
+            for word in re.findall(name, re.sub(r"\*\*.*?\*\*", "", said)):
+                assert any(text.startswith(word) for text in shown), word
 
 
 @pytest.mark.parametrize("bad", [

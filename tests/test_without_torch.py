@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from posenc.lazy import EXTRAS, OLDEST_TORCH
 from tests.doctor.threads import BASE
 from tests.hf_models import save
 
@@ -67,12 +71,24 @@ def test_the_table_is_what_the_command_prints():
     assert own == json.loads((ROOT / "posenc/list.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("command", ["compare", "inspect rope", "bench", "list rope"])
-def test_a_command_that_needs_more_says_so_in_one_line(command):
-    done = posenc(*command.split())
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert 'is not installed: pip install "posenc[torch]"' in done.stderr
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [("compare", "compare"), ("report runs", "compare"), ("leaderboard --out new", "compare"),
+     ("inspect rope", "compare"), ("inspect model", "compare"), ("extend model --to 64", "hf"),
+     ("bench", "torch"), ("list rope", "torch"), ("doctor m.gguf", "doctor"),
+     ("doctor model --layout --text text", "hf"),
+     ("doctor model --convert-layout interleaved --out new", "doctor")],
+)  # fmt: skip
+def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, extra, tmp_path):
+    """One extra is enough, although many packages are missing."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(64))
+    (tmp_path / "text").write_text("words")
+    save("llama", tmp_path / "model")
+    before = sorted(tmp_path.iterdir())
+    done = posenc(*command.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f' is not installed: pip install "posenc[{extra}]"\n')
+    assert done.stderr.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -82,6 +98,8 @@ def test_a_command_that_needs_more_says_so_in_one_line(command):
         ("transformers", "hf", "extend model --to 64"),
         ("transformers", "hf", "bench --only decode"),
         ("gguf", "doctor", "doctor m.gguf"),
+        ("scipy", "compare", "compare rope --task copy --out new"),
+        ("matplotlib", "compare", "inspect rope"),
         ("lm_eval", "lm-eval", "extend model --to 64 --out new --lm-eval piqa"),
         ("ray", "ray", "compare rope --task copy --out new --engine ray"),
         ("submitit", "slurm", "compare rope --task copy --out new --engine slurm"),
@@ -105,6 +123,37 @@ def test_a_class_names_its_extra():
     assert last.startswith("ImportError: posenc.RoPE: ") and 'pip install "posenc[torch]"' in last
 
 
+OLD = """
+import importlib.metadata as metadata
+known = metadata.version
+metadata.version = lambda name: {version!r} if name == "torch" else known(name)
+"""
+
+
+@pytest.mark.parametrize("version", ["2.8.1+cu126", "1.13.0", "2.9.0", "10.0.1"])
+def test_an_old_torch_is_one_line(version, config):
+    said = f"posenc needs torch 2.9 or newer, found {version}: "
+    said += 'pip install --upgrade "posenc[torch]"'
+    command = OLD.format(version=version) + "from posenc.cli import main; main(sys.argv[1:])"
+    done = run(command, "list", "rope", names=[])
+    if version in ("2.9.0", "10.0.1"):
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"posenc: {said}\n")
+    assert run(command, "doctor", config, names=[]).returncode == 0
+    done = run(OLD.format(version=version) + "import posenc; posenc.RoPE", names=[])
+    assert done.stderr.strip().splitlines()[-1] == f"ImportError: {said}"
+
+
+def test_versions_are_those_of_what_is_installed():
+    lines = posenc("--versions", names=[]).stdout.splitlines()
+    assert lines[0].startswith("posenc ") and lines[-1] == "python " + sys.version.split()[0]
+    assert f"torch {metadata.version('torch')}" in lines
+    pretend = OLD.format(version="") + "from posenc.cli import main; main(sys.argv[1:])"
+    shown = run(pretend, "--versions", names=[]).stdout.splitlines()
+    assert [line for line in lines if not line.startswith("torch ")] == shown
+
+
 def test_what_another_package_lacks_is_not_blamed_on_an_extra():
     """A package that no extra brings keeps its own message."""
     done = run(
@@ -115,10 +164,34 @@ def test_what_another_package_lacks_is_not_blamed_on_an_extra():
     assert done.stdout == "''\n"
 
 
-def test_the_base_needs_typer_and_rich_only():
-    import tomllib
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {d.partition(">")[0] for d in project["dependencies"]} == {"typer", "rich"}
-    torch = {d.partition(">")[0] for d in project["optional-dependencies"]["torch"]}
-    assert torch == {"torch", "jaxtyping", "numpy", "scipy", "matplotlib", "safetensors"}
+
+def brought(extra: str) -> set[str]:
+    """The packages that an extra brings, with those of the extras that it is built on."""
+    found = set()
+    for each in PROJECT["optional-dependencies"][extra]:
+        inner = re.fullmatch(r"posenc\[(.*)\]", each)
+        names = inner[1].split(",") if inner else []
+        found |= set().union(*map(brought, names)) if inner else {re.split(r"[\[>=]", each)[0]}
+    return found
+
+
+def test_the_base_needs_typer_and_rich_only():
+    assert {d.partition(">")[0] for d in PROJECT["dependencies"]} == {"typer", "rich"}
+    assert brought("doctor") == {"gguf"}
+    assert brought("torch") == {"torch", "jaxtyping", "numpy", "safetensors"}
+    assert brought("compare") == brought("torch") | {"scipy", "matplotlib"}
+    assert brought("hf") == brought("compare") | {"transformers"}
+
+
+def test_each_package_comes_with_the_extra_that_its_hint_names():
+    for package, extra in EXTRAS.items():
+        if package != "numpy":  # with gguf
+            assert package.replace("_", "-") in brought(extra)
+    assert {package.replace("_", "-") for package in EXTRAS} == brought("all")
+
+
+def test_the_oldest_torch_is_that_of_the_extra():
+    (torch,) = [d for d in PROJECT["optional-dependencies"]["torch"] if d.startswith("torch")]
+    assert torch == f"torch>={'.'.join(map(str, OLDEST_TORCH))}"

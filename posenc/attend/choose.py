@@ -2,7 +2,7 @@
 
 There are four, the cheapest first:
 
-    sdpa       torch's kernel, in one of three forms (FORMS)
+    sdpa       torch's kernel, in one of four forms (FORMS)
     flex       FlexAttention, compiled: on CUDA, on the CPU by name only
     blocks     blocks of queries: any encoding, in memory that grows linearly with the length
     reference  all scores at once: defines what is correct
@@ -12,7 +12,7 @@ These are chosen on the CPU in float32:
                training          prefill         decoding (up to FEW queries)
     RoPE       sdpa plain        sdpa plain      sdpa plain
     ALiBi, T5  sdpa strips       sdpa strips     sdpa row
-    FoX        reference, blocks blocks          sdpa row
+    FoX        sdpa key rows     sdpa key rows   sdpa row
     DeBERTa    reference, blocks blocks          sdpa row
     CoPE       reference, blocks blocks          reference
 
@@ -40,6 +40,7 @@ FORMS = {
     "plain": "torch's kernel computes it",
     "row": "torch's kernel, with a row of bias for each of a few queries",
     "strips": "torch's kernel, which reads the bias by distance as a view of one row per head",
+    "key rows": "torch's kernel, which reads one row of bias for each block of queries",
 }
 FEW = 8
 """Maximum number of queries for which torch's kernel gets the full bias as a mask."""
@@ -159,7 +160,10 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
             return "strips", ""
     if problem.need_lse:
         return "", f"the log-sum-exp comes with strips of queries, and {strips}"
-    return ("plain", "") if problem.term is None else ("", strips or "")
+    if problem.term is None:
+        return "plain", ""
+    key_rows = _why_not_key_rows(problem)
+    return ("", f"{strips}; {key_rows}") if key_rows else ("key rows", "")
 
 
 def _takes_a_row(problem: Problem) -> bool:
@@ -179,6 +183,17 @@ def _why_not_strips(problem: Problem) -> str | None:
         return "the mask is not only causality and a window"
     if (mask is not None and known.mask_runs is None) or (term is not None and known.runs is None):
         return "the positions are not known to be consecutive"
+    return None
+
+
+def _why_not_key_rows(problem: Problem) -> str | None:
+    term = problem.term
+    if problem.q.device.type != "cpu" or problem.known.compiling:
+        return "its blocks depend on values that only uncompiled code on the CPU reads"
+    if problem.mask is None or not problem.mask.causal:
+        return "a bias per key suffices under a causal mask only"
+    if term is None or term.per_key is None or term.combine is not None:
+        return "the bias is no term of the query minus a term of the key"
     return None
 
 

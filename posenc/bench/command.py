@@ -23,10 +23,7 @@ _ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
 _DEVICE_LENGTHS = (2048, 8192, 32_768, 65_536)
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
-_HEADER = (
-    f"{'group':<9} {'case':<32} t {'run':<28} {'median':>13}  ratio (95 % interval) x baseline"
-)
-"""t: number of threads."""
+_HEADER = ("run", "median", "ratio (95 % interval)")
 _SPEED_LIMIT = 1e11
 """Operations per second that no core reaches: a case that would take a week at it is refused."""
 
@@ -84,6 +81,7 @@ def bench(
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
     from posenc.report.machine.options import check_choice
+    from posenc.report.page.console import print_table, stderr, stdout
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
@@ -118,14 +116,17 @@ def bench(
 
     from posenc.bench import run
 
-    shown = sys.stderr if as_json else sys.stdout
-    print(_HEADER, file=shown)
+    console = stderr() if as_json else stdout(80)
     found = {"machine": run.machine(), "rows": []}
     for case in cases:
         rows = run.measured(case, counts, rounds)
         found["rows"] += [_columns(case) | row for row in rows]
-        for row in rows:
-            print(_line(case, row), file=shown, flush=True)
+        for count in dict.fromkeys(row["threads"] for row in rows):
+            lines = [_line(row) for row in rows if row["threads"] == count]
+            title = f"\n{case.group} {case.title}, {count} thread{'s'[: count > 1]}"
+            header = ("run", "memory") if "mib" in rows[0] else _HEADER
+            look: Any = {"title": title, "title_justify": "left", "box": None, "pad_edge": False}
+            print_table(console, header, lines, named="run", **look)
         if out is not None:
             write_atomically(out, _json(found))
     if as_json:
@@ -236,13 +237,13 @@ def _planned(
         check_time(f"bench: {name}", int(surely + least // 10_000), False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
-            tail = "" if named else "; left out, --all or --only runs it"
-            needs = f"about {_duration(takes)} and at least {readable_size(size)}"
-            notes.append(f"bench: {name} takes {needs}{tail}")
+            needs = f"about {_duration(takes)}, at least {readable_size(size)}"
+            notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
         if named or not large:
             found.append(case)
             total += takes
-    return found, [*notes, f"bench: {len(found)} cases, about {_duration(total)}"]
+    tail = "; --all or --only runs those left out" if len(found) < len(cases) else ""
+    return found, [*notes, f"bench: {len(found)} cases, about {_duration(total)}{tail}"]
 
 
 def _json(found: dict[str, Any]) -> str:
@@ -258,16 +259,15 @@ def _columns(case: "Case") -> dict[str, Any]:
     return {"case": case.title} | columns
 
 
-def _line(case: "Case", row: dict[str, Any]) -> str:
-    start = f"{case.group:<9} {case.title:<32} {row['threads']} {row['run']:<28} "
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
     if "mib" in row:
-        return f"{start}{row['mib']:>10.1f} MiB"
+        return row["run"], f"{row['mib']:.1f} MiB"
     ratios = [
         f"{r[0]:.2f} ({r[1]:.2f} to {r[2]:.2f}) x {base}"
         for base, r in row["ratios"].items()
         if r is not None and base != row["run"]
     ]
-    return f"{start}{row['milliseconds']:>10.3f} ms  {'; '.join(ratios)}".rstrip()
+    return row["run"], f"{row['milliseconds']:.3f} ms", "\n".join(ratios)
 
 
 def _duration(seconds: float) -> str:

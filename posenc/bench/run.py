@@ -1,8 +1,6 @@
 """Measure one case, once for each number of threads."""
 
 import datetime
-import importlib.metadata
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 from posenc.bench import calls, measure, models
 from posenc.bench.cases import Case
 from posenc.report.machine import machine as this_machine
+from posenc.report.machine.facts import versions
 
 MAKERS = {
     "attention": calls.attention_calls,
@@ -61,11 +60,9 @@ def measured(
 
 def machine() -> dict[str, str]:
     """Return date, hardware and software versions, to be saved with a measurement."""
-    facts = {
+    return {
         "date": datetime.date.today().isoformat(),
         "device": this_machine.processor(),
         "cores": str(this_machine.num_cores()),
+        **versions("transformers", "torch", "numpy"),
     }
-    if importlib.util.find_spec("transformers") is not None:
-        facts["transformers"] = importlib.metadata.version("transformers")
-    return facts | this_machine.versions()

@@ -23,10 +23,12 @@ from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.files import is_done, load_results
+from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
 from posenc.report.machine import machine
+from posenc.report.machine.facts import versions
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
@@ -44,6 +46,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Raises: ValueError for wrong input, before anything is written; RunFailed if a trial failed;
     Stopped after Ctrl-C.
     """
+    require("scipy", "the verdict")
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
@@ -140,7 +143,7 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
         format=FORMAT,
         command=shlex.join(["posenc", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=machine.versions(),
+        versions=versions("torch", "numpy"),
         hardware=machine.describe(device, precision, workers) | engine.about,
         corpus=None if plan.cut is None else plan.cut.info,
         trials=plan.trials,

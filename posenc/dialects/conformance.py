@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.meaning import meaning_of
+from posenc.dialects.model import model_of
 from posenc.dialects.record import of_meaning
 
 VERSION = 1
@@ -24,11 +26,16 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     pair, fastest first, 0 for a pair that does not rotate), `multiplier` (of cos and sin),
     `rotary_dim`, `fraction` (of the head), `axes` (of positions that share these frequencies) and
     `layout`; `without_rotation` (layers); `softmax_scale`; `switch` (when the frequencies change).
+    A model that rotates nothing has no kinds, and softmax_scale None.
     Raises: ValueError where posenc does not know the family or the keys' meaning is unclear.
 
     >>> frequencies({"model_type": "llama", "head_dim": 4})["kinds"][0]["inv_freq"]
     [1.0, 0.01]
     """
+    model = model_of(config)
+    if model.model_type in WITHOUT_ROTATION:
+        still = list(range(model.num_layers))
+        return {"kinds": [], "without_rotation": still, "softmax_scale": None, "switch": "static"}
     meaning = meaning_of(config, length)
     record = of_meaning(meaning, "transformers", length)
     facts = meaning.model.facts["transformers5"]

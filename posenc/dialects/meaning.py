@@ -5,9 +5,11 @@ them. `doubts` lists every guess.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
@@ -28,6 +30,18 @@ YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "
 
 class UnknownFamilyError(ValueError):
     """A family that posenc has not read: nothing is said, fixed or proved of it."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in a ValueError about it."""
+    try:
+        yield
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        kind = UnknownFamilyError if isinstance(error, UnknownFamilyError) else ValueError
+        raise kind(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -110,9 +124,10 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     result = with_vendors_names(dict(model.config), own)
     if model.inner_theta is not None:
         result["rope_theta"] = model.inner_theta
-    for name in NUMBERS:
+    for name in dict.fromkeys((*NUMBERS, *own)):
         if name in result:
             result[name] = _as_number(result[name], name, doubts)
+    result = {k: v for k, v in result.items() if v is not None or k not in {"rope_theta", *own}}
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(result.get(name), Mapping):
             result[name] = _settle_all(result[name], result, doubts)
@@ -121,8 +136,9 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
         doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
         result["rope_parameters"], old = result.pop("rope_scaling"), None
     elif model.nested and new and not any(isinstance(v, Mapping) for v in new.values()):
-        doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
-        result["rope_parameters"] = new = {"full_attention": new}
+        if not modern.get("flat_new"):
+            doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
+            result["rope_parameters"] = new = {"full_attention": new}
     if old and new and differing_keys(old, new, result):
         doubts.append("rope_scaling and rope_parameters differ; rope_scaling is taken")
     return result

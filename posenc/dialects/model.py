@@ -115,6 +115,8 @@ class Model:
             return self.size("qk_rope_head_dim", default=64)
         if self.get("head_dim") is not None and not self.facts.get("even_heads"):
             return self.size("head_dim")
+        if self.facts.get("latent_sum"):
+            return self.latent_width
         hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
         if hidden < self.num_heads:
             raise BadConfigError(
@@ -126,6 +128,12 @@ class Model:
                 f"config.json: a head of {hidden // self.num_heads} channels is too large."
             )
         return hidden // self.num_heads
+
+    @property
+    def latent_width(self) -> int:
+        """The width of a query of MLA: its rotary part and the other one."""
+        rotary = self.size("qk_rope_head_dim", default=64)
+        return self.size("qk_nope_head_dim", default=128) + rotary
 
     @property
     def max_positions(self) -> int:
@@ -201,7 +209,7 @@ class Model:
         if self.model_type in SCALAR_SCALES:
             return SCALAR_SCALES[self.model_type]
         if self.mla:
-            return (self.size("qk_nope_head_dim", default=128) + self.head_dim) ** -0.5
+            return self.latent_width**-0.5
         scalar = self.get("query_pre_attn_scalar")
         if scalar is not None and self.model_type.startswith(("gemma", "vaultgemma", "t5gemma")):
             return float(scalar) ** -0.5
@@ -272,7 +280,7 @@ class Model:
             first = self.config.get(rule.get("first", "")) or 0  # layers that rotate in any case
             kinds = enumerate(self.layer_types)
             still = {i for i, kind in kinds if kind not in rule["only"] and i >= first}
-        if self.nested:
+        if self.nested and not self.flat_reaches:  # the others fill in their defaults
             old, new = self.config.get("rope_scaling"), self.config.get("rope_parameters")
             dicts = new or old or self.facts["transformers5"]["nested"]
             for kind in self.kinds:

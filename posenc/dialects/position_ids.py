@@ -68,7 +68,7 @@ def problems(batch: Mapping[str, Any], model: Model) -> list[str]:
         found += _differences(i, seen, got, wanted)
     for kind, rest in grids.items():
         if left := len(list(rest)):
-            raise ValueError(f"position ids: {left} grids of the kind {kind} have no tokens.")
+            raise ValueError(f"{left} grids of the kind {kind} have no tokens.")
     return found
 
 
@@ -98,12 +98,11 @@ def _mrope(kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int) ->
         while count > 0:
             grid = next(grids[kind], None) if kind in grids else None
             if grid is None:
-                raise ValueError(f"position ids: {count} tokens of the kind {kind} have no grid.")
+                raise ValueError(f"{count} tokens of the kind {kind} have no grid.")
             t, h, w = grid[0], grid[1] // merge, grid[2] // merge
             if not 0 < t * h * w <= count:
                 raise ValueError(
-                    f"position ids: a grid of {t} * {h} * {w} tokens, with {count} of the kind "
-                    f"{kind} in a row."
+                    f"a grid of {t} * {h} * {w} tokens, with {count} of the kind {kind} in a row."
                 )
             cells = ((a, b, c) for a in range(t) for b in range(h) for c in range(w))
             wanted += [(position + a, position + b, position + c) for a, b, c in cells]
@@ -128,14 +127,15 @@ def _lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
     """Return nested lists of whole numbers of one depth. Raises: ValueError for anything else."""
     value: Any = batch.get(name)
     level = [value]
+    wrong = f"{name} must be lists of whole numbers, {depth} deep, got {str(value)[:40]}."
     for _ in range(depth):
         if not all(isinstance(part, list) and part for part in level):
-            raise ValueError(f"position ids: {name} must be lists of whole numbers, {depth} deep.")
+            raise ValueError(wrong)
         level = [item for part in level for item in part]
     if len(level) > LARGEST or not all(type(item) is int for item in level):
-        raise ValueError(f"position ids: {name} must be lists of whole numbers, {depth} deep.")
+        raise ValueError(wrong)
     if depth == 3 and (len(value) != 3 or len({tuple(map(len, axis)) for axis in value}) > 1):
-        raise ValueError(f"position ids: {name} must have three equal parts, t, h and w.")
+        raise ValueError(f"{name} must have three equal parts, t, h and w.")
     return value
 
 
@@ -144,12 +144,12 @@ def _beside(batch: Mapping[str, Any], name: str, shape: list[int], usual: Any) -
         return [[usual] * count for count in shape]
     value = _lists(batch, name, 2)
     if [len(row) for row in value] != shape:
-        raise ValueError(f"position ids: {name} has rows of other lengths than position_ids.")
+        raise ValueError(f"{name} has rows of other lengths than position_ids.")
     return value
 
 
 def _grids(batch: Mapping[str, Any], name: str) -> Iterator[Grid]:
     value = [] if batch.get(name) is None else _lists(batch, name, 2)
     if not all(len(grid) == 3 and min(grid) > 0 for grid in value):
-        raise ValueError(f"position ids: {name} must have (t, h, w) of each, above 0.")
+        raise ValueError(f"{name} must have (t, h, w) of each, above 0.")
     return iter([tuple(grid) for grid in value])

@@ -205,7 +205,7 @@ class Case:
         """Return how many pairs of channels a rope dict rotates."""
         share = p.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0))
         share = share if isinstance(share, int | float) else 1.0
-        return int(self.model.head_dim * share) // 2
+        return (int(self.model.head_dim * share) + 1) // 2
 
     def of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the flat dicts of these types that most runtimes read."""

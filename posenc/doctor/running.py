@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
@@ -18,9 +18,11 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
+from posenc.lazy import require
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import bounded_json
 from posenc.report.machine.options import check_choice
+from posenc.report.page.failure import in_words
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -45,11 +47,11 @@ def run(options: Options) -> tuple[str, int]:
     try:
         return _run(options)
     except UnknownFamilyError as unknown:
-        where = ", ".join(str(path) for path in options.paths)
+        where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
         said = f"{unknown}. Nothing was judged, fixed or proved."
         if options.as_json:
             return json.dumps({"judged": False, "why": str(unknown)}, indent=2), 3
-        return f"{where}: {said}", 3
+        return f"{where}{said}", 3
 
 
 def _run(options: Options) -> tuple[str, int]:
@@ -98,7 +100,8 @@ def _require_clear(case: Case) -> None:
         return
     for found in findings(case):
         unclear = found.contradiction and found.code not in SETTLED
-        if unclear or (found.severity == "E" and found.code in UNCLEAR):
+        guessed = found.severity == "E" and (case.why_unclear or found.code in UNCLEAR)
+        if unclear or guessed:
             raise ValueError(
                 f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
                 f"{found.code}: {found.message}. {found.cure}"
@@ -167,7 +170,9 @@ def _one(path: Path, options: Options) -> tuple[str, int]:
         return run(replace(options, paths=(path,), each=False, strict=False))
     except NoRotationError as nothing:
         return f"skipped: {nothing}", 0
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        return in_words(error), 2
+    except ValueError as error:
         return f"{error}" if str(path) in str(error) else f"{path}: {error}", 2
 
 
@@ -191,6 +196,8 @@ def _adapter(options: Options) -> str:
 
 
 def _layout(options: Options) -> tuple[str, int]:
+    if options.layout:
+        require("transformers", "--layout")
     from posenc.doctor.cures import layout
 
     folder = options.paths[0]
@@ -234,7 +241,8 @@ def _positions(case: Case, path: Path) -> tuple[str, int]:
     from posenc.dialects.position_ids import problems
 
     _need_config(case.source, "--positions")
-    lines = problems(read_json(path, LARGEST_INDEX), case.model)
+    with naming(path):
+        lines = problems(read_json(path, LARGEST_INDEX), case.model)
     said = "" if lines else f"position ids are as the code of {case.model.model_type} makes them."
     said = "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)])
     return said, int(bool(lines))
@@ -285,8 +293,10 @@ def _ignored(folder: Path) -> frozenset[str]:
 
 
 def _compare(options: Options) -> tuple[str, int]:
-    sources = [load(path) for path in options.paths]
-    records = [record_of(source, options.length) for source in sources]
+    records = []
+    for path in options.paths:
+        with naming(path):
+            records.append(record_of(load(path), options.length))
     lines = comparing.differences(*records)
     if options.as_json:
         answer = {

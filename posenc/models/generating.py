@@ -43,9 +43,8 @@ def generate(
         top_p: sample among the likeliest tokens with this total probability only.
         num_beams: above 1, search for the likeliest sequence with this many candidates.
         length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
-        stop_token: token that ends a row and then fills it; None for none. In beam search a
-            finished candidate keeps its place while it is among the best; transformers gives the
-            place to another one, so that a few rows differ (3 of 108 tried).
+        stop_token: token that ends a row and then fills it; None for none. Beam search treats
+            finished candidates as transformers does with early_stopping=False.
         valid: (batch, len), False for padding.
         length: the final length in tokens, for encodings whose frequencies depend on it, because
             cached keys are wrong if it changes.
@@ -152,39 +151,41 @@ class _Writer:
 def _beam_search(
     writer: _Writer, max_new_tokens: int, num_beams: int, length_penalty: float, stop: int | None
 ) -> Tensor:
-    """Keep the num_beams likeliest continuations of each row, and return the best."""
+    """Extend the num_beams likeliest unfinished continuations of each row, and return the best
+    finished one. These are the rules of transformers with early_stopping=False."""
     batch, device = writer.tokens.shape[0], writer.tokens.device
-    first = torch.arange(batch, device=device)
-    writer.reorder(first.repeat_interleave(num_beams))
-    tokens = writer.tokens.repeat_interleave(num_beams, dim=0)
+    first = torch.arange(batch, device=device)[:, None]
+    writer.reorder(first.expand(-1, num_beams).flatten())
+    stop = -1 if stop is None else stop
+    tokens = ended = writer.tokens[:, None].expand(-1, num_beams, -1)
     # All beams of a row start equal, so only the first is extended in the first step.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
+    best = scores.clone()  # of the finished continuations, whose tokens are `ended`
     scores[:, 0] = 0
-    done = torch.zeros(batch * num_beams, dtype=torch.bool, device=device)
-    lengths = torch.zeros(batch, num_beams, device=device)
-    for step in range(max_new_tokens):
-        steps = writer.logits.log_softmax(-1)
-        if stop is not None:
-            steps = steps.masked_fill(done[:, None], -torch.inf)
-            steps[:, stop] = steps[:, stop].masked_fill(done, 0)
-        total = scores[..., None] + steps.view(batch, num_beams, -1)
-        grown = lengths + (~done).view(batch, num_beams)
-        ranked = total / grown[..., None] ** length_penalty
-        best = ranked.flatten(1).topk(num_beams).indices  # (batch, num_beams)
-        beam, chosen = best // total.shape[-1], (best % total.shape[-1]).flatten()
-        scores = total.flatten(1).gather(1, best)
-        lengths = grown.gather(1, beam)
-        rows = (beam + first[:, None] * num_beams).flatten()
-        tokens = torch.cat([tokens[rows], chosen[:, None]], dim=1)
-        if stop is not None:
-            done = done[rows] | (chosen == stop)
-            if done.all():
-                break
-        if step + 1 < max_new_tokens:
-            writer.reorder(rows)
-            writer.write(chosen)
-    winner = (scores / lengths**length_penalty).argmax(1)
-    return tokens[first * num_beams + winner]
+    searching = torch.ones(batch, 1, dtype=torch.bool, device=device)
+    for step in range(1, max_new_tokens + 1):
+        steps = writer.logits.log_softmax(-1).view(batch, num_beams, -1)
+        # Twice as many as are kept: each beam may end with its likeliest token.
+        total = (scores[..., None] + steps).flatten(1)
+        total, index = total.topk(min(2 * num_beams, total.shape[1]))
+        beam, chosen = index // steps.shape[-1], index % steps.shape[-1]
+        grown = torch.cat([tokens[first, beam], chosen[..., None]], dim=-1)
+        ends = (chosen == stop) | (step == max_new_tokens)
+
+        counts = ends & searching
+        counts[:, num_beams:] = False
+        new = (total / step**length_penalty).masked_fill(~counts, -torch.inf)
+        best, place = torch.cat([best, new], dim=1).topk(num_beams)
+        ended = torch.cat([nn.functional.pad(ended, (0, 1), value=stop), grown], 1)[first, place]
+
+        scores, place = total.masked_fill(ends, -torch.inf).topk(num_beams)
+        tokens = grown[first, place]
+        searching = searching & (scores[:, :1] / step**length_penalty > best[:, -1:])
+        if not searching.any():
+            break
+        writer.reorder((beam.gather(1, place) + first * num_beams).flatten())
+        writer.write(tokens[..., -1].flatten())
+    return ended[:, 0]
 
 
 def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -49,7 +49,7 @@ def test_a_bias_of_hundreds_is_not_rounded(name, rows, mask):
 @pytest.mark.parametrize(
     "name, impl, exact",
     [
-        *((name, "sdpa", True) for name in ("alibi", "t5", "kerple")),
+        *((name, "sdpa", True) for name in ("alibi", "fox", "t5", "kerple")),
         *((name, "auto", False) for name in ("nope", "shaw")),
         *((name, "blocks", False) for name in ("nope", "fox", "t5", "shaw")),
     ],

@@ -32,15 +32,14 @@ def test_channels_may_lie_anywhere_in_memory(encoding, layout):
 
     q, k, v = (laid_out() for _ in range(3))
     want = attend(q, k, v, encoding, positions, state=state, impl="reference")
-    way = "sdpa" if encoding is ALIBI else "blocks"
-    got = attend(q, k, v, encoding, positions, state=state, impl=way)
+    got = attend(q, k, v, encoding, positions, state=state, impl="sdpa")
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("encoding", ["alibi", "fox"])
 @torch.no_grad()
-def test_a_bias_is_as_exact_among_131_thousand_keys_as_among_a_thousand(encoding, dtype):
+def test_folding_is_as_exact_among_131_thousand_keys_as_among_a_thousand(encoding, dtype):
     torch.manual_seed(0)
     keys, queries = 131_072, 3
     errors = []
@@ -56,10 +55,33 @@ def test_a_bias_is_as_exact_among_131_thousand_keys_as_among_a_thousand(encoding
         mask = masks.causal & masks.padding(valid)
         kind = FOX if encoding == "fox" else ALIBI
         wide = [t.double() for t in (q, k, v)]
-        want = attend(*wide, kind, positions, mask, state, impl="reference")
-        got = attend(q, k, v, kind, positions, mask, state, impl="blocks")
+        want = attend(*wide, kind, positions, mask, state, impl="blocks")
+        got = attend(q, k, v, kind, positions, mask, state, impl="sdpa")
         errors.append((got.double() - want).abs().max().item())
     assert errors[1] <= 4 * max(errors[0], torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_terms_of_queries_and_keys_are_exact_with_gradients(padded):
+    torch.manual_seed(0)
+    length = 2048
+    valid = (torch.arange(length) > 4 * padded - 1)[None]
+    mask = masks.causal & masks.padding(valid) if padded else masks.causal
+    positions, state = torch.arange(length), -0.69 * torch.arange(length).double().expand(1, 2, -1)
+    inputs = [random(1, 2, length, 8) for _ in range(3)]
+
+    def gradients(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        sums = state.clone().requires_grad_()
+        out = attend(*leaves, FOX, positions, mask, sums, impl=impl)
+        return [g.double() for g in torch.autograd.grad(out.square().sum(), [*leaves, sums])]
+
+    exact = gradients("blocks", torch.float64)
+    ours, plain = gradients("sdpa", torch.float32), gradients("blocks", torch.float32)
+    for got, also, want in zip(ours, plain, exact, strict=True):
+        # Terms within a block of queries reach 44, which float32 rounds at 2e-6; folded, they are
+        # divided by the scale and summed with the products.
+        assert (got - want).abs().max() <= (64 if padded else 16) * (also - want).abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -78,7 +100,7 @@ def test_terms_of_queries_and_keys_with_shared_heads_and_rows(dtype):
 
     close = 1e-4 if dtype == torch.float32 else 0.05
     for got, want in zip(
-        gradients("blocks", dtype), gradients("reference", torch.float64), strict=True
+        gradients("sdpa", dtype), gradients("reference", torch.float64), strict=True
     ):
         assert (got - want).abs().max() <= close * want.abs().max()
 
@@ -89,7 +111,7 @@ def test_terms_of_queries_and_keys_have_second_gradients():
     sums = (-torch.rand(1, 2, 6).double().cumsum(-1)).requires_grad_()
 
     def run(q, k, v, state):
-        return attend(q, k, v, FOX, torch.arange(6), state=state, impl="blocks")
+        return attend(q, k, v, FOX, torch.arange(6), state=state, impl="sdpa")
 
     assert torch.autograd.gradgradcheck(run, (*inputs, sums))
 
@@ -100,11 +122,11 @@ def test_hidden_keys_may_be_nan():
     valid[0, :3] = False
     q, k, v = (random(1, 2, 12, 8) for _ in range(3))
     mask, positions = masks.causal & masks.padding(valid), torch.arange(12)
-    for encoding, way in ((None, "sdpa"), (ALIBI, "blocks")):
-        want = attend(q, k, v, encoding, positions, mask, impl=way)
+    for encoding in (None, ALIBI):
+        want = attend(q, k, v, encoding, positions, mask, impl="sdpa")
         dirty = k.clone()
         dirty[:, :, :3] = torch.nan
-        got = attend(q, dirty, v, encoding, positions, mask, impl=way)
+        got = attend(q, dirty, v, encoding, positions, mask, impl="sdpa")
         torch.testing.assert_close(got[:, :, 3:], want[:, :, 3:])
 
 

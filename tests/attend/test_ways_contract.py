@@ -11,7 +11,7 @@ import posenc
 from posenc import masks
 from posenc.attend import choose
 from posenc.attend.choose import WAYS
-from posenc.attend.ways import blocks, reference, sdpa, strips, strips_backward
+from posenc.attend.ways import blocks, key_rows, reference, sdpa, strips, strips_backward
 from posenc.encodings.scores import sandwich
 from tests.kinds import one_of_each_kind
 
@@ -111,7 +111,8 @@ def taken(case: Setup, impl: str) -> tuple[bool, bool]:
     if term.combine is not None:
         return False, False
     by_distance = term.by_distance is not None and exact
-    return by_distance, by_distance
+    causal = case.mask is not None and case.mask.causal
+    return by_distance or (term.per_key is not None and causal), by_distance
 
 
 def assert_same(case: Setup, impl: str, *, gradients: bool = True):
@@ -165,6 +166,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(sandwich, "KEYS", 16)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
+    monkeypatch.setattr(key_rows, "ROWS", 16)
+    monkeypatch.setattr(key_rows, "STEEP_ROWS", 8)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

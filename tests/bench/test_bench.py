@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import time
 
 import pytest
@@ -52,7 +53,7 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(groups, tmp_path, call):
     if groups == "rotation":
         return
     page = load_script("update_performance").page(found)
-    assert all(f"## {question}\n" in page for question in GROUPS.values())
+    assert all(f"### {question}\n" in page for question in GROUPS.values())
     assert page.count("MiB") and "| transformer_xl, prepared | " in page
 
 
@@ -62,8 +63,16 @@ def test_page_is_written_from_the_results_and_stays_short():
     page = script.PAGE.read_text(encoding="utf-8")
     found = json.loads(script.RESULTS.read_text(encoding="utf-8"))
     assert page == script.page(found), "run `make performance`"
-    assert page.count("\n") <= 120
+    assert page.count("\n") <= 140
     assert {row["group"] for row in found["rows"]} == set(GROUPS)
+
+
+@pytest.mark.prose
+def test_page_has_every_option(call):
+    page = load_script("update_performance").PAGE.read_text(encoding="utf-8")
+    options = set(re.findall(r"--[a-z][a-z-]+", call("bench", "--help")[1])) - {"--help"}
+    assert len(options) >= 12
+    assert options <= set(re.findall(r"--[a-z][a-z-]+", page))
 
 
 def test_ratios_of_two_thread_counts_are_in_one_cell():
@@ -107,12 +116,14 @@ def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, cal
 def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(call, dry):
     code, _, said = call("bench")
     assert code == 0
-    assert "attention 16k takes about" in said and "left out, --all or --only runs it" in said
+    assert "bench: left out attention 16k: about" in said
+    assert "; --all or --only runs those left out\n" in said
+    assert max(map(len, said.splitlines())) <= 80
     assert "16k" not in [case.title for case in dry if case.group == "attention"]
     assert {"attention", "layer", "rotation"} <= {case.group for case in dry}
     dry.clear()
     code, _, said = call("bench", "--only", "attention")
-    assert code == 0 and "attention 16k takes about" in said and "left out" not in said
+    assert code == 0 and "bench: attention 16k: about" in said and "left out" not in said
     assert "16k" in [case.title for case in dry]
 
 
@@ -368,3 +379,28 @@ def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp
     monkeypatch.setattr(cases, "on_device", lambda *sizes: seen.append(sizes[-1]) or [])
     assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0
     assert seen == (["float32", "bfloat16", "bfloat16"] if half else ["float32", "float32"])
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_table_fits_the_columns_with_names_whole(columns, call, monkeypatch):
+    def measured(case, counts, rounds):
+        if case.group == "memory":
+            return [{"run": "transformer_xl", "threads": 1, "mib": 1234.56}]
+        rows = []
+        for threads in counts:
+            for name in (*case.runs, *case.baselines):
+                ratios = {base: [99.994, 98.765, 123.456] for base in case.baselines}
+                row = {"run": name, "milliseconds": 98765.4321, "ratios": ratios}
+                rows.append(row | {"threads": threads})
+        return rows
+
+    monkeypatch.setattr(run, "measured", measured)
+    monkeypatch.setattr("posenc.report.machine.machine.num_cores", lambda: 2)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, said, _ = call("bench", "--all", "--threads", "1,2")
+    assert code == 0 and max(map(len, said.splitlines())) <= columns
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert "attention 1 query, 4k keys, 2 threads" in lines and "1234.6 MiB" in said
+    assert {name for case in CASES for name in case.runs} <= {n.split("  ")[0] for n in lines}
+    if columns == 80:
+        assert any("98765.432 ms  99.99 (98.77 to 123.46) x plain layer" in n for n in lines)

@@ -159,3 +159,27 @@ def test_the_command(tmp_path):
     assert code == 1 and "row 0: token 2" in said
     config.write_text(json.dumps({**BASE, "model_type": "lama"}))
     assert run(Options((config,), positions=batch))[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file or folder"),
+        ("", "not valid JSON"),
+        ("[1]", "expected a JSON object, got a list"),
+        ('{"position_ids": 3}', "lists of whole numbers, 2 deep, got 3"),
+        ('{"position_ids": [[0, 1.5]]}', "2 deep, got [[0, 1.5]]"),
+        ('{"position_ids": [[0]], "documents": [[0, 1]]}', "documents has rows of other lengths"),
+        ('{"position_ids": [[0]], "mm_token_type_ids": [[0]]}', "does not know the (t, h, w)"),
+    ],
+)
+def test_every_error_about_a_batch_names_its_file(call, tmp_path, content, words):
+    config, batch = tmp_path / "config.json", tmp_path / "batch.json"
+    config.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
+    if content is not None:
+        batch.write_text(content)
+    code, out, err = call("doctor", config, "--positions", batch)
+    assert code == (3 if "(t, h, w)" in words else 2)
+    said = out + err
+    assert said.count("\n") == 1 and f"{batch}: " in said and words in said
+    assert "Errno" not in said

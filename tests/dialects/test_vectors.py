@@ -38,6 +38,23 @@ def test_posenc_gives_a_vectors_numbers(name):
     }
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "kimi_linear", "num_hidden_layers": 27},
+        {"model_type": "glm5_next", "text_config": {"model_type": "glm5_next_text"}},
+        {"model_type": "gpt2", "n_layer": 12},
+    ],
+)
+def test_a_model_without_rotation_rotates_nothing(config):
+    layers = list(range(config.get("num_hidden_layers", config.get("n_layer", 1))))
+    assert frequencies(config) == {
+        "kinds": [], "without_rotation": layers, "softmax_scale": None, "switch": "static",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="does not know"):
+        frequencies({**config, "model_type": "kimi_linea", "text_config": {}})
+
+
 def assert_real(vector):
     """A vector's numbers are those of transformers' modules for its config, at its length."""
     import torch

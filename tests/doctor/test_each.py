@@ -43,6 +43,16 @@ def repository(tmp_path):
     return tmp_path
 
 
+NOTICE = "notice: 1 of 2 files were not judged"
+
+
+def unknown(repository):
+    """Add a config of a family that posenc does not know."""
+    (repository / "new").mkdir()
+    (repository / "new/config.json").write_text(json.dumps({**GOOD, "model_type": "lama"}))
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
+
+
 def shell(command, folder, **variables):
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{folder}/bin:{os.environ['PATH']}",
@@ -118,6 +128,14 @@ def test_the_pre_commit_hook(repository):
     assert shell(f"{hook['entry']} --for=mlx-lm {files} bad/config.json", repository)[0] == 1
 
 
+def test_the_hook_passes_an_unknown_family_with_a_notice_unless_it_is_strict(repository):
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    unknown(repository)
+    for more, expected in (("", 0), (" --strict", 3)):
+        code, out, _ = shell(f"{hook['entry']}{more} new/config.json good/config.json", repository)
+        assert code == expected and NOTICE in out
+
+
 @pytest.fixture(scope="module")
 def action():
     return yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
@@ -128,13 +146,28 @@ def test_the_action_judges_the_tracked_files(repository, action):
     *_, judge = action["runs"]["steps"]
     assert {step.get("shell") for step in action["runs"]["steps"]} == {None, "bash"}
     paths = action["inputs"]["paths"]["default"]
-    code, out, _ = shell(judge["run"], repository, PATHS=paths, FOR="")
+    code, out, _ = shell(judge["run"], repository, PATHS=paths, FOR="", STRICT="false")
     assert code == 1
     assert out.count("judged at") == 2 and out.count("skipped") == 2
-    assert shell(judge["run"], repository, PATHS=paths, FOR="vllm")[0] == 0
-    assert shell(judge["run"], repository, PATHS="good/*", FOR="")[0] == 0
-    code, _, err = shell(judge["run"], repository, PATHS="nowhere/*", FOR="")
+    given = {"PATHS": "good/*", "FOR": "", "STRICT": "false"}
+    assert shell(judge["run"], repository, **{**given, "PATHS": paths, "FOR": "vllm"})[0] == 0
+    assert shell(judge["run"], repository, **given)[0] == 0
+    code, _, err = shell(judge["run"], repository, **{**given, "PATHS": "nowhere/*"})
     assert code == 2 and "no tracked file" in err
+
+
+@pytest.mark.slow
+def test_the_action_passes_an_unknown_family_with_a_notice_unless_it_is_strict(repository, action):
+    *_, judge = action["runs"]["steps"]
+    assert judge["env"]["STRICT"] == "${{ inputs.strict }}"
+    unknown(repository)
+    given = {"PATHS": "new/*\ngood/*\n", "FOR": ""}
+    usual = action["inputs"]["strict"]["default"]
+    for strict, expected in ((usual, 0), ("true", 3)):
+        code, out, _ = shell(judge["run"], repository, **given, STRICT=strict)
+        assert code == expected and NOTICE in out
+    code, out, err = shell(judge["run"], repository, **given, STRICT="yes")
+    assert (code, out) == (2, "") and "strict is true or false, got 'yes'" in err
 
 
 def test_the_action_puts_no_input_into_a_shell_line(action):

@@ -125,3 +125,57 @@ def test_what_fix_proves_is_held_to_the_logits(name, seen, wrong):
     from tests.doctor.oracles.families import verdict
 
     assert bool(verdict(name, {"mlx-lm": seen})) is wrong
+
+
+WAVES = {"all": ([1.0, 0.01], 1.0)}
+OTHER = {"all": ([1.0, 0.02], 1.0)}
+NAN = {"all": ([1.0, float("nan")], 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "proved", "said"),
+    [
+        (WAVES, WAVES, True, ""),
+        (OTHER, WAVES, True, ""),
+        (WAVES, OTHER, False, "no more from the copy"),
+        (WAVES, NAN, False, "no more from the copy"),
+        (OTHER, OTHER, True, "is called proved"),
+        (OTHER, "KeyError: 'factor'", True, "is called proved"),
+        (OTHER, {}, True, "is called proved"),
+        ("KeyError: 'factor'", OTHER, False, ""),
+        ("no model", "no model", False, ""),
+    ],
+)
+def test_a_fix_that_harms_or_proves_falsely_is_seen(before, after, proved, said):
+    from tests.doctor.oracles.harmless import Fixed, verdict
+
+    row = Fixed("a", {}, ("PD004",), {}, "", frozenset({"mlx"} if proved else ()), WAVES)
+    row.real = {"mlx": [before, after]}
+    found = "".join(verdict(row))
+    assert said in found and bool(said) is bool(found)
+
+
+def test_a_refusal_without_its_key_is_seen():
+    from tests.doctor.oracles.harmless import Fixed, verdict
+
+    assert not verdict(Fixed("a", {}, ("PD004", "rope_theta"), None, "PD004: no rope_theta"))
+    assert verdict(Fixed("a", {}, ("PD004", "rope_theta"), None, "PD013: the factor"))
+
+
+def test_strangers_are_mended_without_harm(tmp_path):
+    """A tenth of the configs of the nightly check, in the transformers of the tests."""
+    pytest.importorskip("transformers", minversion="5.0")
+    from tests.doctor.oracles import harmless
+
+    given = harmless.strangers()
+    assert len(given) >= 200
+    written = 0
+    for i, row in enumerate(given[::10]):
+        (root := tmp_path / str(i)).mkdir()
+        fixed = harmless.mend(*row, root)
+        if fixed.written:
+            written += 1
+            numbers = [harmless.computed(file) for file in (fixed.config, fixed.written)]
+            fixed.real = {"transformers-5": numbers}
+        assert not harmless.verdict(fixed), fixed.name
+    assert written >= 10

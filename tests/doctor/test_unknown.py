@@ -64,6 +64,26 @@ def test_nothing_is_written_for_an_unknown_family(file, tmp_path, what):
         assert json.loads(said)["judged"] is False
 
 
+def test_of_two_paths_the_one_that_is_not_known_is_named(file, tmp_path):
+    sound = file(SIMPLE, "sound/config.json").parent
+    typo = file({**SIMPLE, "model_type": "lama"}, "typo/config.json").parent
+    for paths in ((sound, typo), (typo, sound)):
+        said, code = run(Options(paths))
+        assert code == 3 and said.startswith(f"{typo}: ") and str(sound) not in said
+    broken = file({**SIMPLE, "head_dim": "x"}, "broken/config.json").parent
+    with pytest.raises(ValueError, match=f"^{broken}: config.json: head_dim must be an integer"):
+        run(Options((sound, broken)))
+
+
+def test_what_like_names_is_named_if_it_is_not_known(file, tmp_path):
+    from tests.doctor.test_gguf import write
+
+    like = file({**SIMPLE, "model_type": "lama"}, "like/config.json")
+    plain = write(tmp_path / "plain.gguf")
+    said, code = run(Options((plain,), fix=True, like=like, out=tmp_path / "new.gguf"))
+    assert code == 3 and f"{like}: posenc does not know" in said
+
+
 def test_a_runtime_without_the_model_alone_judges_nothing(file):
     gptneox = {**SIMPLE, "model_type": "gpt_neox_japanese"}
     assert run(Options((file(gptneox),), for_="mlx-lm"))[1] == 3

@@ -151,12 +151,15 @@ SCALINGS = [
     s.Linear(4.0),
     s.NTK(4.0),
     s.NTKByParts(4.0, 32),
+    s.NTKByPartsV1(4.0, 32),
     s.YaRN(4.0, 32),
     s.YaRN(4.0, 32, truncate=False, mscale=0.7, mscale_all_dim=0.5),
     s.Llama3(8.0, 64),
     s.LongRoPE(4.0, 32, short_factor=(1.0, 1.5, 2.0, 3.0), exempt_tokens=3),
     s.Proportional(0.5, 2.0),
+    s.DynamicLinear(32),
     s.DynamicNTK(2.0, 32),
+    s.DynamicYaRN(32),
 ]
 
 

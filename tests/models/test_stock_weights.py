@@ -77,7 +77,9 @@ def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
-def test_gpt2(transformers):
+@pytest.fixture
+def gpt2(transformers) -> tuple[Any, posenc.Decoder]:
+    """transformers' model and the same as a Decoder."""
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=WORDS, n_positions=16, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
@@ -105,9 +107,30 @@ def test_gpt2(transformers):
             )
         }  # fmt: skip
     mine.load_state_dict(renamed(state, names))
+    return theirs, mine
+
+
+def test_gpt2(gpt2):
+    theirs, mine = gpt2
     tokens = torch.randint(WORDS, (2, 12))
     want = theirs(tokens).logits.detach()
     torch.testing.assert_close(mine(tokens), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("num_beams", [2, 3, 5])
+def test_beams_end_as_in_transformers(gpt2, num_beams, length_penalty):
+    theirs, mine = gpt2
+    options = {"num_beams": num_beams, "length_penalty": length_penalty, "max_new_tokens": 8}
+    prompts = torch.randint(WORDS, (24, 3))
+    for stop in mine(prompts).mean((0, 1)).topk(3).indices.tolist():
+        want = theirs.generate(
+            prompts, attention_mask=torch.ones_like(prompts), eos_token_id=stop, pad_token_id=stop,
+            **options,
+        )  # fmt: skip
+        got = posenc.generate(mine, prompts, stop_token=stop, **options)
+        assert torch.equal(got[:, : want.shape[1]], want)
+        assert (got[:, want.shape[1] :] == stop).all()
 
 
 def test_bert(transformers):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
-from posenc.attend.ways import strips, strips_backward
+from posenc.attend.ways import key_rows, strips, strips_backward
 from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
@@ -16,9 +16,11 @@ MASKED_ROWS = 256
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
-    """Attend in one of choose.FORMS: "plain", "row" or "strips"."""
+    """Attend in one of choose.FORMS: "plain", "row", "strips" or "key rows"."""
     if form == "strips":
         return strips.run(problem)
+    if form == "key rows":
+        return key_rows.run(problem)
     if form == "row":
         bias = problem.ready(problem.q_len).bias(0, problem.q_len)
         return _kernel(problem, 0, problem.q_len, bias=bias), None
@@ -57,6 +59,10 @@ def cost(problem: Problem, form: str) -> Cost:
         dense_mask = batch * rows * problem.kv_len * (1 + size)
         dense_mask += size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
     copied = 0
+    if form == "key rows":  # a block's mask, and with gradients copies of q, k and v
+        dense_mask = scores_bytes(problem, key_rows.ROWS) // max(1, problem.kv_len // key_rows.ROWS)
+        copied = 2 * sum(t.numel() for t in (problem.q, problem.k, problem.v))
+        copied *= 1 if known.needs_grad else 0
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output as wide as q
         copied += problem.q.numel() + problem.k.numel()
     if known.needs_grad:  # the kernel's copies of the three in the backward pass

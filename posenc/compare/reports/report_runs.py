@@ -69,10 +69,13 @@ def show_leaderboard(
     check_figures(figures)
     if out is not None:
         _check_free(out)
-    say(stderr(), "Reading the published trials and drawing their page: about half a minute.")
-    study, lines = leaderboard.study_of(leaderboard.published()), []
-    if mine:
-        study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
+    lines: list[str] = []
+    runs = [_collected(folder, lines) for folder in mine]
+    study = leaderboard.study_of(leaderboard.published())
+    if runs:
+        study, notes = leaderboard.beside(study, runs)
+        lines += notes
+    say(stderr(), "Drawing the page of the published trials: about half a minute.")
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
     home = _new_page(study, out, "leaderboard", published=True)
     _tell(study, lines, home, True, figures, stderr(), as_json)

@@ -71,6 +71,10 @@ def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
         raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
     if facts["file"] == "ministral3":
         return _ministral(modern)
+    if facts["file"] == "olmo_hybrid" and isinstance(modern, Mapping):
+        return number(modern.get("rope_theta", 10000.0), "rope_theta"), None
+    if facts["file"] == "olmo_hybrid" and model.config.get("rope_theta", 0) is None:
+        raise NotReadError("a null base, without which nothing rotates")
     if facts.get("parameters") and isinstance(modern, Mapping) and modern:
         flat = modern.get("full_attention", modern)
         inner = flat.get("rope_theta") if isinstance(flat, Mapping) else None
@@ -124,7 +128,9 @@ def _by_kind(model: Model, facts: Mapping[str, Any]) -> dict[str, Layer]:
     given = modern if isinstance(modern, Mapping) else facts.get("kinds", {})
     got = {}
     for kind in model.kinds:
-        inner = given.get(kind) or {}
+        inner = given.get(kind, {})
+        if inner is None:
+            raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
         theta = number(inner.get("rope_theta", 10000.0), "rope_theta")
         outer = model.config.get("partial_rotary_factor")
         share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)

@@ -70,7 +70,7 @@ def theta_of(model: Model) -> float:
     value = model.config.get(name, facts.get("rope_theta"))
     if "theta_in" in model.facts:
         value = model.inner_theta
-    return 10000.0 if value is None else number(value, name)
+    return 10000.0 if value is None and name not in model.config else number(value, name)
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
@@ -109,7 +109,8 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
                 f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': "
                 f"{missing}"
             )
-    scaling.setdefault("rope_type", scaling.get("type"))
+    named = scaling.get("type") if classes.get("reads_type", True) else "default"
+    scaling.setdefault("rope_type", named)
     if scaling["rope_type"] not in NEEDED:
         raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
     for key in NEEDED[scaling["rope_type"]]:
@@ -167,9 +168,14 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
     head_dim = int(model.config.get(facts.get("head_key", "")) or model.head_dim)
     dim = int(head_dim * _share(model))
     plain = formulas.plain(dim, theta)
+    if facts.get("null_head") == "refused" and model.config.get("head_dim", 0) is None:
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if scaling is None or scaling["rope_type"] == "default":
         return Layer(plain)
     kind, trained = scaling["rope_type"], model.max_positions
+    null = facts.get("null_head") and model.config.get("head_dim") is None
+    if null and kind not in ("linear", "llama3"):
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":
         layer = _longrope(model, scaling, plain, length)
         if model.model_type not in transformers5.OWN_MSCALES:
@@ -177,8 +183,6 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
         original = number(required(scaling, "original_max_position_embeddings"), "original length")
         given = scaling.get("long_mscale" if length > original else "short_mscale")
         return layer if given is None else Layer(layer.inv_freq, number(given, "mscale"))
-    if facts.get("null_head") and model.config.get("head_dim") is None and kind != "linear":
-        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     factor = number(scaling["factor"], "factor")
     if kind == "linear":
         return Layer(tuple(f / factor for f in plain))

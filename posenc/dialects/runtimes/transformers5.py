@@ -51,14 +51,20 @@ def resolve(model: Model) -> dict[str, Parameters]:
     old = config.get("rope_scaling") if facts.get("old", True) else None
     given = old or config.get("rope_parameters")
     if not facts.get("dicts", True):  # validated, and not looked at
-        if (
-            given
-            and given.get("rope_type", given.get("type")) in STRETCHED
-            and not model.get("max_position_embeddings")
-        ):
-            raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
+        if given and given.get("rope_type", given.get("type")) in STRETCHED:
+            if facts.get("needs_original"):
+                required(given, "original_max_position_embeddings")
+            if not model.get("max_position_embeddings"):
+                raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
         given = None
-    parameters = dict(given or _class_default(model))
+    if given is None:
+        given = deepcopy(facts.get("rope", {}))  # its base counts, too
+    parameters = dict(given)
+    if facts.get("declares_kinds") and parameters.keys() & set(model.layer_types):
+        raise RefusedError("KeyError: 'rope_type'")
+    if model.facts.get("latent_sum") and not old:
+        share = model.size("qk_rope_head_dim", default=64) / model.latent_width
+        parameters.setdefault("partial_rotary_factor", share)
     _fill(parameters, model, _theta(model), model.share)
     if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
         parameters["rope_type"] = "default"
@@ -82,11 +88,9 @@ def resolve(model: Model) -> dict[str, Parameters]:
             f"{parameters['rope_type']}"
         )
     check(parameters)
+    for key in facts.get("required", ()):
+        required(parameters, key)
     return {"all": parameters}
-
-
-def _class_default(model: Model) -> Parameters:
-    return deepcopy(model.facts["transformers5"].get("rope", {}))  # its base counts, too
 
 
 def _resolve_nested(model: Model) -> dict[str, Parameters]:
@@ -100,6 +104,10 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
     old = config.get("rope_scaling")
     if facts.get("flat_new") and given and not inner:
         old, given = old or given, None
+    if isinstance(given, Mapping) and facts.get("strict") and len(inner) < len(given):
+        raise RefusedError("StrictDataclassFieldValidationError: field 'rope_parameters'")
+    if facts.get("nested_wins") and set(model.kinds) <= inner.keys():
+        old = None
     if isinstance(old, Mapping) and any(isinstance(v, Mapping) for v in old.values()):
         raise NotReadError("a dict per kind in rope_scaling")  # classes differ in what they do
     if isinstance(old, Mapping):
@@ -110,8 +118,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
             # nothing; but for classes that first settle the flat dict as other families do.
             usual = old.get("type", "default") if facts.get("settles_type") else "default"
             inner[kind] = {"rope_type": usual, **inner.get(kind, {}), **old}
-            if kind in facts.get("theta_keys", {}):
-                inner[kind].pop("rope_theta", None)
+            for key in facts.get("never_flat", ()):
+                inner[kind].pop(key, None)
             if inner[kind]["rope_type"] == "yarn" and "attention_factor" in facts:
                 inner[kind].setdefault("attention_factor", facts["attention_factor"])
     resolved = {}
@@ -121,7 +129,7 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         theta = (defaults or {}).get("rope_theta", 10000.0)
         key = facts.get("theta_keys", {}).get(kind, "")
         key = facts.get("flat_theta", key) if kind in inner and isinstance(old, Mapping) else key
-        theta = _first(config, key, default=theta)
+        theta = config.get(key, theta)
         if isinstance(theta, list):  # one for each layer
             theta = theta[min(model.layers_of(kind), default=0)]
         parameters = inner.get(kind)
@@ -130,6 +138,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         share = None if model.flat_reaches is None else model.share
         if isinstance(share, list):
             share = share[min(model.layers_of(kind), default=0)]
+        if facts.get("own_shares"):
+            share = (defaults or {}).get("partial_rotary_factor")
         if facts.get("whole"):
             parameters["partial_rotary_factor"] = 1.0
         _fill(parameters, model, theta, share)
@@ -141,15 +151,9 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
     return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
 
 
-def _first(config: Mapping[str, Any], *names: str, default: Any) -> Any:
-    return next((config[n] for n in names if config.get(n) is not None), default)
-
-
 def _theta(model: Model) -> Any:
     facts = model.facts["transformers5"]
-    return _first(
-        model.config, facts.get("theta_key", "rope_theta"), default=facts.get("rope_theta", 10000.0)
-    )
+    return model.config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
 
 
 def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> None:
@@ -158,6 +162,8 @@ def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> Non
         parameters.setdefault("partial_rotary_factor", partial)
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
+        if model.facts["transformers5"].get("needs_original"):
+            required(parameters, "original_max_position_embeddings")
         parameters.setdefault("original_max_position_embeddings", model.max_positions)
 
 
@@ -209,17 +215,17 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     dim = int(head_dim * share)
     if kind == "default":
         return Layer(formulas.plain(dim, theta))
+    null = facts.get("null_head") and model.config.get("head_dim") is None
+    if null and kind not in ("linear", "llama3"):
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":
         return _longrope(parameters, theta, dim, trained, length)
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
     stretched = kind != "linear"
-    null = facts.get("null_head") and model.config.get("head_dim") is None
-    if null and kind not in ("linear", "llama3"):
-        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if stretched and model.get("max_position_embeddings") is None:
         raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
-    if dim % 2 and kind in ("yarn", "longrope"):
+    if dim % 2 and kind == "yarn":
         raise RefusedError(
             f"RuntimeError: The size of tensor a ({dim // 2 + 1}) must match the size of tensor b "
             f"({dim // 2})"
@@ -258,7 +264,8 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
 
 def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) -> Layer:
     original = number(required(p, "original_max_position_embeddings"), "original length")
-    short, long = factors(p, "short_factor", dim // 2), factors(p, "long_factor", dim // 2)
+    pairs = (dim + 1) // 2
+    short, long = factors(p, "short_factor", pairs), factors(p, "long_factor", pairs)
     factor = p.get("factor")
     ratio = trained / original if factor is None else number(factor, "factor")
     given = p.get("attention_factor")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
-from posenc.dialects.meaning import known_family, meaning_of
+from posenc.dialects.meaning import known_family, meaning_of, naming
 from posenc.dialects.model import model_of
 from posenc.dialects.weights.fold import plan_adapter, scale
 from posenc.dialects.weights.layout import convert
@@ -27,7 +27,8 @@ def fix(
     Raises: ValueError where its model is not given, or its rows cannot be scaled.
     """
     base = _base(adapter, like)
-    meaning = meaning_of(base.config, length)
+    with naming(base.path):
+        meaning = meaning_of(base.config, length)
     require_static(meaning, length)
     model = meaning.model
     recipe = best(base.raw, meaning, named, fold=True, versions=versions)
@@ -45,8 +46,10 @@ def fix(
 
 def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> str:
     """Write the adapter for its model with the rows of q and k in the other order."""
-    model = model_of(_base(adapter, like).config)
-    known_family(model)
+    base = _base(adapter, like)
+    model = model_of(base.config)
+    with naming(base.path):
+        known_family(model)
     with new_folder(out) as folder:
         copy_files(adapter, folder)
         changed = convert(folder, model, to_interleaved=to_interleaved)

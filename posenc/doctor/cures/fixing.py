@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
-from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.meaning import Meaning, meaning_of, naming
 from posenc.dialects.runtimes import NEWEST, emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood
@@ -134,7 +134,8 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
         other = load(like)
         if other.metadata is not None:
             raise ValueError(f"--like: expected a config, {like} is a GGUF file.")
-        meaning = meaning_of(other.config)
+        with naming(like):
+            meaning = meaning_of(other.config)
         require_static(meaning, None)
         wanted, largest = dict(meaning.computed.layers), meaning.max_length
         bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}

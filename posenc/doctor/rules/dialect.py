@@ -72,6 +72,7 @@ def no_base(case: Case) -> Iterator[Hit]:
     if case.metadata is not None or not case.source.config:
         return
     given = [case.config.get(b) for b in bases] + [p.get("rope_theta") for _, p in case.dicts()]
+    given.append(case.model.inner_theta)
     if any(value is not None for value in given):
         return
     stated_null = any("rope_theta" in p for _, p in case.dicts())

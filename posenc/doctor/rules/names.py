@@ -184,7 +184,7 @@ def outside(case: Case) -> Iterator[Hit]:
                     f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
                     case.only_named(("transformers-5",)),
                     ALL,
-                    contradiction=case.config.get("rope_theta") is None,
+                    contradiction=case.config.get("rope_theta", case.model.inner_theta) is None,
                     cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
                 )
 

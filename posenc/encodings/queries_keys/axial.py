@@ -1,4 +1,4 @@
-"""RoPE over rows and columns: axial RoPE and RoPE-Mixed."""
+"""RoPE over rows and columns: axial RoPE with presets of vision models, and RoPE-Mixed."""
 
 import math
 from dataclasses import replace
@@ -27,9 +27,8 @@ class AxialRoPE(Rotation):
     t < head_dim / 4
 
     Tokens whose row or column is a negative integer (class and register tokens) are not rotated.
-    With real coordinates, place such tokens at (0, 0). RoPE-ViT is interleaved and column_first;
-    DINOv3 has in_turns, for `centred_grid`; Pixtral alternating and rope_theta 10,000. The last two
-    are not interleaved.
+    With real coordinates, place such tokens at (0, 0). `rope_vit`, `dinov3` and `pixtral` build the
+    variants of these models.
 
     Args:
         head_dim: size of one head, a multiple of 4.
@@ -82,6 +81,21 @@ class AxialRoPE(Rotation):
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return super()._tables(_on_the_grid(positions), dtype)
+
+    @classmethod
+    def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
+        """Build the variant of RoPE-ViT: interleaved pairs, the first half for columns."""
+        return cls(head_dim, rope_theta, interleaved=True, column_first=True)
+
+    @classmethod
+    def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
+        """Build DINOv3's variant: half-split pairs, rows first, for `centred_grid` coordinates."""
+        return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
+
+    @classmethod
+    def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> "AxialRoPE":
+        """Build Pixtral's variant: half-split pairs, alternately for rows and columns."""
+        return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
 def centred_grid(

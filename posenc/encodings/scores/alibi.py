@@ -11,6 +11,8 @@ from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import per_head, real
 from posenc.encodings.numbers.slopes_and_buckets import alibi_heads
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.tokens import Tokens
 
 
 class ALiBi(DistanceBias):
@@ -98,6 +100,17 @@ class ALiBi(DistanceBias):
             return bias
         hidden = per_head(self._sides.like(signed), signed) * signed < 0
         return bias.masked_fill(hidden, -torch.inf)
+
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        term = super().term(q, k)
+        if self._sides is None:
+            term.per_key = lambda: self._per_key(q.positions.double(), k.positions.double())
+        return term
+
+    def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (row, key) with bias = row[i] - key[j] for past keys, in float64."""
+        slope = self._slope(q_positions)[:, None]
+        return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 
     def _slope(self, like: Tensor) -> Tensor:
         if self.log_slopes is None:

@@ -1,5 +1,6 @@
 """FoX, the forgetting transformer: forget gates between key and query weaken attention."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -89,7 +90,7 @@ class FoX(PositionEncoding):
             state = torch.stack(state.chunk(2, dim=1), dim=-1)
         return state if past is None else past[:, :, -1:] + state
 
-    def term(self, q: Tokens, k: Tokens) -> Dense:
+    def term(self, q: Tokens, k: Tokens) -> "ForgottenBetween":
         if q.state is None or k.state is None:
             raise ValueError(
                 "FoX: attention needs q_state and kv_state, the gates' running sums; "
@@ -97,7 +98,20 @@ class FoX(PositionEncoding):
             )
         assert q.x is not None
         check_heads(self, q.state.shape[1], q.x)
-        return Dense(q, k, _both_ways if self.bidirectional else _backwards)
+        return ForgottenBetween(q, k, _both_ways if self.bidirectional else _backwards)
+
+
+class ForgottenBetween(Dense):
+    """Add the sum of log gates between key and query, a difference of running sums."""
+
+    def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
+        super().__init__(q, k, values)
+        if values is _backwards:
+            self.per_key = self._per_key
+
+    def _per_key(self) -> tuple[Tensor, Tensor]:
+        assert self.q.state is not None and self.k.state is not None
+        return self.q.state, self.k.state
 
 
 def _backwards(q: Tokens, k: Tokens) -> Tensor:

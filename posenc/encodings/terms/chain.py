@@ -26,6 +26,8 @@ class Chain(Term):
         self.combine = combining[0] if combining else None
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
+        if all(t.per_key is not None for t in terms):
+            self.per_key = self._per_key
         if all(t.pair is not None for t in terms):
             self.pair = self._pair
 
@@ -43,6 +45,13 @@ class Chain(Term):
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
         parts = [t.by_distance(farthest, count, like) for t in self.terms]  # type: ignore[misc]
         return sum(parts[1:], parts[0])
+
+    def _per_key(self) -> tuple[Tensor, Tensor]:
+        row, key = self.terms[0].per_key()  # type: ignore[misc]
+        for term in self.terms[1:]:
+            more_row, more_key = term.per_key()  # type: ignore[misc]
+            row, key = row + more_row, key + more_key
+        return row, key
 
     def _pair(self) -> ScoreMod:
         mods = [t.pair() for t in self.terms]  # type: ignore[misc]

@@ -9,6 +9,7 @@ from rich.markup import escape
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
+from posenc.lazy import require
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
@@ -20,6 +21,8 @@ def inspect_checkpoint(
 ) -> None:
     """Print the answer and the measurements, write the page, and its figures into `figures`."""
     check_figures(figures)
+    if not as_json or out or figures:
+        require("matplotlib", "the page")
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:

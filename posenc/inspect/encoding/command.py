@@ -12,6 +12,7 @@ from posenc.encodings import ModelShape, create, parse
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
+from posenc.lazy import require
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
@@ -28,6 +29,8 @@ def run(
 ) -> None:
     """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
     check_figures(figures)
+    if not as_json or out or figures:
+        require("matplotlib", "the page")
     sheets = measure_all(names, shape, tell)
     tell("")
     if as_json:

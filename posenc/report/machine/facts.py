@@ -3,10 +3,10 @@
 import functools
 import hashlib
 import platform
-from importlib.metadata import version
 from pathlib import Path
 
 from posenc import __version__
+from posenc.lazy import version
 from posenc.report.machine.processor import processor
 
 
@@ -22,6 +22,12 @@ def facts() -> dict[str, str]:
         "build of torch": version("torch"),
         "processor": processor(),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of posenc, of those packages that are installed, and of Python."""
+    installed = {name: found for name in packages if (found := version(name))}
+    return {"posenc": __version__, **installed, "python": platform.python_version()}
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str | None:

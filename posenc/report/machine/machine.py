@@ -85,17 +85,3 @@ def describe(device: str, precision: str, workers: int) -> dict[str, str]:
         "precision": precision,
         "workers": str(workers),
     }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of software that results depend on."""
-    import numpy
-
-    from posenc import __version__
-
-    return {
-        "posenc": __version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-    }

@@ -19,6 +19,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def in_words(error: OSError) -> str:
+    """Return which file the system could not open, and why."""
+    why = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
+    return f"{error.filename}: {why}." if error.filename else f"{error}"
+
+
 def disk_is_full(error: BaseException) -> bool:
     """Return True if writing failed because the disk or quota is full."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL

@@ -182,6 +182,26 @@ def test_the_command_prints_the_answer_and_agreement(tmp_path, capsys, monkeypat
     assert "Agreement with published orders" in page
 
 
+def test_wrong_runs_are_one_line_and_damaged_results_are_named(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.chdir(tmp_path)
+    runs = {
+        "other": study(result("mine", 0, (1.0, 0.6), "flip_flop")),
+        "mine": study(*(result("mine", s, (1.0, 0.6), "copy") for s in SEEDS)),
+    }
+    for name, run in runs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_text(run.to_json(), encoding="utf-8")
+    for name, why in (("missing", "missing holds no study.json"), ("other", "can be put beside")):
+        code, out, said = call("leaderboard", "--mine", name)
+        assert (code, out, said.count("\n")) == (2, "", 1) and why in said
+    broken = tmp_path / "mine" / runs["mine"].trials[0].folder
+    broken.mkdir()
+    (broken / "result.json").write_text("{", encoding="utf-8")
+    code, _, said = call("leaderboard", "--mine", "mine", "--out", "page")
+    assert code == 0 and f"{Path('mine') / broken.name}" in said
+
+
 def test_a_run_is_not_overwritten_by_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(leaderboard, "published", rows)
     (tmp_path / "study.json").write_text(board().to_json(), encoding="utf-8")

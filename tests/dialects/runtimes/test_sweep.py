@@ -19,7 +19,8 @@ SAMPLE = (
     "modernbert", "eurobert", "mistral4", "step3p5", "deepseek_v3", "deepseek_v4", "minimax_m2",
     "minimax_m3_vl_vision", "mimo_v2_flash", "dots3_note_text", "moonshine_streaming", "lfm3",
     "beam", "gemma4_text", "pixtral", "granitemoehybrid", "falcon", "kimi_linear",
-    "bamba", "dbrx", "glm4_moe_lite", "olmo3", "mimi", "ultrabert",
+    "bamba", "dbrx", "glm4_moe_lite", "olmo3", "mimi", "ultrabert", "gemma3_text", "qwen3",
+    "glm4_moe", "apertus", "cosmos3_edge_text",
 )  # fmt: skip
 
 
@@ -51,6 +52,12 @@ PLANTED = {
     "mistral4": ("defaults", {"head_dim": 64}),
     "bamba": ("transformers5", {"share_key": "partial_rotary_factor"}),
     "olmo3": ("transformers5", {"flat": None}),
+    "qwen3": ("transformers5", {"declares_kinds": None}),
+    "deepseek_v3": ("defaults", {"qk_rope_head_dim": 32}),
+    "step3p5": ("transformers5", {"nested_wins": None}),
+    "mimo_v2_flash": ("transformers5", {"own_shares": None}),
+    "cosmos3_edge_text": ("transformers5", {"required": []}),
+    "neomme": ("transformers5", {"strict": None}),
 }
 
 

@@ -55,6 +55,17 @@ def test_the_picture_is_what_the_command_prints():
     assert "font-face" not in script.picture()
 
 
+def test_the_picture_of_kinds_is_what_transformers_computes(tmp_path):
+    script = load_script("update_doctor_kinds")
+    script.write(tmp_path / "kinds.svg")
+    drawn = (tmp_path / "kinds.svg").read_text("utf-8")
+    assert script.FIGURE.read_text("utf-8") == drawn, "run `make readme`"
+    page = PAGE.read_text("utf-8")
+    slowest = re.findall(r"up to ([\d,]+) tokens", drawn)
+    assert len(slowest) == 3 and f"once in {slowest[0]} tokens" in page
+    assert "figures/doctor-kinds.svg" in page
+
+
 @pytest.mark.parametrize("word", ["--length", "--for", "--json", "--sarif", "--overrides", "--with",
                                   "--fix", "--out", "--like", "--layout", "--text", "--explain",
                                   "--convert-layout"])  # fmt: skip

@@ -9,6 +9,8 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.writers.proof import disagreement, failures
 from posenc.doctor.cures.fixing import fix
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
 from tests.dialects.golden_cases import FOLDER, config
 from tests.doctor.judging import judge
 from tests.doctor.threads import BASE
@@ -196,3 +198,26 @@ def test_a_copy_inside_of_its_source_leaves_the_source_as_it_was(written, tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fixed"]
     assert source.path.read_bytes() == before
     assert [p.name for p in (tmp_path / "fixed").iterdir()] == ["config.json"]
+
+
+DBRX = {
+    "model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48,
+    "n_layers": 40, "max_seq_len": 32768, "vocab_size": 100352,
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+}  # fmt: skip
+
+
+def test_a_base_inside_of_attn_config_is_written_where_transformers_5_looks(tmp_path):
+    path, out = tmp_path / "config.json", tmp_path / "new"
+    path.write_text(json.dumps(DBRX))
+    named = {"for_": "transformers-4,transformers-5"}
+    said, code = run(Options((path,), **named))
+    assert code == 1 and "E PD057  rope_theta 500000 stands in attn_config" in said
+    assert "PD004" not in said
+    said, code = run(Options((path,), fix=True, out=out, **named))
+    assert code == 0 and "from config.json: transformers-4, transformers-5" in said
+    assert json.loads((out / "config.json").read_text())["rope_theta"] == 500000.0
+    other = {**DBRX, "attn_config": {"kv_n_heads": 8}, "ffn": {"rope_theta": 500000}}
+    path.write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="PD057: rope_theta 500000 stands in ffn"):
+        run(Options((path,), fix=True, out=tmp_path / "other", **named))

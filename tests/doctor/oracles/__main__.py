@@ -78,6 +78,9 @@ def main() -> int:
     if all(both):
         command = [sys.executable, "-m", "tests.doctor.oracles.families", *map(str, both)]
         codes.append(subprocess.run(command, cwd=ROOT).returncode)
+    if python4 := pythons.get("transformers4"):
+        command = [sys.executable, "-m", "tests.doctor.oracles.harmless", str(python4)]
+        codes.append(subprocess.run(command, cwd=ROOT).returncode)
     return max(codes)
 
 

@@ -1,15 +1,14 @@
 """Every config class with rotary positions of the installed transformers, judged by posenc and held
-to its real modules: python -m tests.doctor.oracles.sweep [OUT.json]
+to its real modules: python -m tests.doctor.oracles.sweep [FAMILY...]
 
 A family is right if posenc says what the modules compute from the class's defaults and from each
-variation of them, or both refuse. Exits 1 if a family that posenc knows differs.
+variation of them, or both refuse. Writes swept.json; exits 1 if a family that posenc knows differs.
 """
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import transformers
@@ -18,7 +17,7 @@ from posenc.dialects.families import WITHOUT_ROTATION, family
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RECORD, RUNTIMES
 from posenc.dialects.runtimes.running import CELLS
-from tests.doctor.oracles import real
+from tests.doctor.oracles import real, swept
 
 TOLERANCE = 2e-6
 """Relative. The ramp of yarn is computed in float32: 1.8e-6 off for gpt-oss."""
@@ -39,6 +38,9 @@ NOT_KNOWN = frozenset(
     """.split()
 )
 """model_types with rotary keys that nobody has read yet; a class that is not here must be known."""
+TOLERATED = ("other heads", "another rotated part")
+"""What a class may refuse for other sizes than those of positions."""
+LONGROPE, SHORT = "longrope", 8
 OLD = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 
 
@@ -92,12 +94,70 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{scaling['rope_type']}, old dialect", {
             **bare, "rope_theta": 54321.0, "rope_scaling": scaling
         }  # fmt: skip
+    yield from mistakes(raw, bare)
     if "head_dim" in raw or "qk_rope_head_dim" in raw:
         yield "head_dim null", {**raw, "head_dim": None}
     if "head_dim" not in raw and "qk_rope_head_dim" in raw:
         yield "a head beside the rotated part", {**raw, "head_dim": 2 * raw["qk_rope_head_dim"]}
     if isinstance(raw.get("head_dim"), int):
         yield "other heads", {**raw, "head_dim": 2 * raw["head_dim"]}
+
+
+def mistakes(raw: dict[str, Any], bare: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Dicts in the place or the shape of others, keys in the wrong one, and what is missing."""
+    base = {"rope_theta": 54321.0}
+    plain = {"rope_type": "default", **base}
+    kinds = {"full_attention": plain, "sliding_attention": {**plain, "rope_theta": 4321.0}}
+    yield "flat, new dialect", {**bare, "rope_parameters": plain}
+    yield "flat yarn, new dialect", {**bare, "rope_parameters": {**YARN, **base}}
+    if raw["model_type"] not in ("lfm3", "dots3_note_text"):  # where null is an error
+        yield "a dict per kind", {**bare, "rope_theta": 777.0, "rope_parameters": kinds}
+        null = {**kinds, "sliding_attention": None}
+        yield "a kind is null", {**bare, "rope_theta": 777.0, "rope_parameters": null}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    yield "linear beside the newer dict", {**raw, "rope_scaling": linear}
+    yield "a base in the older dict", {**bare, "rope_scaling": {**YARN, **base}}
+    share = {"partial_rotary_factor": 0.25}
+    yield "a share in the older dict", {**bare, **base, "rope_scaling": {**YARN, **share}}
+    yield "a share in the newer dict", {**bare, "rope_parameters": {**linear, **base, **share}}
+    short = {k: v for k, v in YARN.items() if k != "original_max_position_embeddings"}
+    yield "no original length", {**bare, **base, "rope_scaling": short}
+    for inner in (short, YARN):
+        outside = {"rope_scaling": inner, "original_max_position_embeddings": 512}
+        yield f"an original length outside of {len(inner)} keys", {**bare, **base, **outside}
+    for more in (
+        {"mscale": 1.0, "mscale_all_dim": 0.7},
+        {"attention_factor": 0.8},
+        {"beta_fast": 16, "beta_slow": 2, "truncate": False},
+    ):
+        yield f"yarn with {' and '.join(more)}", {**bare, **base, "rope_scaling": {**YARN, **more}}
+    for name, odd in (
+        ("two types", {**linear, "type": "dynamic"}),
+        ("su", {"type": "su", "factor": 2.0}),
+        ("an unknown type", {"rope_type": "magic", "factor": 2.0}),
+        ("ntk", {"type": "ntk", "factor": 2.0}),
+        ("no type", {"factor": 2.0}),
+        ("no llama3 length", {k: v for k, v in LLAMA3.items() if not k.startswith("original")}),
+    ):
+        yield name, {**bare, **base, "rope_scaling": odd}
+    if not any(isinstance(v, dict) for v in (raw.get("rope_parameters") or {}).values()):
+        if raw["model_type"] != "esm":
+            yield "a null base", {**bare, "rope_theta": None}
+        if raw["model_type"] != "cohere2_moe":
+            yield "an empty newer dict", {**bare, **base, "rope_parameters": {}}
+    full = list(RUNTIMES[RUNTIME](raw, None, VERSION).layers.values())
+    pairs = range(len(full[0].inv_freq) if full else 0)
+    lists = {"short_factor": [1 + i / 99 for i in pairs], "long_factor": [2 + i / 9 for i in pairs]}
+    longrope = {"rope_type": LONGROPE, "factor": 4.0, **lists}
+    inside = {**longrope, "original_max_position_embeddings": 512}
+    yield LONGROPE, {**bare, **base, "rope_scaling": inside}
+    yield f"{LONGROPE}, new dialect", {**bare, "rope_parameters": {**inside, **base}}
+    outside = {"rope_scaling": longrope, "original_max_position_embeddings": 512}
+    yield f"{LONGROPE}, length outside", {**bare, **base, **outside}
+    if "qk_rope_head_dim" in raw:
+        yield "another rotated part", {**raw, "qk_rope_head_dim": 2 * raw["qk_rope_head_dim"]}
+    if isinstance(raw.get("head_dim"), int):
+        yield "no head_dim", {k: v for k, v in raw.items() if k != "head_dim"}
 
 
 def differs(config: type, found: list, raw: dict[str, Any], changed: str, build: Any = None) -> str:
@@ -117,7 +177,8 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
     except Exception as error:  # whatever a class of transformers raises
         wanted, refused = {}, f"{type(error).__name__}: {error}".split("\n")[0][:120]
     try:
-        got = RUNTIMES[RUNTIME](raw, None, VERSION)
+        # A module that is built has the short list of longrope.
+        got = RUNTIMES[RUNTIME](raw, SHORT if LONGROPE in changed else None, VERSION)
     except ValueError as error:
         return "" if refused else f"posenc: {error}"
     if got.known == "unknown":
@@ -125,7 +186,7 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
     if refused:
         return (
             ""
-            if got.error or changed == "other heads"
+            if got.error or changed in TOLERATED
             else f"the class refuses ({refused}), posenc does not"
         )
     return compared(raw, wanted, got)
@@ -213,17 +274,17 @@ def composites() -> dict[str, str]:
     return answer
 
 
-def main(out: str = "") -> int:
+def main(*only: str) -> int:
     real.quiet()
-    answer = sweep()
+    answer = sweep(only)
     counts = Counter(row["verdict"] for row in answer.values())
     print(f"transformers {transformers.__version__}: {len(answer)} config classes, {dict(counts)}")
     for name, row in answer.items():
         if row["verdict"] == "differs":
             print(f"  {name} ({row['model_type']}): {row['why']}")
-    if out:
-        Path(out).write_text(json.dumps(answer, indent=1), encoding="utf-8")
-    held = composites()
+    verdicts = {name: (row["model_type"], row["verdict"]) for name, row in answer.items()}
+    held = {} if only else composites()
+    swept.keep(RUNTIME, transformers.__version__, verdicts, held, whole=not only)
     wrong = {name: why for name, why in held.items() if why}
     print(f"{len(held)} classes of several modalities, {len(held) - len(wrong)} right: {wrong}")
     rest = {r["model_type"] for r in answer.values() if r["verdict"] == "not known"} - {""}

@@ -10,8 +10,8 @@ from typing import Any
 
 from posenc.dialects.families import all_families
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import RUNTIMES
-from tests.doctor.oracles import real, sweep
+from posenc.dialects.runtimes import RECORD, RUNTIMES
+from tests.doctor.oracles import real, sweep, swept
 
 SHORT = 8
 """Layers; enough for every kind."""
@@ -87,8 +87,11 @@ def main(python: str) -> int:
     for (name, what, raw), answer in zip(rows, answers, strict=True):
         if why := compared(raw, answer):
             wrong.setdefault(name, {})[what] = why
-    count = len({name for name, *_ in rows})
-    print(f"mlx-lm: {count} families, {count - len(wrong)} right in {len(rows)} configs")
+    names = sorted({name for name, *_ in rows})
+    verdicts = {name: (name, "differs" if name in wrong else "right") for name in names}
+    swept.keep("mlx-lm", RECORD["mlx-lm"][2], verdicts)
+    right = len(names) - len(wrong)
+    print(f"mlx-lm: {len(names)} families, {right} right in {len(rows)} configs")
     for name, why in wrong.items():
         print(f"  {name}: {why}")
     return int(bool(wrong))

@@ -26,6 +26,7 @@ SCALINGS = [
     rs.YaRN(32, 4096, truncate=False),
     rs.Llama3(8, 8192),
     rs.LongRoPE(8, 4096, long_factor=tuple(1 + t / 7 for t in range(32))),
+    rs.NTKByPartsV1(8, 4096),
 ]
 
 

@@ -142,15 +142,13 @@ def test_mrope_refuses_sections_that_do_not_fit(sections, in_turns):
 @pytest.mark.golden("axial_rope")
 @pytest.mark.parametrize("case", cases("rope2d_axial_ropevit"))
 def test_axial_of_rope_vit(case: Case):
-    sizes = case.params["head_dim"], case.params["base"]
-    rope = AxialRoPE(*sizes, interleaved=True, column_first=True)
+    rope = AxialRoPE.rope_vit(case.params["head_dim"], case.params["base"])
     assert_rotates(case, rope, torch.stack([case.inputs["y"], case.inputs["x"]], -1))
 
 
 @pytest.mark.parametrize("case", cases("rope2d_dinov3"))
 def test_axial_of_dinov3(case: Case):
-    sizes = case.params["head_dim"], case.params["base"]
-    rope = AxialRoPE(*sizes, interleaved=False, in_turns=True)
+    rope = AxialRoPE.dinov3(case.params["head_dim"], case.params["base"])
     patches = centred_grid(case.params["height"], case.params["width"])
     prefix = torch.zeros(case.params["n_prefix"], 2, dtype=patches.dtype)
     assert_rotates(case, rope, torch.cat([prefix, patches]))
@@ -159,8 +157,7 @@ def test_axial_of_dinov3(case: Case):
 
 @pytest.mark.parametrize("case", cases("rope2d_pixtral"))
 def test_axial_of_pixtral(case: Case):
-    sizes = case.params["head_dim"], case.params["base"]
-    rope = AxialRoPE(*sizes, interleaved=False, alternating=True)
+    rope = AxialRoPE.pixtral(case.params["head_dim"], case.params["base"])
     positions = case.inputs["positions"].T
     assert_rotates(case, rope, positions)
     assert_tables(case, rope, positions, twice=True)

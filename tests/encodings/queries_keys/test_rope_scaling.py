@@ -77,6 +77,11 @@ def test_llama3(case: Case):
         case.assert_close("inv_freq_meta", inv_freq)
 
 
+@pytest.mark.parametrize("case", cases("scaling_ntk_by_parts_yarnrepo"))
+def test_ntk_by_parts_first_version(case: Case):
+    assert_static(case, scaling_of(rs.NTKByPartsV1, case))
+
+
 @pytest.mark.golden("dynamic_ntk")
 @pytest.mark.parametrize("case", cases("scaling_dynamic_ntk"))
 def test_dynamic_ntk(case: Case):
@@ -86,19 +91,31 @@ def test_dynamic_ntk(case: Case):
     assert {factor for _, factor in rows} == {case.expected["attention_factor"]}
 
 
-@pytest.mark.parametrize("case", cases("scaling_dynamic_ntk_yarnrepo")[:1])  # not the linear one
-def test_dynamic_ntk_of_the_yarn_repository(case: Case):
+@pytest.mark.parametrize("case", cases("scaling_dynamic_ntk_yarnrepo"))
+def test_dynamic_ntk_and_dynamic_linear_of_the_yarn_repository(case: Case):
     dim, base, trained = (case.params[k] for k in ("head_dim", "base", "original_length"))
-    scaling = rs.DynamicNTK(case.params["alpha"], trained)
+    interpolates = case.params["alpha"] == 0
+    scaling = (
+        rs.DynamicLinear(trained) if interpolates else rs.DynamicNTK(case.params["alpha"], trained)
+    )
     rope = RoPE(dim, base, interleaved=False, scaling=scaling)
     last, rows = [], []
     for length in case.inputs["seq_lens"].tolist():
         position = torch.tensor([length - 1])
         last.append(rope.prepare(position, length).cos_sin(position)[0][0])
-        rows.append(frequencies_of(case, scaling, length)[0])
+        # The repository interpolates by scaling positions: its inv_freq stay.
+        rows.append(frequencies_of(case, None if interpolates else scaling, length)[0])
     case.assert_close("inv_freq", torch.stack(rows))
     width = case.expected["cos_last"].shape[-1]
     case.assert_close("cos_last", torch.stack(last).repeat(1, width // (dim // 2)))
+
+
+@pytest.mark.parametrize("case", cases("scaling_dynamic_yarn_yarnrepo"))
+def test_dynamic_yarn(case: Case):
+    scaling = scaling_of(rs.DynamicYaRN, case)
+    rows = [frequencies_of(case, scaling, int(n)) for n in case.inputs["seq_lens"]]
+    case.assert_close("inv_freq", torch.stack([row for row, _ in rows]))
+    case.assert_close("attention_factor", torch.tensor([factor for _, factor in rows]))
 
 
 def longrope(case: Case, **more) -> rs.LongRoPE:
@@ -224,7 +241,9 @@ def test_rotated_logits_grow_by_the_square_of_the_attention_factor():
         assert torch.equal(q1[..., rotary_dim:], q[..., rotary_dim:])
 
 
-@pytest.mark.parametrize("scaling", [rs.DynamicNTK(2, 8), rs.LongRoPE(4, 8)])
+@pytest.mark.parametrize(
+    "scaling", [rs.DynamicNTK(2, 8), rs.DynamicYaRN(8), rs.DynamicLinear(8), rs.LongRoPE(4, 8)]
+)
 def test_frequencies_follow_the_length_asked_for_and_nothing_else(scaling: rs.Scaling):
     rope = RoPE(8, interleaved=False, scaling=scaling)
     assert not rope.claims.cache_safe

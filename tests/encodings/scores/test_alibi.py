@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from posenc import ALiBi, attention
+from posenc.testing.harness import sides
+from tests.attending import attend
 from tests.golden_values import Case, cases
 from tests.references import alibi_left_right
 
@@ -106,3 +108,36 @@ def test_bias_takes_any_shape_and_dtype(shape, dtype):
 def test_mpt_scales_its_slopes():
     """alibi_bias_max=4: the exponents are halved."""
     assert ALiBi(8, bias_max=4).slopes == tuple(s**0.5 for s in ALiBi(8).slopes)
+
+
+def test_the_split_term_is_the_causal_bias():
+    encoding = ALiBi(5, learned=True).double()
+    row, key = term_of(encoding).per_key()
+    got = (row[:, :, None] - key[:, None, :]).tril()
+    torch.testing.assert_close(got, encoding(POSITIONS.double(), POSITIONS.double()).tril())
+    assert term_of(ALiBi(4, form="left_right")).per_key is None
+
+
+def term_of(encoding: ALiBi):
+    q = torch.zeros(1, len(encoding.slopes), len(POSITIONS), 4)
+    return encoding.term(*sides(q, None, POSITIONS, POSITIONS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_heads": 0}, "at least 1, got 0"),
+        ({"num_heads": 5, "form": "left_right"}, "even number of heads, got 5"),
+        ({"num_heads": 4, "head_offset": 2}, "heads 2 to 5 are not among total_heads=4"),
+        ({"num_heads": 4, "form": "both"}, "'both'"),
+    ],
+)
+def test_errors_name_the_number(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ALiBi(**arguments)
+
+
+def test_other_head_count_is_refused():
+    q = torch.randn(1, 2, 9, 8)
+    with pytest.raises(ValueError, match=r"built for 4 heads, got 2"):
+        attend(q, q, q, ALiBi(4), POSITIONS, impl="reference")

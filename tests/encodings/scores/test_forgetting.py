@@ -153,7 +153,7 @@ def test_states_are_asked_for():
 
 @pytest.mark.parametrize("gate", [-3.0, 0.0, 7.0])
 @torch.no_grad()
-def test_blocks_equal_the_reference(gate):
+def test_a_row_of_bias_per_block_equals_the_reference(gate):
     """Steep gates leave most keys out, gentle ones none."""
     torch.manual_seed(0)
     length = 1300
@@ -165,6 +165,7 @@ def test_blocks_equal_the_reference(gate):
     def run(impl, dtype=torch.float32):
         return attend(q.to(dtype), k.to(dtype), v.to(dtype), fox, positions, state=state, impl=impl)
 
+    # Within a block of 128 queries terms reach 200, and float32 resolves 1.5e-5 there.
     torch.testing.assert_close(
-        run("blocks").double(), run("reference", torch.float64), rtol=0, atol=5e-5
+        run("sdpa").double(), run("reference", torch.float64), rtol=0, atol=5e-5
     )

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from posenc.encodings.numbers.frequencies import TWO_PI, inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require
+from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
 
 
 def blend(
@@ -102,3 +103,40 @@ class Llama3(Scaling):
             self.factor, self.original_max_positions, self.low_freq_factor, self.high_freq_factor
         )
         return by_parts.frequencies(rotary_dim, rope_theta)
+
+
+@dataclass(frozen=True)
+class NTKByPartsV1(Scaling):
+    """Scale as bloc97's first by-parts: two ramps over the pair index, from interpolated to
+    NTK-aware and from there to unscaled frequencies.
+
+    Its constants were tuned by hand for Llama: one ramp, from interpolation to NTK, is between 0.75
+    and 1.25 turns, the other, from NTK to unscaled, between 2 and 16. ntk_factor and
+    extrapolation_factor: the fraction of each of the two steps that is taken.
+    Source: github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding.
+    """
+
+    factor: float
+    original_max_positions: int
+    ntk_factor: float = 1.0
+    extrapolation_factor: float = 1.0
+    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = (self.ntk_factor, self.extrapolation_factor)
+        expected = "ntk_factor and extrapolation_factor must be between 0 and 1"
+        require(self, all(0 <= share <= 1 for share in shares), expected, shares)
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        plain = inverse_frequencies(rotary_dim, rope_theta)
+        scaled = [f / Decimal(self.factor) for f in plain]
+        ntk = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
+        steps = ((ntk, 1.25, 0.75, self.ntk_factor), (plain, 16, 2, self.extrapolation_factor))
+        for faster, fast, slow, share in steps:
+            ends = index_range(
+                fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
+            )
+            taken = [(1 - ramp) * Decimal(share) for ramp in ramp(*ends, len(plain))]
+            scaled = [s * (1 - x) + f * x for s, f, x in zip(scaled, faster, taken, strict=True)]
+        return Frequencies(tuple(scaled))

@@ -54,6 +54,24 @@ class NTK(Scaling):
 
 
 @dataclass(frozen=True)
+class DynamicLinear(Scaling):
+    """Interpolate positions if the current length l exceeds the training length L: theta' = theta
+    L/l.
+
+    Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
+    """
+
+    original_max_positions: int
+    depends_on_length = True
+    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding"
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        trained = self.original_max_positions
+        ratio = Decimal(trained) / at_least(self, length, trained)
+        return Frequencies(tuple(f * ratio for f in inverse_frequencies(rotary_dim, rope_theta)))
+
+
+@dataclass(frozen=True)
 class DynamicNTK(Scaling):
     """Enlarge the base depending on the current length l.
 

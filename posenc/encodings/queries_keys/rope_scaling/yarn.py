@@ -10,7 +10,9 @@ from posenc.encodings.queries_keys.rope_scaling.by_parts import blend, index_ran
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
     Scaling,
+    at_least,
     require,
+    require_length,
     require_temperature,
 )
 
@@ -80,3 +82,30 @@ class YaRN(Scaling):
             temperature = yarn_temperature(self.factor, self.mscale)
             temperature /= yarn_temperature(self.factor, self.mscale_all_dim)
         return Frequencies(blend(inv_freq, Decimal(self.factor), kept), temperature)
+
+
+@dataclass(frozen=True)
+class DynamicYaRN(Scaling):
+    """Scale as YaRN with factor = l / L at the current length l; plain RoPE up to training length
+    L.
+
+    Source: github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding.
+    """
+
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    depends_on_length = True
+    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding"
+
+    def __post_init__(self) -> None:
+        self._at(None)
+
+    def _at(self, length: int | None) -> YaRN:
+        trained = self.original_max_positions
+        require_length(self, trained)
+        factor = at_least(self, length, trained) / trained
+        return YaRN(factor, trained, self.beta_fast, self.beta_slow)
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        return self._at(length).frequencies(rotary_dim, rope_theta)

@@ -1,0 +1,156 @@
+"""Attend with a bias that is a term of the query minus a term of the key, from one row per block.
+
+score[i, j] += row[i] - key[j]. With a causal mask row[i] cancels in the softmax, so a block of
+queries needs only one row of bias, which torch's flash kernel reads as a mask with stride 0 along
+the queries. The bias is relative to the middle of the block, so it is small near the block and as
+precise at key 100,000 as at key 100.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.attend.problem import Problem
+from posenc.attend.ways import flash
+from posenc.attend.ways.twice import dense_gradients
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+
+ROWS, STEEP_ROWS = 512, 128
+"""Queries per block, which read one row of bias. STEEP_ROWS if the bias falls by more than 64
+within ROWS queries, because large numbers are coarse and tiny weights slow."""
+
+
+def run(problem: Problem) -> tuple[Tensor, None]:
+    """Attend by blocks of queries. choose.py has checked that term and mask allow it."""
+    assert problem.term is not None and problem.term.per_key is not None
+    row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
+    dtype = problem.product_dtype
+    q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
+    if torch.is_grad_enabled() and (row.requires_grad or key.requires_grad):
+        # In 16 bits the rounding of the output would be all that is left of the key's gradient,
+        # whose sum over keys cancels.
+        q, k, v = (t.to(at_least_float32(dtype)) for t in (q, k, v))
+    with without_autocast(q.device):
+        out = _KeyRows.apply(q, k, v, row, key, replace(problem, term=None))
+    return out, None  # type: ignore[return-value]
+
+
+class _Part(NamedTuple):
+    """Select `rows` and `keys` of a block, with the bias of their scores, -inf if hidden."""
+
+    rows: slice
+    keys: slice
+    bias: Tensor
+    blind: Tensor | None
+    """True for queries that see none of these keys, (batch or 1, num_heads or 1, rows); None if all
+    queries see at least one."""
+
+
+def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]:
+    """Yield each block of queries as parts: the keys that all its queries see, and the keys before
+    and after them."""
+    q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
+    fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
+    size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
+    for start in range(0, q_len, size):
+        stop = min(start + size, q_len)
+        first, last = problem.maybe_visible(start, stop)
+        begin, end = problem.all_visible(start, stop)
+        begin, end = (first, first) if begin == end else (max(begin, first), min(end, last))
+        bias = (row[..., (start + stop) // 2, None] - key).to(dtype)[:, :, None]
+        parts = []
+        for lower, upper in ((first, begin), (begin, end), (end, last)):
+            if lower < upper:
+                shape = (len(problem.q), heads, stop - start, upper - lower)
+                added, blind = bias[..., lower:upper].expand(shape), None
+                visible = problem.among(lower, upper).visible(start, stop)
+                if visible is not None:
+                    added = added.masked_fill(~visible, -torch.inf)
+                    blind = ~visible.any(-1)
+                parts.append(_Part(slice(start, stop), slice(lower, upper), added, blind))
+        yield parts
+
+
+def _seen(t: Tensor, part: _Part) -> Tensor:
+    """Return the part's keys or values; zeros replace those that no query sees."""
+    t = t[:, :, part.keys]
+    if part.blind is None:
+        return t
+    unseen = (part.bias == -torch.inf).all(-2).all(1, keepdim=True)[..., None]
+    return t.masked_fill(unseen, 0)
+
+
+class _KeyRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, row: Tensor, key: Tensor, problem: Problem
+    ) -> Tensor:
+        wide_q, wide_k, wide_v = flash.same_width(q, k, v)
+        outs, lses = [], []
+        for parts in _blocks(problem, row, key):
+            found = []
+            for part in parts:
+                keys, values = _seen(wide_k, part), _seen(wide_v, part)
+                queries = wide_q[:, :, part.rows]
+                out, lse = flash.attend(queries, keys, values, part.bias, problem.scale)
+                if part.blind is not None:
+                    out = out.masked_fill(part.blind[..., None], 0)
+                    lse = lse.masked_fill(part.blind, -torch.inf)
+                found.append((out, lse))
+            out, lse = flash.join(found)
+            outs.append(out)
+            lses.append(lse)
+        out, lse = torch.cat(outs, 2)[..., : v.shape[-1]], torch.cat(lses, 2)
+        ctx.save_for_backward(q, k, v, row, key, out, lse)
+        ctx.problem = problem
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, row, key, out, lse = ctx.saved_tensors
+        problem = ctx.problem
+        if torch.is_grad_enabled():  # for second derivatives
+            visible = problem.visible(0, problem.q_len)
+            bias = row[..., :, None] - key[..., None, :]
+            hidden = torch.zeros_like(bias[:1, :1], dtype=torch.bool)
+            hidden = hidden if visible is None else ~visible
+            return *dense_gradients((q, k, v, row, key), bias, hidden, problem.scale, grads), None
+        with without_autocast(q.device):  # backward may be called inside it
+            return *_gradients(problem, q, k, v, row, key, out, lse, grads[0]), None
+
+
+def _gradients(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, row: Tensor, key: Tensor, out: Tensor,
+    lse: Tensor, grad: Tensor,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Return the gradients of q, k, v, row and key; that of row is zero.
+
+    A column of ones is appended to q and one of zeros to k. The gradient of the latter is the sum
+    of the gradients of a key's scores, which is the gradient of its term.
+    """
+    heads, kv_heads, width, v_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
+    lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
+    size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
+    every = [q, *(for_every_head(t, heads) for t in (k, v)), out, grad]
+    q, k, v, out, grad = (flash.adjacent(F.pad(t, (0, size - t.shape[-1]))) for t in every)
+    q[..., width] = 1
+    wide = at_least_float32(q.dtype)
+    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
+    for parts in _blocks(problem, row, key):
+        for rows, keys, bias, blind in parts:
+            mine = [t[:, :, rows] for t in (grad, q, out, lse)]
+            part = _Part(rows, keys, bias, blind)
+            found = flash.gradients(mine, (_seen(k, part), _seen(v, part)), bias, problem.scale)
+            for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):
+                whole[:, :, span] += more
+    d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
+    d_k, d_v = (
+        t.unflatten(1, (kv_heads, -1)).sum(2) if kv_heads != heads else t for t in (d_k, d_v)
+    )
+    found = (d_q[..., :width], d_k[..., :width], d_v[..., :v_dim])
+    return *(t.to(q.dtype) for t in found), torch.zeros_like(row), d_key
