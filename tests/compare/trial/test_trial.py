@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import checkpoint, evaluate, forward, train, windows
-from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
+from posenc.compare.trial import checkpoint, forward, train, windows
+from posenc.compare.trial.config import CAUSAL, TrialConfig, read_trial, write_trial
+from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.models import Decoder, DecoderConfig
 
 TINY = TrialConfig(
@@ -211,7 +212,7 @@ class Counting(Decoder):
 def test_evaluation_gives_the_bits_of_a_known_model():
     model = Counting(DecoderConfig(257, 32, 1, 2))
     symbols = np.full(4000, ord("a"), np.uint8)
-    by_length, by_position, by_context = evaluate.evaluate_lengths(model, symbols, TINY)
+    by_length, by_position, by_context = OBJECTIVES[CAUSAL].test(model, symbols, TINY)
     # 24 = 16 at one bit and 8 at two; each window of 40 holds one of 24 and, left over, one of 16.
     expected = {16: 1.0, 24: (32 * 1 + 8 * 2) / 40, 40: (16 * 1 + 24 * 2) / 40}
     assert {s.length: s.bits_per_byte for s in by_length} == pytest.approx(expected, rel=1e-6)
@@ -223,7 +224,7 @@ def test_evaluation_gives_the_bits_of_a_known_model():
 
 def test_learned_table_cannot_run_beyond_itself_and_says_why():
     config = dataclasses.replace(TINY, encoding="learned")
-    by_length, by_position, by_context = evaluate.evaluate_lengths(
+    by_length, by_position, by_context = OBJECTIVES[CAUSAL].test(
         train.build_model(config), TEXT, config
     )
     assert [s.cannot for s in by_length] == [None, "it has 16 positions", "it has 16 positions"]
@@ -246,7 +247,7 @@ def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
 def test_losses_are_kept_by_window_at_every_length(lengths):
     config = dataclasses.replace(TINY, train_length=8, test_lengths=lengths)
     model = train.build_model(config)
-    by_length, _, _ = evaluate.evaluate_lengths(model, TEXT, config)
+    by_length, _, _ = OBJECTIVES[CAUSAL].test(model, TEXT, config)
     held_out = windows.held_out_windows(TEXT, config)
     longest = lengths[-1]
     for score in by_length:

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import autocast, on_device
-from posenc.compare.trial.objectives.hidden import evaluate_asked
-from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.compare.trial.objectives.objective import Asked, Objective
 from posenc.compare.trial.windows import VOCABULARY
 from posenc.encodings import PositionEncoding
 from posenc.models import Decoder, DecoderConfig, Encoder
@@ -73,9 +72,6 @@ class Masked(Objective):
         with autocast(config):
             logits = model(seen, length=rows.shape[1])
         return F.cross_entropy(logits[row, column].float(), targets, reduction="none")
-
-    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
-        return evaluate_asked(self, model, symbols, config)
 
 
 def _drawn(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:

@@ -3,7 +3,6 @@ predicts the second."""
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -11,8 +10,7 @@ from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import autocast, on_device
-from posenc.compare.trial.objectives.hidden import evaluate_asked
-from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.compare.trial.objectives.objective import Asked, Objective
 from posenc.compare.trial.windows import VOCABULARY
 from posenc.encodings import PositionEncoding
 from posenc.models import EncoderDecoder
@@ -65,9 +63,6 @@ class Seq2Seq(Objective):
         with autocast(config):
             logits = model(source, heard)
         return F.cross_entropy(logits.float().flatten(0, 1), said.flatten(), reduction="none")
-
-    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
-        return evaluate_asked(self, model, symbols, config)
 
     def longest_part(self, length: int, said: int | None = None) -> int:
         said = length // 2 if said is None else said
