@@ -12,7 +12,7 @@ from posenc.encodings import ModelShape, create, parse
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
-from posenc.report.files.atomic import check_figures
+from posenc.report.files.atomic import check_outputs
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
 from posenc.report.page.visible import visible
@@ -27,14 +27,14 @@ def run(
     figures: Path | None = None,
 ) -> None:
     """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
-    check_figures(figures)
+    path = out or (None if as_json else Path("runs/inspect.html"))
+    check_outputs(figures, path)
     sheets = measure_all(names, shape, tell)
     tell("")
     if as_json:
         print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
     else:
         _print(sheets, compare)
-    path = out or (None if as_json else Path("runs/inspect.html"))
     if path is None and figures is None:
         return
     from posenc.inspect.encoding.page import make_page
