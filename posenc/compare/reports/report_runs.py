@@ -17,6 +17,7 @@ from posenc.compare.reports import leaderboard
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
+from posenc.compare.trial.objectives import objective_of
 from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import text_of
@@ -111,6 +112,7 @@ def _read(folder: Path) -> Study:
     try:
         study = Study.from_json(text_of(path))
         for trial in study.trials:
+            objective_of(trial)  # or it is none
             if not len(trial.encoding) <= MOST or not len(trial.test_lengths) <= MOST:
                 raise ValueError(f"a name or list of test lengths has more than {MOST} parts")
         return study
