@@ -118,6 +118,11 @@ class TrialResult(Record):
     timing: Timing | None = None
     by_case: tuple[CaseScore, ...] = ()
 
+    @property
+    def scored(self) -> bool:
+        """True if it has the scores of its task, which pages and answers read."""
+        return bool(self.by_length if self.config.of_text else self.by_case)
+
 
 @dataclass(frozen=True)
 class CorpusInfo(Record):
@@ -259,7 +264,11 @@ class Study(Record):
         found = parse_object(text).get("format")
         if isinstance(found, str) and found != FORMAT:
             raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
-        return super().from_json(text)
+        study = super().from_json(text)
+        for each in study.finished:
+            if not each.scored:
+                raise ValueError(f"{each.config.folder} has no score of its task")
+        return study
 
     def of_task(self, task: str) -> Self:
         """Return the part of the study with trials of one task; "text" is one too."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.report.files.atomic import check_figures
+from posenc.report.files.atomic import check_outputs
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     >>> list(outcome.measured)  # as it is, stretched, and with a window of the training length
     ['none', 'yarn', 'window']
     """
-    check_figures(figures)
+    check_outputs(figures)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
         folder,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 from posenc.encodings import ModelShape
 from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.report.files.atomic import check_figures
+from posenc.report.files.atomic import check_outputs
 from posenc.report.page.page import Page
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(
     >>> sheet.places, sheet.parameters, sheet.direction
     ([3], 0, 'symmetric')
     """
-    check_figures(figures)
+    check_outputs(figures, out)
     if isinstance(what, Path):
         if shape is not None:
             raise ValueError("posenc.inspect.run: `shape` is for encodings, not for a checkpoint.")

@@ -12,6 +12,8 @@ from posenc.report.machine.options import Figures, option
 
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""
+_MOST = 8192
+"""Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
 
 
 def inspect(
@@ -25,8 +27,8 @@ def inspect(
             autocompletion=complete,
         ),
     ],
-    head_dim: Annotated[int, option("Size of one head.", min=1)] = DEFAULTS[0],
-    heads: Annotated[int, option("Number of query heads.", min=1)] = DEFAULTS[1],
+    head_dim: Annotated[int, option("Size of one head.", min=1, max=_MOST)] = DEFAULTS[0],
+    heads: Annotated[int, option("Number of query heads.", min=1, max=_MOST)] = DEFAULTS[1],
     train_length: Annotated[
         int, option("Longest sequence of the training, in tokens.", min=1)
     ] = DEFAULTS[2],

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from posenc.report.files.atomic import check_figures
+from posenc.report.files.atomic import check_outputs
 from posenc.report.page import figure_files
 from posenc.report.page.drawing import DECORATION, figure, to_svg
 from posenc.report.page.figure_data import csv_text
@@ -88,7 +88,7 @@ def test_files_are_the_same_each_time_and_leave_the_figure_alone(tmp_path):
 
 
 def written(drawn: Plot, folder):
-    check_figures(folder)
+    check_outputs(folder)
     assert write_figures([drawn], folder) == []
     return folder
 
@@ -103,7 +103,7 @@ def test_chinese_letters_are_drawn_where_there_is_a_font(tmp_path):
 
 def test_letters_without_a_font_are_told_and_stay_text_in_svg(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_files, "_machine_fonts", tuple)
-    check_figures(tmp_path)
+    check_outputs(tmp_path)
     (line,) = write_figures([plot("公司")], tmp_path)
     assert "letters 公 司" in line and "boxes" in line
     assert ">公司<" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
@@ -121,8 +121,8 @@ def test_numbers_survive_a_spreadsheet():
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="file is not a folder"):
-        check_figures(tmp_path / "file")
+        check_outputs(tmp_path / "file")
     with pytest.raises(ValueError, match="cannot write into"):
-        check_figures(tmp_path / "file" / "below")
-    check_figures(tmp_path / "new" / "deep")
+        check_outputs(tmp_path / "file" / "below")
+    check_outputs(tmp_path / "new" / "deep")
     assert list((tmp_path / "new/deep").iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 
 from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.reports.report_runs import report_runs
-from posenc.compare.results import FORMAT, Study
+from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResult
 from posenc.compare.study import check_ours
 from posenc.compare.trial.config import read_trial
 from posenc.compare.trial.files import CorruptResult, load_result
@@ -161,6 +161,40 @@ def test_no_page_is_drawn_for_endless_names_or_lengths(home, more):
     (home / "study.json").write_text(study.to_json())
     with pytest.raises(ValueError, match="has more than 1000 parts"):
         report_runs([home])
+
+
+SCORED = TrialResult(TRIAL, by_length=(LengthScore(8, 2.0),), timing=Timing(1.0, 1.0, 1.0))
+WRONG_RESULTS = {
+    "has no score of its task": TrialResult(TRIAL),
+    "A trial's objective must be causal, masked or seq2seq, got 'evil'": replace(
+        SCORED, config=replace(TRIAL, objective="evil")
+    ),
+    "expected a number of at most 1e+60, got 1e+308": replace(
+        SCORED, by_length=(LengthScore(8, 1e308),)
+    ),
+}
+
+
+@pytest.mark.parametrize("said", WRONG_RESULTS)
+def test_results_that_no_posenc_writes_are_one_line(home, said, call):
+    wrong = WRONG_RESULTS[said]
+    study = Study(FORMAT, "", "", {}, {}, None, (wrong.config,), (wrong,))
+    (home / "study.json").write_text(study.to_json())
+    code, out, error = call("report", home)
+    assert (code, out, error.count("\n")) == (2, "", 1) and said in error
+    assert not (home / "report.html").exists()
+
+
+def test_a_result_without_scores_is_damaged(home):
+    (home / "result.json").write_text(TrialResult(TRIAL).to_json())
+    with pytest.raises(CorruptResult, match="no score of its task"):
+        load_result(home.parent, TRIAL)
+
+
+@pytest.mark.parametrize("field", ["encoding", "task", "objective"])
+def test_the_folder_of_a_trial_is_inside_of_its_run(field):
+    folder = replace(TRIAL, **{field: "../../x/."}).folder
+    assert "/" not in folder and not folder.startswith(".")
 
 
 TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

@@ -308,6 +308,19 @@ def test_a_place_that_is_no_ordinary_file_is_refused_before_the_work(home):
                 check_writable(path)
 
 
+@pytest.mark.parametrize("special", ["pipe", "socket", "folder"])
+def test_what_is_no_ordinary_file_is_never_replaced(home, special):
+    path = home / special
+    with socket.socket(socket.AF_UNIX) as bound:
+        {"pipe": os.mkfifo, "folder": os.mkdir, "socket": lambda p: bound.bind(str(p))}[special](
+            path
+        )
+        mode = path.lstat().st_mode
+        with pytest.raises(OSError):
+            write_atomically(path, "page")
+        assert path.lstat().st_mode == mode and list(home.iterdir()) == [path]
+
+
 def test_a_partial_file_that_is_exchanged_is_not_put_in_place(home, victim):
     (home / "a").write_text("old")
     with pytest.raises(OSError, match="was exchanged"), atomically(home / "a") as partial:

@@ -17,9 +17,10 @@ from posenc.compare.reports import leaderboard
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
-from posenc.report.files.atomic import check_figures
+from posenc.compare.trial.objectives import objective_of
+from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
-from posenc.report.files.opened import make_folder, text_of
+from posenc.report.files.opened import text_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
 
@@ -42,7 +43,7 @@ def report_runs(
     Raises: ValueError if a folder holds no readable study, if its study is still running, if the
     recipes of the runs differ, or if `out` is a run itself.
     """
-    check_figures(figures)
+    check_outputs(figures)
     console = stderr()
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
@@ -51,7 +52,8 @@ def report_runs(
             study, lines = write_report(study, home)
     else:
         study, lines = _together(runs)
-        home = _new_page(study, out, "report", published)
+        home = _new_folder(study, out, "report")
+        write_page(study, home, published)
     _tell(study, lines, home, published, figures, console, as_json)
     return study
 
@@ -66,18 +68,17 @@ def show_leaderboard(
 
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
-    check_figures(figures)
-    if out is not None:
-        _check_free(out)
+    check_outputs(figures)
     lines: list[str] = []
     runs = [_collected(folder, lines) for folder in mine]
     study = leaderboard.study_of(leaderboard.published())
     if runs:
         study, notes = leaderboard.beside(study, runs)
         lines += notes
+    home = _new_folder(study, out, "leaderboard")
     say(stderr(), "Drawing the page of the published trials: about half a minute.")
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
-    home = _new_page(study, out, "leaderboard", published=True)
+    write_page(study, home, published=True)
     _tell(study, lines, home, True, figures, stderr(), as_json)
     return study
 
@@ -111,6 +112,7 @@ def _read(folder: Path) -> Study:
     try:
         study = Study.from_json(text_of(path))
         for trial in study.trials:
+            objective_of(trial)  # or it is none
             if not len(trial.encoding) <= MOST or not len(trial.test_lengths) <= MOST:
                 raise ValueError(f"a name or list of test lengths has more than {MOST} parts")
         return study
@@ -137,18 +139,11 @@ def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tu
     return folder, study
 
 
-def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Path:
-    """Write the page into `out`, or a folder named by the trials; returns it."""
+def _new_folder(study: Study, out: Path | None, name: str) -> Path:
+    """Make the folder of a page, `out` or one named by the trials. Raise ValueError where no page
+    can be written: at a file, or into a run."""
     trials = " ".join(sorted(trial.hash for trial in study.trials))
     folder = out or RUNS / f"{name}-{hashlib.sha256(trials.encode()).hexdigest()[:8]}"
-    _check_free(folder)
-    make_folder(folder)
-    write_page(study, folder, published)
-    return folder
-
-
-def _check_free(folder: Path) -> None:
-    """Raise ValueError where no page can be written: at a file, or into a run."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
     if (folder / STUDY).exists():
@@ -156,3 +151,5 @@ def _check_free(folder: Path) -> None:
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
+    check_writable(folder / "report.html")
+    return folder

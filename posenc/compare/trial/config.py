@@ -87,7 +87,7 @@ class TrialConfig:
         name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
         task = "" if self.task == TEXT else f"-{self.task}"
         task += "" if self.objective == CAUSAL else f"-{self.objective}"
-        return f"{name}{task}-seed{self.seed}"
+        return name + re.sub(r"[^\w.]+", "-", f"{task}-seed{self.seed}")
 
     @property
     def of_text(self) -> bool:

@@ -17,7 +17,7 @@ from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.restart import own_state
 from posenc.hf.checkpoint.text import split_documents
-from posenc.report.files.atomic import check_figures, check_writable, write_atomically
+from posenc.report.files.atomic import check_outputs, write_atomically
 from posenc.report.files.opened import text_of
 from posenc.report.page.console import stderr, stdout, text_table
 from posenc.report.page.failure import RunFailed, Stopped
@@ -53,9 +53,7 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = stderr()
-    check_figures(figures)
-    if report is not None:
-        check_writable(report)
+    check_outputs(figures, report)
     caution = None if texts else OUT_OF_DOMAIN
     documents, failed = read_documents(texts), None
     try:

@@ -10,7 +10,7 @@ from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.lazy import require
-from posenc.report.files.atomic import check_figures
+from posenc.report.files.atomic import check_outputs
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
 from posenc.report.page.visible import visible
@@ -20,8 +20,9 @@ def inspect_checkpoint(
     request: Request, as_json: bool, out: Path | None, command: str, figures: Path | None = None
 ) -> None:
     """Print the answer and the measurements, write the page, and its figures into `figures`."""
-    check_figures(figures)
-    if not as_json or out or figures:
+    path = out or (None if as_json else Path("runs/inspect.html"))
+    check_outputs(figures, path)
+    if path or figures:
         require("matplotlib", "the page")
     sheet = measure_checkpoint(request, tell)
     tell("")
@@ -30,7 +31,6 @@ def inspect_checkpoint(
         print(visible(said))
     else:
         _print(sheet)
-    path = out or (None if as_json else Path("runs/inspect.html"))
     if path is None and figures is None:
         return
     from posenc.inspect.checkpoint.page import make_page

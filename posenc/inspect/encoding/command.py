@@ -13,7 +13,7 @@ from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
 from posenc.lazy import require
-from posenc.report.files.atomic import check_figures
+from posenc.report.files.atomic import check_outputs
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
 from posenc.report.page.visible import visible
@@ -28,8 +28,9 @@ def run(
     figures: Path | None = None,
 ) -> None:
     """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
-    check_figures(figures)
-    if not as_json or out or figures:
+    path = out or (None if as_json else Path("runs/inspect.html"))
+    check_outputs(figures, path)
+    if path or figures:
         require("matplotlib", "the page")
     sheets = measure_all(names, shape, tell)
     tell("")
@@ -37,7 +38,6 @@ def run(
         print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
     else:
         _print(sheets, compare)
-    path = out or (None if as_json else Path("runs/inspect.html"))
     if path is None and figures is None:
         return
     from posenc.inspect.encoding.page import make_page

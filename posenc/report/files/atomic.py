@@ -4,11 +4,12 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.opened import make_folder
+from posenc.report.files.opened import NOT_ORDINARY, make_folder
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _BY_FOLDER = os.rename in os.supports_dir_fd
@@ -34,7 +35,8 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
     block it is flushed to disk and, with `replace`, takes the place of `path`; after an error it is
     deleted.
 
-    Raises: OSError where something else has the name of the new file by then.
+    Raises: OSError where something else has the name of the new file by then, or `path` is a pipe,
+    a device or a folder.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     with _folder_of(path) as folder:
@@ -51,10 +53,21 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
                 if not os.path.samestat(named, os.fstat(handle)):
                     raise OSError(f"{partial} was exchanged while it was written.")
             if replace:
+                _check_ordinary(path, folder)
                 os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(old, dir_fd=folder)
+
+
+def _check_ordinary(path: Path, folder: int | None) -> None:
+    """Raise OSError if `path`, in the folder of this handle, is no file and no link to be replaced:
+    nobody gets a device or a pipe back."""
+    with contextlib.suppress(FileNotFoundError):
+        name = path if folder is None else path.name
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise FileExistsError(f"{path}: {NOT_ORDINARY}")
 
 
 @contextlib.contextmanager
@@ -107,18 +120,21 @@ def check_writable(path: Path) -> None:
         pass
 
 
-def check_figures(folder: str | Path | None) -> None:
-    """Make `folder` and check that figures can be written there, before work begins; None: no
-    figures.
+def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> None:
+    """Make the folders of figures and of a page, and check that both can be written, before work
+    begins; None: not asked for.
 
     Raises: ValueError, OSError.
     """
-    if folder is None:
-        return
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--figures: {folder} is not a folder.")
-    try:
-        check_writable(folder / "figure.csv")
-    except OSError as error:
-        raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
+    if folder is not None:
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--figures: {folder} is not a folder.")
+        try:
+            check_writable(folder / "figure.csv")
+        except OSError as error:
+            raise ValueError(
+                f"--figures: cannot write into {folder} ({error.strerror})."
+            ) from error
+    if page is not None:
+        check_writable(Path(page))

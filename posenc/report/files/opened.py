@@ -1,6 +1,7 @@
 """Open files and make folders without following a link; no other module does so by itself."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -103,8 +104,16 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that the user names, with those above it. A link to a folder is followed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make a folder that the user names, with those above it. A link to a folder is followed.
+
+    Raises: NotADirectoryError with the name of what is in the way.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(
+            errno.ENOTDIR, "not a folder, choose another place", error.filename
+        ) from error
 
 
 def make_inside(folder: Path) -> Path:

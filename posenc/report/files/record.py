@@ -12,6 +12,8 @@ SEAL = "sha256"
 """Key of the hash of all other fields."""
 DEEPEST, MOST_DIGITS = 64, 300
 """Bounds of JSON that another program may have written."""
+LARGEST = 1e60
+"""Bound of a number, so that statistics of its square do not overflow."""
 
 
 def seal(content: dict[str, Any]) -> str:
@@ -113,7 +115,9 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
             wrong = ", ".join(wrong)
             raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
         return kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= LARGEST:
+            raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
         return float(value)
     if kind is int and isinstance(value, bool):
         raise ValueError(f"{where}: expected a number, got {value}.")
