@@ -3,7 +3,6 @@
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +16,12 @@ from posenc.compare.options import Options
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.page.watchers import watching
 from posenc.compare.plan.cost import opening
-from posenc.compare.plan.dry_run import show_dry_run
+from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
-from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, write_atomically
@@ -32,7 +30,7 @@ from posenc.report.files.opened import make_folder, missing, remove_empty, remov
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
 from posenc.report.machine.processor import processors_of
-from posenc.report.page.console import stderr
+from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
@@ -71,8 +69,13 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         say(console, f"Note: {plan.note}.")
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
-        return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
-    folder = options.out or RUNS / f"compare-{_name(trials)}"
+        table, sentence = dry_run(trials, plan.cut, workers, here)
+        if show:
+            stdout(160).print(table)
+            stdout(160).print(sentence, markup=False, highlight=False, soft_wrap=True)
+        return replace(study, trials=trials)
+    name = hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
+    folder = options.out or RUNS / f"compare-{name}"
     damaged = check_ours(folder)
     made = missing(folder)
     make_folder(folder)
@@ -204,7 +207,3 @@ def check_ours(folder: Path) -> str | None:
 def _is_ours(path: Path) -> bool:
     """Return True if a run that was killed before it wrote study.json can have left this file."""
     return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)
-
-
-def _name(trials: Sequence[TrialConfig]) -> str:
-    return hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from posenc.extend.export.folder import ADAPTER, Plan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
-from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.measure.evaluation import Evaluation, regression, short_pieces
 from posenc.extend.measure.intervals import Estimate
 from posenc.extend.measure.losses import NotFinite
 from posenc.extend.measure.samples import halves, sample_windows
-from posenc.extend.measure.short_text import regression, short_pieces
 from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend

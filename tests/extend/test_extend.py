@@ -18,11 +18,11 @@ from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
 from posenc.extend.measure.intervals import estimate
 from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.passkey import PasskeyGrid
+from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.objective import next_token_loss
+from posenc.extend.tune.tuning import next_token_loss
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint

@@ -16,7 +16,7 @@ from posenc.extend.restart import locked, own_state
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.state import STATE
+from posenc.extend.tune.tuning import STATE
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows

@@ -28,7 +28,7 @@ from posenc.compare.trial.files import Cursor, is_done, save_result
 from posenc.dialects.weights.tensors import rewrite
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.extend.restart import write_sealed
-from posenc.extend.tune.state import save_tuning
+from posenc.extend.tune.tuning import save_tuning
 from posenc.report.files.atomic import atomically, check_writable, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import new_folder

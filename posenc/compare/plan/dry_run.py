@@ -8,25 +8,15 @@ from rich.table import Table
 
 from posenc.compare.plan.splits import Cut
 from posenc.compare.plan.time_estimate import kind_of, seconds_by_kind
-from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import train_tokens
-from posenc.report.page.console import stdout, text_table
+from posenc.report.page.console import text_table
 from posenc.report.page.progress import clock
 
 
 def tokens_of(trial: TrialConfig) -> int:
     """Return the number of tokens that a trial trains on, at most."""
     return trial.steps * trial.batch * train_tokens(trial)
-
-
-def show_dry_run(study: Study, cut: Cut | None, workers: int, here: int, show: bool) -> Study:
-    """Measure the cost of a study, print it if `show`, and return the study without results."""
-    table, sentence = dry_run(study.trials, cut, workers, here)
-    if show:
-        stdout(160).print(table)
-        stdout(160).print(sentence, markup=False, highlight=False, soft_wrap=True)
-    return study
 
 
 def dry_run(
@@ -42,8 +32,11 @@ def dry_run(
         if cut is not None:
             cut.write(folder)
         seconds = seconds_by_kind(trials, folder, here)
+    kinds: dict[str, list[TrialConfig]] = {}
+    for trial in trials:
+        kinds.setdefault(kind_of(trial), []).append(trial)
     rows = []
-    for kind, alike in by_kind(trials).items():
+    for kind, alike in kinds.items():
         tokens = f"{sum(map(tokens_of, alike)):,}"
         rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, clock(seconds[kind])])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
@@ -58,11 +51,3 @@ def dry_run(
         f"{workers} {'worker' if workers == 1 else 'workers'} if the cores are free, {how}. "
         "Nothing was trained."
     )
-
-
-def by_kind(trials: Sequence[TrialConfig]) -> dict[str, list[TrialConfig]]:
-    """Group trials that take equally long."""
-    found: dict[str, list[TrialConfig]] = {}
-    for trial in trials:
-        found.setdefault(kind_of(trial), []).append(trial)
-    return found

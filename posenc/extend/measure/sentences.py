@@ -57,7 +57,8 @@ def told(name: str, rng: np.random.Generator, depth: float) -> Told:
         said |= zip(others, _names(rng, len(others)), strict=True)
     else:
         said = dict(zip(keys, _names(rng, len(keys)), strict=True))
-        said |= zip(others, _numbers(rng, len(others)), strict=True)
+        numbers = (str(10000 + int(i)) for i in rng.choice(90000, len(others), replace=False))
+        said |= zip(others, numbers, strict=True)
         asked = [said[symbol] for symbol in puzzle.asked]
     facts = tuple((at, fact.format(said[key], said[value])) for at, (key, value) in puzzle.facts)
     return Told(facts, question.format(*asked), " ".join(said[s] for s in puzzle.answer))
@@ -70,8 +71,3 @@ def _names(rng: np.random.Generator, count: int) -> list[str]:
         letters = [rng.choice(list(kind)) for kind in (CONSONANTS, VOWELS) * 3]
         found["".join(letters)] = None
     return list(found)
-
-
-def _numbers(rng: np.random.Generator, count: int) -> list[str]:
-    """Return different five-digit numbers."""
-    return [str(10000 + int(i)) for i in rng.choice(90000, count, replace=False)]

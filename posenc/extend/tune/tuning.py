@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from posenc.extend.restart import identity
+from posenc.extend.restart import Identity, identity, read_sealed, sha256, start_again, write_sealed
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import add_lora, merge_lora
-from posenc.extend.tune.objective import masked_token_loss, next_token_loss, step_tokens
-from posenc.extend.tune.state import restore_tuning, save_tuning
 from posenc.hf.checkpoint.text import Windows
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import beside, bytes_of, make_inside
 from posenc.report.page.failure import RunFailed
 
 SAVE_EVERY = 50
@@ -96,3 +99,101 @@ def _recompute(model: Any, on: bool) -> None:
     getattr(model, f"{word}_checkpointing_{'enable' if on else 'disable'}")()
     if not on:
         model.disable_input_require_grads()  # which the other call let embeddings have
+
+
+def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -> Tensor:
+    """Return the step's windows, a pure function of the seed and the step."""
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+    rows = torch.randint(0, len(windows), (config.batch,), generator=generator)
+    tokens = windows.tokens[rows]
+    if float(torch.rand((), generator=generator)) < config.short_share:
+        pieces = tokens.shape[1] // trained
+        tokens = tokens[:, : pieces * trained].reshape(-1, trained)
+    return tokens
+
+
+def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> Tensor:
+    """Return the mean loss in nats: over the text or, up to the training length, against the
+    teacher's predictions."""
+    tokens = tokens.to(model.device)
+    logits = model(tokens, use_cache=False).logits[:, :-1].float()
+    known = 0 if teacher is None else min(trained, logits.shape[1])
+    far = F.cross_entropy(
+        logits[:, known:].flatten(0, 1), tokens[:, known + 1 :].flatten(), reduction="sum"
+    )
+    if teacher is None:
+        return far / tokens[:, 1:].numel()
+    with torch.no_grad():
+        wanted = teacher(tokens[:, :known], use_cache=False).logits.float().softmax(-1)
+    near = F.cross_entropy(logits[:, :known].flatten(0, 1), wanted.flatten(0, 1), reduction="sum")
+    return (near + far) / tokens[:, 1:].numel()
+
+
+def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
+    """Return the mean loss in nats over hidden tokens. The text determines which are hidden, so
+    that a restart hides the same."""
+    generator = torch.Generator().manual_seed(int(tokens.sum()))
+    hidden = torch.rand(tokens.shape, generator=generator) < 0.15
+    logits = model(tokens.masked_fill(hidden, mask_token).to(model.device)).logits
+    return F.cross_entropy(
+        logits[hidden.to(logits.device)].float(), tokens[hidden].to(logits.device)
+    )
+
+
+STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""AdamW's state of each weight."""
+Trainable = dict[str, nn.Parameter]
+
+
+def save_tuning(
+    folder: Path,
+    whose: Identity,
+    trainable: Trainable,
+    optimizer: torch.optim.Optimizer,
+    losses: list[float],
+) -> None:
+    """Save weights and optimizer after the last of `losses`."""
+    tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
+    for name, p in trainable.items():
+        tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
+    content = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
+    path = folder / TENSORS.format(step=len(losses))
+    make_inside(folder)
+    write_atomically(path, content)
+    # The JSON is replaced last, so that it never names tensors that are not there.
+    kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
+    write_sealed(folder / STATE, whose, kept)
+    for old in folder.glob(TENSORS.format(step="*")):
+        if old != path:
+            old.unlink()
+
+
+def restore_tuning(
+    folder: Path, whose: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
+) -> list[float]:
+    """Load saved state and return its losses; [] if there is no complete state.
+
+    Raises: ValueError if the folder has the state of another tuning.
+    """
+    kept = read_sealed(folder / STATE, whose)
+    if kept is None:
+        return []
+    try:
+        content = bytes_of(beside(folder, kept["tensors"]), None)
+        if sha256(content) != kept["tensors_sha256"]:
+            raise ValueError(f"{kept['tensors']} is not what was written")
+        tensors = load(content)
+    except (OSError, ValueError, SafetensorError) as error:
+        start_again(folder / STATE, error)
+        return []
+    with torch.no_grad():
+        for name, p in trainable.items():
+            p.copy_(tensors[f"weight/{name}"])
+            moments = {key: tensors[f"{key}/{name}"] for key in MOMENTS}
+            # AdamW keeps its count of steps on the CPU.
+            optimizer.state[p] = {
+                key: moment if key == "step" else moment.to(p.device)
+                for key, moment in moments.items()
+            }
+    return kept["losses"]

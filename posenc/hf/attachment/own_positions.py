@@ -37,7 +37,7 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
             tables[id(module)] = module
     for table in tables.values():
         handles.append(table.register_forward_pre_hook(_without_end))
-        handles.append(table.register_forward_hook(_nothing))
+        handles.append(table.register_forward_hook(lambda *call: torch.zeros_like(call[-1])))
         handles.append(table.register_forward_hook(_as_it_was, always_call=True))
     return handles
 
@@ -181,10 +181,6 @@ def _without_end(module: nn.Module, args: tuple) -> None:
     if isinstance(module, nn.Embedding):
         row = module.weight.new_zeros(1, module.embedding_dim)
         vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays
-
-
-def _nothing(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
-    return torch.zeros_like(out)
 
 
 def _as_it_was(module: nn.Module, args: tuple, out: Tensor) -> None:

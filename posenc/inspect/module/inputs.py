@@ -55,7 +55,7 @@ class Inputs:
         return rows
 
     def value(self, role: str, layout: str, name: str) -> Any:
-        """Return the value for an argument of this role, see posenc.inspect.module.roles."""
+        """Return the value for an argument of this role, see posenc.inspect.module.form."""
         queries = slice(None) if self.last is None else slice(self.count - self.last, None)
         match role:
             case "positions" | "q_positions" | "kv_positions":

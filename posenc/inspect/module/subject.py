@@ -12,6 +12,10 @@ from posenc.inspect.module.form import Form
 from posenc.inspect.module.inputs import Inputs
 from posenc.inspect.module.view import View
 
+Measured = tuple[bool | None, str]
+"""True if a property holds (None: it does not apply), and the numbers."""
+
+
 LONGEST = 4096
 SLOW = 0.3
 """If a call takes longer, in seconds, no longer sequence is tried."""

@@ -1,9 +1,8 @@
 """Training objectives on text: the next byte, masked bytes, or a continuation."""
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.objectives.causal import Causal
 from posenc.compare.trial.objectives.masked import Masked
-from posenc.compare.trial.objectives.objective import Objective
+from posenc.compare.trial.objectives.objective import Causal, Objective
 from posenc.compare.trial.objectives.seq2seq import Seq2Seq
 
 OBJECTIVES: dict[str, Objective] = {each.name: each for each in (Causal(), Masked(), Seq2Seq())}

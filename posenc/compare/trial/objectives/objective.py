@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.evaluate import evaluate_lengths
+from posenc.compare.trial.forward import token_losses
+from posenc.models import Decoder
 
 Asked = tuple[Tensor, ...]
 """Windows and their targets: tensors with one row for each window."""
@@ -71,3 +74,28 @@ class Objective(ABC):
         yield tuple(torch.cat([each[:, s : s + length] for s in starts]) for each in whole)
         if stop < longest:
             yield tuple(each[:, stop:] for each in whole)
+
+
+class Causal(Objective):
+    """Predict the next byte."""
+
+    name = CAUSAL
+    model = Decoder
+    stacks = (True,)
+
+    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
+        return (rows,)
+
+    def ask_held_out(self, rows: Tensor) -> Asked:
+        return (rows,)
+
+    def count(self, asked: Asked) -> int:
+        (rows,) = asked
+        return rows.shape[0] * (rows.shape[1] - 1)
+
+    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+        (rows,) = asked
+        return token_losses(model, rows, config)
+
+    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
+        return evaluate_lengths(model, symbols, config)

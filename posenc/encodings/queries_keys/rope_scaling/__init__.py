@@ -13,7 +13,6 @@ from posenc.encodings.queries_keys.rope_scaling.longrope import (
 )
 from posenc.encodings.queries_keys.rope_scaling.of_config import rotation_of as rotation_of
 from posenc.encodings.queries_keys.rope_scaling.of_config import scaling_of as scaling_of
-from posenc.encodings.queries_keys.rope_scaling.proportional import Proportional as Proportional
 from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies as Frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling as Scaling
 from posenc.encodings.queries_keys.rope_scaling.scaling import rope_frequencies as rope_frequencies
@@ -21,6 +20,7 @@ from posenc.encodings.queries_keys.rope_scaling.uniform import NTK as NTK
 from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicLinear as DynamicLinear
 from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK as DynamicNTK
 from posenc.encodings.queries_keys.rope_scaling.uniform import Linear as Linear
+from posenc.encodings.queries_keys.rope_scaling.uniform import Proportional as Proportional
 from posenc.encodings.queries_keys.rope_scaling.yarn import DynamicYaRN as DynamicYaRN
 from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN as YaRN
 from posenc.encodings.queries_keys.rope_scaling.yarn import yarn_temperature as yarn_temperature

@@ -20,11 +20,8 @@ def blend(
 
 def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
     """Return the index, a real number, of the pair with this many turns in `length` positions."""
-    return rotary_dim * (Decimal(length) / (Decimal(turns) * TWO_PI)).ln() / (2 * _log(rope_theta))
-
-
-def _log(x: float) -> Decimal:
-    return Decimal(x).ln()
+    found = (Decimal(length) / (Decimal(turns) * TWO_PI)).ln()
+    return rotary_dim * found / (2 * Decimal(rope_theta).ln())
 
 
 def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:

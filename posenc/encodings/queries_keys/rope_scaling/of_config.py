@@ -6,9 +6,8 @@ from typing import Any
 
 from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3
 from posenc.encodings.queries_keys.rope_scaling.longrope import LongRoPE
-from posenc.encodings.queries_keys.rope_scaling.proportional import Proportional
 from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling, rope_frequencies
-from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK, Linear
+from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK, Linear, Proportional
 from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN
 
 

@@ -136,14 +136,10 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     return outs
 
 
-def _shapes(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
-    return [torch.empty_like(x) for x in xs]
-
-
 # An operator of torch, because tracers and dispatch modes do not see a launch by Triton. Not
 # torch.library.custom_op, whose checks take longer than the rotation of a few tokens.
 torch.library.define(
     "posenc::rotate", "(Tensor[] xs, Tensor cos, Tensor sin, bool interleaved) -> Tensor[]"
 )
 torch.library.impl("posenc::rotate", "CUDA", launch)
-torch.library.register_fake("posenc::rotate", _shapes)
+torch.library.register_fake("posenc::rotate", lambda xs, *_: [torch.empty_like(x) for x in xs])

@@ -13,8 +13,7 @@ from posenc.dialects.model import model_of
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.recipes import Recipe, changes_with_length
-from posenc.extend.export.serving.described import Export
-from posenc.extend.export.serving.lines import fenced
+from posenc.extend.export.serving.described import Export, fenced
 
 
 def lines(export: Export) -> Iterator[str]:

@@ -12,8 +12,7 @@ from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.proof import failures
 from posenc.dialects.writers.recipes import changes_with_length
 from posenc.extend.export.serving import gguf
-from posenc.extend.export.serving.described import Export
-from posenc.extend.export.serving.lines import fenced
+from posenc.extend.export.serving.described import Export, fenced
 
 LONGEST = "max_position_embeddings"
 NEW = ("rope_parameters", "original_max_position_embeddings", LONGEST)

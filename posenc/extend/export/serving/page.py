@@ -11,8 +11,7 @@ from posenc.dialects.runtimes import VERSIONS, emulate
 from posenc.dialects.weights.fold import foldable
 from posenc.dialects.writers.recipes import best, changes_with_length
 from posenc.extend.export.serving import gguf, original
-from posenc.extend.export.serving.described import Export
-from posenc.extend.export.serving.lines import fenced, load, serve
+from posenc.extend.export.serving.described import Export, fenced, load, serve
 
 NAMES = {
     "transformers-5": "transformers 5",

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.errors import below_largest, error
 from posenc.inspect.module.returned import gap, same, tensors
-from posenc.inspect.module.subject import Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject, one_line
 
 CLOSE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""

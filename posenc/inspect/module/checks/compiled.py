@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from posenc.inspect.module.checks.measured import Measured
-from posenc.inspect.module.subject import Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject, one_line
 
 LENGTHS = (16, 24, 40, 56, 72, 88)
 

@@ -6,8 +6,7 @@ import re
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.checks.measured import Measured
-from posenc.inspect.module.subject import Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject, one_line
 
 BOUND = 2 * torch.finfo(torch.bfloat16).eps
 """Radians by which bfloat16 may round two cosines."""

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc.inspect.module.build import Function, ScoreMod
-from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.errors import bound, distinct, error
-from posenc.inspect.module.subject import Subject
+from posenc.inspect.module.subject import Measured, Subject
 
 _NARROW = torch.bfloat16
 _ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}

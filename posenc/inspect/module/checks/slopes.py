@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import ALiBi
-from posenc.inspect.module.checks.measured import Measured
-from posenc.inspect.module.subject import Subject
+from posenc.inspect.module.subject import Measured, Subject
 
 _CLOSE = 1e-3
 
