@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from posenc.compare.judge.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
+from posenc.sentence import phrase
 from posenc.statistics.agreement import Rho, agreement_p, separated_pairs, sign_agreement, spearman
 from posenc.tasks.known import TEXT
 
@@ -54,7 +55,7 @@ class Agreement:
 
     @property
     def where(self) -> str:
-        return "unseen" if self.multiple is None else f"x{self.multiple}"
+        return phrase("unseen") if self.multiple is None else f"x{self.multiple}"
 
 
 def agreements(study: Study) -> list[Agreement]:
@@ -79,11 +80,15 @@ def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
         yield [f"{each.table}, {each.source}", each.where, names, rho, p, _counted([each])]
     beyond = [each for each in found if each.multiple is not None and each.multiple > 1]
     tasks = [each for each in found if each.multiple is None]
-    for title, whole in (("text, all tables beyond x1", beyond), ("tasks, all tables", tasks)):
+    text = phrase("text, all tables beyond x1")
+    for title, whole in ((text, beyond), (phrase("tasks, all tables"), tasks)):
         if any(each.pairs for each in whole):
             rhos = [each.rho.value for each in whole if each.rho and not each.pairs]
-            without = f"without {len(rhos)} tables that have no such pairs" if rhos else ""
-            values = f"{min(rhos):.2f} to {max(rhos):.2f} there" if rhos else ""
+            without = values = ""
+            if rhos:
+                lacking = "without {count} tables that have no such pairs"
+                without = phrase(lacking, count=len(rhos))
+                values = phrase("{low:.2f} to {high:.2f} there", low=min(rhos), high=max(rhos))
             yield [title, "", without, values, "", _counted(whole)]
 
 
@@ -93,8 +98,10 @@ def _counted(found: list[Agreement]) -> str:
     if not pairs:
         return "–"
     p = agreement_p([(a.ours, a.told) for a in found])
-    share = f"{agreeing} of {pairs} ({agreeing / pairs:.2f}"
-    return f"{share})" if p is None else f"{share}, p {p:.3f})"
+    said = "{part} of {whole} ({share:.2f})"
+    if p is not None:
+        said = "{part} of {whole} ({share:.2f}, p {p:.3f})"
+    return phrase(said, part=agreeing, whole=pairs, share=agreeing / pairs, p=p)
 
 
 def read_tables(name: str) -> list[dict]:
@@ -117,7 +124,8 @@ def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
     if len(ours) < 2:
         return
     known = {name: theirs[name] for name in ours}
-    title = f"{table['name']} against {table['task']} ({table['model']})"
+    words = "{name} against {task} ({model})"
+    title = phrase(words, name=table["name"], task=table["task"], model=table["model"])
     told = told_in_task(table, list(ours))
     yield Agreement(title, table["source"], None, spearman(ours, known), ours, told)
 

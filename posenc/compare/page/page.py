@@ -25,6 +25,7 @@ from posenc.report.page.page import (
     Plot,
 )
 from posenc.report.page.table import Cell, Heading, Table
+from posenc.sentence import phrase
 from posenc.tasks.known import TASKS, TEXT
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
@@ -33,19 +34,19 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Page:
     """The page of a study, finished or not; it says what is missing and what failed. With
     `agreements` also how far its order agrees with published tables."""
-    page = Page("Which position encoding?", _what_was_tried(study), contents=True)
+    page = Page(phrase("Which position encoding?"), _what_was_tried(study), contents=True)
     page.section("", *_answer(study))
     text = study.of_task(TEXT)
     if study.tasks:
-        page.section("Tasks", *task_page.matrix(study))
+        page.section(phrase("Tasks"), *task_page.matrix(study))
     if study.summary:
-        page.section("Text", *_table(text))
-        page.section("Curves", *_curves(text))
+        page.section(phrase("Text"), *_table(text))
+        page.section(phrase("Curves"), *_curves(text))
     if study.tasks:
-        page.section("Tasks by length", *task_page.figures_of(study))
+        page.section(phrase("Tasks by length"), *task_page.figures_of(study))
     if agreements is not None:
-        page.section("Agreement with published orders", *_agreement(agreements))
-    page.section("Details", *_details(study))
+        page.section(phrase("Agreement with published orders"), *_agreement(agreements))
+    page.section(phrase("Details"), *_details(study))
     return page
 
 
@@ -53,14 +54,14 @@ def _what_was_tried(study: Study) -> str:
     said = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
-        said.append(
-            f"Trained on {config.train_length:,} bytes at a time, tested up to "
-            f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
-        )
-        said += filter(None, [objective_of(config).said])
+        train, longest = config.train_length, max(config.test_lengths)
+        on = "Trained on {train:,} bytes at a time, tested up to {longest:,}. Text: {text}."
+        said.append(phrase(on, train=train, longest=longest, text=study.corpus.name))
+        said += filter(None, [phrase(objective_of(config).said)])
     if study.drawn:
-        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(study.drawn)}.")
-    return " ".join(said)
+        tasks = "Trained on short sequences, tested on longer ones: {names}."
+        said.append(phrase(tasks, names=phrase(", ").join(study.drawn)))
+    return phrase(" ").join(said)
 
 
 def _answer(study: Study) -> Iterator[Block]:
@@ -69,30 +70,35 @@ def _answer(study: Study) -> Iterator[Block]:
     if study.limits:
         yield Limits(study.limits)
     for where, count in study.reused.items():
-        yield f"{_count(count, 'trial')} reused from {where}."
+        reused = "{number:,} trial reused from {where}.|{number:,} trials reused from {where}."
+        yield phrase(reused, number=count, where=where)
     for name, why in study.unchecked.items():
-        yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
+        unchecked = "{name} is compared unchecked, and its losses mean nothing: {why}."
+        yield Caution(phrase(unchecked, name=name, why=why))
     done, planned = len(study.results), len(study.trials)
     if study.missing:
-        names = ", ".join(map(name_of, study.missing))
-        yield Caution(
-            f"This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
+        names = phrase(", ").join(map(name_of, study.missing))
+        unfinished = (
+            "This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
             "Run the command below again; it goes on where it stopped."
         )
+        yield Caution(phrase(unfinished, done=done, planned=planned, names=names))
     if study.failed:
-        yield Caution(
-            f"{_count(len(study.failed), 'trial')} failed; the reasons are in the details."
+        failed = (
+            "{number:,} trial failed; the reasons are in the details.|"
+            "{number:,} trials failed; the reasons are in the details."
         )
+        yield Caution(phrase(failed, number=len(study.failed)))
 
 
 def _table(study: Study) -> Iterator[Block]:
     lengths = study.trials[0].test_lengths
     header = [
-        "encoding",
-        *(Heading(f"{length:,} bytes", "bits per byte") for length in lengths),
-        Heading("more context", "bits per byte, on the same bytes"),
-        Heading("parameters", "of the whole model"),
-        Heading("tokens/s", "in training, one worker"),
+        phrase("encoding"),
+        *(Heading(phrase("{length:,} bytes", length=n), phrase("bits per byte")) for n in lengths),
+        Heading(phrase("more context"), phrase("bits per byte, on the same bytes")),
+        Heading(phrase("parameters"), phrase("of the whole model")),
+        Heading(phrase("tokens/s"), phrase("in training, one worker")),
     ]
     cells = [
         [
@@ -104,25 +110,26 @@ def _table(study: Study) -> Iterator[Block]:
         ]
         for row in rows.text_rows(study)
     ]
-    yield Table(header, cells, f"Best first. {rows.detectable(study)}", cards=True)
-    yield rows.EXPLAINED
+    caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
+    yield Table(header, cells, caption, cards=True)
+    yield phrase(rows.EXPLAINED)
 
 
 def _cell(encoding: str, loss: rows.Loss) -> Cell:
     if loss.mean is None:
-        return Cell("cannot", note=f"{encoding}: {loss.cannot}")
+        return Cell(phrase("cannot"), note=f"{encoding}: {loss.cannot}")
     first = loss.verdict in ("best", "tied")
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
-    said = f"{loss.apart} {loss.verdict}".strip()
+    said = f"{loss.apart} {phrase(loss.verdict)}".strip()
     return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
 
 
 def _agreement(found: Sequence[Agreement]) -> Iterator[Block]:
     """Yield the sums over all published tables, and the tables to unfold."""
-    header, cells = list(published.HEADER), list(published.rows(found))
+    header, cells = [*map(phrase, published.HEADER)], list(published.rows(found))
     yield Table(header, cells[len(found) :], cards=True)
-    yield published.MEANING
-    yield Fold("Every published table", [Table(header, cells[: len(found)], cards=True)])
+    yield phrase(published.MEANING)
+    yield Fold(phrase("Every published table"), [Table(header, cells[: len(found)], cards=True)])
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
@@ -139,20 +146,18 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
                 Cell(each),
                 "–" if name == first else rows.said(standing, name),
                 "–" if over is None else f"± {over.half:.3f}",
-                rows.verdict_of(standing, name),
+                phrase(rows.verdict_of(standing, name)),
             ]
         )
     return Table(
         [
-            "encoding",
-            "mean",
-            "each seed",
-            Heading(f"minus {first}", "± over other seeds"),
-            Heading("on another text", "± over windows like these"),
-            "verdict",
+            *map(phrase, ("encoding", "mean", "each seed")),
+            Heading(phrase("minus {name}", name=first), phrase("± over other seeds")),
+            Heading(phrase("on another text"), phrase("± over windows like these")),
+            phrase("verdict"),
         ],
         cells,
-        f"Bits per byte at {standing.where}.",
+        phrase("Bits per byte at {where}.", where=standing.where),
         cards=True,
     )
 
@@ -170,31 +175,37 @@ def _curves(study: Study) -> Iterator[Plot]:
     styles = ranked_styles(rows.best_first(study))
     yield Plot(
         figures.by_length(study, styles),
-        "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
-        "do not overlap.",
+        phrase(
+            "Loss by test length. Every length reads the same held-out bytes, cut into windows "
+            "that do not overlap."
+        ),
         describe_by_length(study),
         captions.in_by_length(study),
         "by-length",
     )
     yield Plot(
         figures.by_context(study, styles),
-        "Loss of the same target bytes with growing context. A line that falls uses what it is "
-        "shown; a flat line ignores it.",
-        "One line for each encoding over the length of the window before fixed target bytes.",
+        phrase(
+            "Loss of the same target bytes with growing context. A line that falls uses what it "
+            "is shown; a flat line ignores it."
+        ),
+        phrase(
+            "One line for each encoding over the length of the window before fixed target bytes."
+        ),
         captions.in_by_context(study),
         "by-context",
     )
     yield Plot(
         figures.by_position(study, styles),
-        "Loss by position inside the longest window that an encoding can run.",
-        "One line for each encoding over the position inside the window.",
+        phrase("Loss by position inside the longest window that an encoding can run."),
+        phrase("One line for each encoding over the position inside the window."),
         captions.in_by_position(study),
         "by-position",
     )
     yield Plot(
         figures.training(study, styles),
-        "Training: validation text with markers, training batches as thin lines.",
-        "One line for each encoding over training steps.",
+        phrase("Training: validation text with markers, training batches as thin lines."),
+        phrase("One line for each encoding over training steps."),
         captions.in_training(study),
         "training",
     )
@@ -204,27 +215,32 @@ def describe_by_length(study: Study) -> str:
     """Describe the curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
-        points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
-        lines.append(f"{row.encoding}: {', '.join(points) or 'no result'}")
-    return "Bits per byte by test length. " + "; ".join(lines) + "."
+        at = "{number:.2f} at {where}"
+        scores = [s for s in row.by_length if s.mean is not None]
+        points = [phrase(at, number=s.mean, where=s.length) for s in scores]
+        found = phrase(", ").join(points) or phrase("no result")
+        lines.append(phrase("{name}: {found}", name=row.encoding, found=found))
+    return phrase("Bits per byte by test length. {found}.", found=phrase("; ").join(lines))
 
 
 def _details(study: Study) -> Iterator[Block]:
     if study.failed:
         failed = [[name_of(t.config), t.reason] for t in study.failed]
-        yield Fold("Failed trials", [Table(["trial", "reason"], failed)])
+        header = [*map(phrase, ("trial", "reason"))]
+        yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
         found = [_by_seeds_and_windows(each) for each in rows.standings(study.of_task(TEXT))]
-        yield Fold("Every seed, and both intervals", [*found, MEANING])
+        yield Fold(phrase("Every seed, and both intervals"), [*found, phrase(MEANING)])
     if study.tasks:
-        yield Fold("Every task", [*task_page.tables(study)])
+        yield Fold(phrase("Every task"), [*task_page.tables(study)])
     if study.rates:
         header, *tried = settings.rate_rows(study)
-        yield Fold("Learning rates", [settings.MEANING, Table(header, tried)])
+        table = Table(header, tried)
+        yield Fold(phrase("Learning rates"), [phrase(settings.MEANING), table])
     if study.finished:
-        yield Fold("The settings of every encoding", [settings.specs_table(study)])
-    yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
-    yield "Method, tasks and statistics are described in docs/compare.md of the repository."
+        yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
+    yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
+    yield phrase("Method, tasks and statistics are described in docs/compare.md of the repository.")
     yield Links(_links(study))
 
 
@@ -240,55 +256,57 @@ def _links(study: Study) -> dict[str, str]:
 
 
 def _facts(study: Study) -> Mapping[str, object]:
-    config = study.trials[0]
-    return {
+    model = (
+        "decoder, {layers} layers, width {width}, {heads} heads on {kv_heads} key/value heads, "
+        "projections {projections}"
+    )
+    facts = {
         **_text(study),
-        "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
-        f"on {config.kv_heads} key/value heads, projections {config.projections}",
-        **{
-            "training"
-            + f" on {trial.task}"
-            * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
-            f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
-            f"{trial.precision} on {trial.device}{', compiled' * trial.compile}"
-            for trial in study.trials
-        },
-        "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
+        "model": phrase(model, **vars(study.trials[0])),
+        **{_training(trial): _trained(trial, study) for trial in study.trials},
+        "seeds": phrase(", ").join(str(s) for s in sorted({t.seed for t in study.trials})),
         "started": study.started,
         **study.versions,
         **study.hardware,
         **_code(study),
     }
+    return {phrase(fact): value for fact, value in facts.items()}
 
 
 def _text(study: Study) -> dict[str, str]:
     corpus = study.corpus
     if corpus is None:
         return {}
+    text = "{text}, {number:,} file, hash {hash}|{text}, {number:,} files, hash {hash}"
+    split = (
+        "{split}: {train_bytes:,} bytes to train on, {valid_bytes:,} to validate, {test_bytes:,} "
+        "to test"
+    )
     return {
-        "text": f"{corpus.name}, {_count(corpus.num_files, 'file')}, hash {corpus.hash}",
-        "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
-        f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
+        "text": phrase(text, text=corpus.name, number=corpus.num_files, hash=corpus.hash),
+        "split": phrase(split, **vars(corpus) | {"split": phrase(corpus.split)}),
     }
 
 
-def _rate_of(trial: TrialConfig, study: Study) -> str:
+def _training(trial: TrialConfig) -> str:
+    return "training" if trial.of_text else phrase("training on {task}", task=trial.task)
+
+
+def _trained(trial: TrialConfig, study: Study) -> str:
+    """Describe how a trial was trained."""
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
-    if len(peaks) == 1:
-        return f"peak learning rate {peaks[0]:g}"
-    return f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
-
-
-def _unit(trial: TrialConfig) -> str:
-    return "bytes" if trial.task == TEXT else TASKS[trial.task].counts
+    rate = "peak learning rate {low:g}"
+    if len(peaks) > 1:
+        rate = "peak learning rates from {low:g} to {high:g} as in their table"
+    unit = phrase("bytes" if trial.of_text else TASKS[trial.task].counts)
+    said = "{steps:,} steps of {batch} × {train_length:,} {unit}, {rate}, {precision} on {device}"
+    rate = phrase(rate, low=peaks[0], high=peaks[-1])
+    said = phrase(said, **vars(trial), unit=unit, rate=rate)
+    return phrase("{said}, compiled", said=said) if trial.compile else said
 
 
 def _code(study: Study) -> dict[str, str]:
     """Return the code hashes of encodings outside posenc."""
     found = {t.encoding: t.code for t in study.trials if t.code}
-    said = ", ".join(f"{encoding} {code}" for encoding, code in found.items())
+    said = phrase(", ").join(f"{encoding} {code}" for encoding, code in found.items())
     return {"hash of the code": said} if said else {}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

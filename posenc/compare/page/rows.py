@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from posenc.compare.judge.standing import Standing, standing_at
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, Study
+from posenc.sentence import phrase
 
 EXPLAINED = (
     "Bits per byte is the loss on held-out text; lower is better. Every length reads the same "
@@ -60,12 +61,13 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
 def text_rows(study: Study) -> list[Row]:
     """Return a row for each encoding with a finished trial, best first."""
     found = {standing.where: standing for standing in standings(study)}
+    bytes_ = "{length:,} bytes"
     order = best_first(study)
     return [
         Row(
             summary,
             [
-                _loss(found.get(f"{score.length:,} bytes"), summary.encoding, score)
+                _loss(found.get(phrase(bytes_, length=score.length)), summary.encoding, score)
                 for score in summary.by_length
             ],
             describe_gains(context_gains(study, summary.encoding)),
@@ -77,13 +79,14 @@ def text_rows(study: Study) -> list[Row]:
 def detectable(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
     found = [
-        f"{standing.pairs.least:.2f} at {standing.where}"
-        for standing in standings(study)
-        if standing.pairs.least < math.inf
+        phrase("{number:.2f} at {where}", number=each.pairs.least, where=each.where)
+        for each in standings(study)
+        if each.pairs.least < math.inf
     ]
     if not found:
-        return "Without two seeds that differ no difference has an interval."
-    return f"Least difference that this study could detect: {', '.join(found)}."
+        return phrase("Without two seeds that differ no difference has an interval.")
+    least = "Least difference that this study could detect: {found}."
+    return phrase(least, found=phrase(", ").join(found))
 
 
 def verdict_of(standing: Standing, name: str) -> str:
@@ -105,7 +108,7 @@ def said(standing: Standing, name: str) -> str:
 
 def _loss(standing: Standing | None, name: str, score) -> Loss:
     if score.mean is None:
-        return Loss(None, cannot=score.cannot or "no reason given")
+        return Loss(None, cannot=score.cannot or phrase("no reason given"))
     if standing is None or name not in standing.order:
         return Loss(score.mean)
     apart = "" if name == standing.order[0] else said(standing, name)

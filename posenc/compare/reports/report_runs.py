@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from posenc.compare.judge import published as publications
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
@@ -20,8 +18,10 @@ from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.report.files.atomic import check_figures
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import make_folder, text_of
+from posenc.report.machine.options import spoken
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
+from posenc.sentence import phrase
 
 MOST = 1000
 """Characters of a name, or test lengths of a trial, that a page is drawn for."""
@@ -33,6 +33,7 @@ def report_runs(
     published: bool = False,
     figures: Path | None = None,
     as_json: bool = False,
+    lang: str | None = None,
 ) -> Study:
     """Write and print the report of runs, finished or not.
 
@@ -43,16 +44,18 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_figures(figures)
-    console = stderr()
+    spoken(lang)
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
-        with locked(home, "posenc compare, which writes the report when it ends,"):
+        writer = "posenc compare, which writes the report when it ends,"
+        with locked(home, writer), spoken(lang):
             study, lines = write_report(study, home)
     else:
         study, lines = _together(runs)
-        home = _new_page(study, out, "report", published)
-    _tell(study, lines, home, published, figures, console, as_json)
+        home = _new_page(study, out, "report", published, lang)
+    with spoken(lang):
+        _tell(study, lines, home, published, figures, as_json)
     return study
 
 
@@ -61,12 +64,14 @@ def show_leaderboard(
     out: Path | None = None,
     figures: Path | None = None,
     as_json: bool = False,
+    lang: str | None = None,
 ) -> Study:
     """Write and print the published leaderboard, with runs of yours beside it.
 
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
     check_figures(figures)
+    spoken(lang)
     if out is not None:
         _check_free(out)
     say(stderr(), "Reading the published trials and drawing their page: about half a minute.")
@@ -74,8 +79,9 @@ def show_leaderboard(
     if mine:
         study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
-    home = _new_page(study, out, "leaderboard", published=True)
-    _tell(study, lines, home, True, figures, stderr(), as_json)
+    home = _new_page(study, out, "leaderboard", True, lang)
+    with spoken(lang):
+        _tell(study, lines, home, True, figures, as_json)
     return study
 
 
@@ -85,10 +91,10 @@ def _tell(
     home: Path,
     published: bool,
     figures: Path | None,
-    console: Console,
     as_json: bool,
 ) -> None:
     """Print notes, figures, tables and the agreement with published orders."""
+    console = stderr()
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console, as_json)
@@ -98,7 +104,8 @@ def _tell(
     if found:
         stdout(160).print(tables.agreement_table(found))
     elif published:
-        say(console, "No published table has two encodings and a task of this study.")
+        none = "No published table has two encodings and a task of this study."
+        say(console, phrase(none))
 
 
 def _read(folder: Path) -> Study:
@@ -134,13 +141,14 @@ def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tu
     return folder, study
 
 
-def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Path:
+def _new_page(study: Study, out: Path | None, name: str, published: bool, lang: str | None) -> Path:
     """Write the page into `out`, or a folder named by the trials; returns it."""
     trials = " ".join(sorted(trial.hash for trial in study.trials))
     folder = out or RUNS / f"{name}-{hashlib.sha256(trials.encode()).hexdigest()[:8]}"
     _check_free(folder)
     make_folder(folder)
-    write_page(study, folder, published)
+    with spoken(lang):
+        write_page(study, folder, published)
     return folder
 
 

@@ -18,6 +18,7 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
+from posenc.sentence import phrase
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Page:
             contents=self._contents(),
             body=body,
             style=_style_sheet(),
+            language=phrase("en"),
         )
 
     def _contents(self) -> str:
@@ -167,7 +169,8 @@ def _block(block: Block, plots: Iterator[int]) -> str:
         case Headline(text):
             return f"<p class=headline>{escape(text)}</p>"
         case Limits(text):
-            return f"<p class=limits><strong>What this cannot say.</strong> {escape(text)}</p>"
+            cannot = phrase("What this cannot say.")
+            return f"<p class=limits><strong>{cannot}</strong> {escape(text)}</p>"
         case Links(items):
             links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in items.items())
             return f"<p>{' · '.join(links)}</p>"
@@ -203,7 +206,7 @@ def _plot(plot: Plot, prefix: str) -> str:
 
 
 _PAGE = """<!doctype html>
-<html lang="en">
+<html lang="{language}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
