@@ -10,6 +10,7 @@ import pytest
 from posenc import sentence
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.report.machine import machine
+from posenc.report.page.page import words
 from posenc.sentence import catalogue, listed, phrase, speaking, usual_language
 from posenc.tasks.known import TASKS
 
@@ -32,6 +33,8 @@ def computed() -> dict[str, set[str]]:
         "objective_of(config).said": {o.said for o in OBJECTIVES.values()},
         "loss.verdict": {"best", "tied", "worse"},
         "rows.verdict_of(standing, name)": {"best", "tied", "worse"},
+        "target": {*words().values()},
+        "word": {*words()},
         "corpus.split": {"by file", "by contiguous stretches"},
         "trial.spec.get('parameters shared by', '')": {"the layers", "no other layer"},
         "fact": {

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import metadata
 
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
@@ -245,9 +244,8 @@ def _details(study: Study) -> Iterator[Block]:
 
 
 def _links(study: Study) -> dict[str, str]:
-    """Return links to the documentation, if known to this installation, and to papers."""
-    urls = [url.split(", ") for url in metadata("posenc").get_all("Project-URL") or ()]
-    found = {name: url for name, url in urls if name.lower() == "documentation"}
+    """Return links to papers."""
+    found = {}
     for result in study.finished:
         paper = _PAPER.search(result.spec.get("source", ""))
         if paper:

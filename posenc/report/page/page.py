@@ -5,6 +5,7 @@ page.section("Loss", "Lower is better.", Plot(figure, "Loss by position.", "alib
 page.write("report.html")
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,14 @@ from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
 from posenc.sentence import phrase
+
+SITE = "https://posenc.readthedocs.io/en/latest/"
+"""Address of the documentation."""
+_EXPLAINS = (
+    r"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?"
+    r"|th scope=col[^>]*(?:>[^<]*<small)?)>"
+)
+"""Begins the elements in which words become links."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +129,13 @@ class Page:
     def html(self) -> str:
         """Return the whole page."""
         plots = count(1)
-        body = "\n".join(_section(heading, blocks, plots) for heading, blocks in self._sections)
+        sections = [_section(heading, blocks, plots) for heading, blocks in self._sections]
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE.format(
             title=escape(self.title),
             subtitle=subtitle,
             contents=self._contents(),
-            body=body,
+            body=_linked("\n".join(sections)),
             style=_style_sheet(),
             language=phrase("en"),
         )
@@ -156,6 +165,22 @@ def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str
         shown = [_block(block, plots) for block in group]
         parts += ["<div class=figures>", *shown, "</div>"] if is_plot else shown
     return "<section>" + "\n".join(parts) + "</section>"
+
+
+def words() -> dict[str, str]:
+    """Return the page and the section of the site that explains each word."""
+    return json.loads(resources.files("posenc.report.page").joinpath("words.json").read_bytes())
+
+
+def _linked(body: str) -> str:
+    """Return a page's body with a link from each word, where an explanation or the heading of a
+    column first has it, to the site."""
+    for word, target in words().items():
+        page, _, place = phrase(target).partition("#")
+        link = f'<a href="{SITE}{page}.html{"#" * bool(place)}{place}" title="docs/{page}.md">'
+        pattern = rf"({_EXPLAINS}[^<]*?(?<![A-Za-z-]))({escape(phrase(word))})(?![A-Za-z-])"
+        body = re.sub(pattern, rf"\1{link}\2</a>", body, count=1, flags=re.IGNORECASE)
+    return body
 
 
 def _anchor(heading: str) -> str:
