@@ -35,20 +35,20 @@ def in_english() -> bool:
 
 
 @cache
-def catalogue() -> dict[str, str]:
-    """Return the Chinese template of each English one."""
-    return json.loads(Path(__file__).with_name("zh.json").read_text(encoding="utf-8"))
+def catalogue(language: str) -> dict[str, str]:
+    """Return templates by their name, which for short English ones is the template itself."""
+    return json.loads(Path(__file__).with_name(f"{language}.json").read_text(encoding="utf-8"))
 
 
 def phrase(template: str, **values: object) -> str:
-    """Fill a template with values, in the reader's language; without a translation in English.
+    """Fill a template, or that of a name in en.json, with values, in the reader's language.
 
     A bar separates the forms for one and for other numbers, which the value `number` decides.
 
     >>> phrase("{number} trial failed|{number} trials failed", number=2)
     '2 trials failed'
     """
-    said = template if in_english() else catalogue().get(template, template)
+    said = catalogue(_language.get()).get(template, template)
     one, _, several = said.partition("|")
     said = several if several and values["number"] != 1 else one
     return said.format(**values) if values else said

@@ -14,6 +14,7 @@ from posenc.report.page.page import words
 from posenc.sentence import catalogue, listed, phrase, speaking, usual_language
 from posenc.tasks.known import TASKS
 
+FIGURES = ("by-length", "by-context", "by-position", "training")
 ROOT = Path(__file__).parents[1]
 
 
@@ -33,6 +34,8 @@ def computed() -> dict[str, set[str]]:
         "objective_of(config).said": {o.said for o in OBJECTIVES.values()},
         "loss.verdict": {"best", "tied", "worse"},
         "rows.verdict_of(standing, name)": {"best", "tied", "worse"},
+        "f'caption {name}'": {f"caption {name}" for name in FIGURES},
+        "f'alternative {name}'": {f"alternative {name}" for name in FIGURES[1:]},
         "target": {*words().values()},
         "word": {*words()},
         "corpus.split": {"by file", "by contiguous stretches"},
@@ -121,13 +124,13 @@ def templates(node: ast.expr, module: str, local: dict, constants: dict) -> Iter
 
 def wrong(files: dict[str, str], translated: dict[str, str]) -> list[str]:
     """What the catalogue lacks, has for nothing, or fills with other values, one line each."""
-    templates = set(used(files))
+    templates, named = set(used(files)), catalogue("en")
     found = [f"not translated: {each}" for each in sorted(templates - translated.keys())]
     found += [f"not used: {each}" for each in sorted(translated.keys() - templates)]
-    for english, chinese in translated.items():
-        if fields(english) != fields(chinese):
-            found.append(f"other values: {english}")
-    return found
+    for name, chinese in translated.items():
+        if fields(named.get(name, name)) != fields(chinese):
+            found.append(f"other values: {name}")
+    return found + [f"not used: {each}" for each in sorted(named.keys() - templates)]
 
 
 def fields(template: str) -> set[tuple[str | None, str | None]]:
@@ -135,7 +138,7 @@ def fields(template: str) -> set[tuple[str | None, str | None]]:
 
 
 def test_the_catalogue_is_complete():
-    assert wrong(sources(), catalogue()) == []
+    assert wrong(sources(), catalogue("zh")) == []
 
 
 PLANTED = "def f(study):\n    said = 'Nothing is {what}.'\n    return phrase({})\n"
@@ -148,27 +151,27 @@ PLANTED = "def f(study):\n    said = 'Nothing is {what}.'\n    return phrase({})
 ])  # fmt: skip
 def test_a_new_sentence_without_translation_is_seen(argument, expected):
     planted = {"posenc/new.py": PLANTED.replace("{}", argument)}
-    assert wrong(sources() | planted, catalogue()) == [expected]
+    assert wrong(sources() | planted, catalogue("zh")) == [expected]
 
 
 def test_a_sentence_that_no_constant_says_is_seen():
     with pytest.raises(LookupError, match=r"study\.name"):
-        wrong(sources() | {"posenc/new.py": PLANTED.replace("{}", "study.name")}, catalogue())
+        wrong(sources() | {"posenc/new.py": PLANTED.replace("{}", "study.name")}, catalogue("zh"))
 
 
-@pytest.mark.parametrize("english", ["{name}: {found}", "cannot", "16 pairs", "{count} tasks"])
+@pytest.mark.parametrize("english", ["{name}: {found}", "caption training", "16 pairs"])
 def test_a_missing_translation_is_seen(english):
-    left = {key: value for key, value in catalogue().items() if key != english}
+    left = {key: value for key, value in catalogue("zh").items() if key != english}
     assert wrong(sources(), left) == [f"not translated: {english}"]
 
 
 def test_a_translation_for_nothing_is_seen():
-    assert wrong(sources(), catalogue() | {"Gone.": "没了。"}) == ["not used: Gone."]
+    assert wrong(sources(), catalogue("zh") | {"Gone.": "没了。"}) == ["not used: Gone."]
 
 
 @pytest.mark.parametrize("chinese", ["{count:,} 个任务", "{number} 个任务", "几个任务"])
 def test_a_translation_with_other_values_is_seen(chinese):
-    assert wrong(sources(), catalogue() | {"{count} tasks": chinese}) == [
+    assert wrong(sources(), catalogue("zh") | {"{count} tasks": chinese}) == [
         "other values: {count} tasks"
     ]
 
@@ -205,3 +208,10 @@ def test_the_usual_language_is_that_of_messages(monkeypatch, environment, expect
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert usual_language() == expected
+
+
+def test_long_templates_have_names():
+    name = "facts of the split"
+    values = {"split": "by file", "train_bytes": 2000, "valid_bytes": 1, "test_bytes": 3}
+    expected = "by file: 2,000 bytes to train on, 1 to validate, 3 to test"
+    assert phrase(name, **values) == expected

@@ -122,11 +122,8 @@ def _of_text(study: Study, brief: bool) -> Iterator[str]:
     lowest = near.mean(name)
     frequent = study.corpus.byte_entropy if study.corpus else None
     if frequent is not None and not lowest < frequent:
-        none = (
-            "Use none yet: the lowest loss, {name}'s {lowest:.2f} bits per byte, is not below "
-            "{frequent:.2f}, which knowing how frequent each byte is gives. Give more --steps."
-        )
-        yield phrase(none, name=name, lowest=lowest, frequent=frequent)
+        below = "no loss below byte frequencies"
+        yield phrase(below, name=name, lowest=lowest, frequent=frequent)
         return
     standings = [near] if far is None or near.where == far.where else [near, far]
     if len(near.order) == 1 and not brief:

@@ -18,15 +18,6 @@ NEAR = 0.05
 """How far a published length may lie from the multiple of the training length that we tested."""
 
 HEADER = ("published table", "length", "encodings", "Spearman", "exact p", "pairs that agree")
-MEANING = (
-    "Lengths are multiples of the length trained at. Spearman's correlation is over the encodings "
-    "in common, with the p-value of all their orders: 4 encodings cannot reach p < 0.083. The last "
-    "column counts pairs that the publication tells apart beyond its own seeds, and of these the "
-    "ones that come in the same order here; tables of one seed have none. Its p is the share of "
-    "all orders of the encodings that agree in as many pairs or more; in the sums one order holds "
-    "for all tables, because tables that resemble each other are little more evidence than one. "
-    "Tasks are compared by the means over unseen lengths, of the encodings that learned them here."
-)
 
 
 @dataclass(frozen=True)

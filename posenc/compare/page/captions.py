@@ -19,12 +19,8 @@ def in_by_length(study: Study) -> str:
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
     parts = []
     if kept:
-        stays = (
-            "up to {longest:,} bytes the loss of {names} stays within {within:.0f} % of that at "
-            "{train:,}"
-        )
-        within = 100 * (WITHIN - 1)
-        parts.append(phrase(stays, longest=longest, names=listed(kept), within=within, train=train))
+        facts = {"longest": longest, "within": 100 * (WITHIN - 1), "train": train}
+        parts.append(phrase("loss stays up to", names=listed(kept), **facts))
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
         most = "{name} rises most, by {rise:.2f} bits per byte"
@@ -46,7 +42,7 @@ def in_by_context(study: Study) -> str:
         better = "better from more context than in training: {names}"
         parts = [phrase(better, names=listed(falls))]
     else:
-        parts = [phrase("no encoding here gets better from more context than in training")]
+        parts = [phrase("no context beyond training")]
     worst = min(rises, key=lambda name: fmean(measured[name]), default=None)
     if worst is not None and fmean(measured[worst]) <= -0.005:
         most = "{name} loses most, {loss:.2f} bits per byte"
@@ -69,8 +65,7 @@ def in_by_position(study: Study) -> str:
     worst, best = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     if means[worst] <= 0.05:
         return phrase("No line rises beyond the training length.")
-    one = "Beyond the training length the loss of {name} rises most, by {rise:.2f} bits per byte"
-    said = phrase(one, name=worst, rise=means[worst])
+    said = phrase("loss rises most beyond", name=worst, rise=means[worst])
     if best != worst:
         other = "{said}, that of {name} least ({rise:+.2f})"
         said = phrase(other, said=said, name=best, rise=means[best])
@@ -83,8 +78,5 @@ def in_training(study: Study) -> str:
     if not fell:
         return phrase("The training was too short to estimate how much the loss still falls.")
     least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
-    said = (
-        "In the last doubling of the steps (estimated) the loss of {most} fell most, by {high:.2f} "
-        "bits, and that of {least} least, by {low:.2f}."
-    )
-    return phrase(said, most=most, high=fell[most], least=least, low=fell[least])
+    facts = {"most": most, "high": fell[most], "least": least, "low": fell[least]}
+    return phrase("loss in the last doubling", **facts)

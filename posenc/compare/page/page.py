@@ -77,17 +77,9 @@ def _answer(study: Study) -> Iterator[Block]:
     done, planned = len(study.results), len(study.trials)
     if study.missing:
         names = phrase(", ").join(map(name_of, study.missing))
-        unfinished = (
-            "This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
-            "Run the command below again; it goes on where it stopped."
-        )
-        yield Caution(phrase(unfinished, done=done, planned=planned, names=names))
+        yield Caution(phrase("study not finished", done=done, planned=planned, names=names))
     if study.failed:
-        failed = (
-            "{number:,} trial failed; the reasons are in the details.|"
-            "{number:,} trials failed; the reasons are in the details."
-        )
-        yield Caution(phrase(failed, number=len(study.failed)))
+        yield Caution(phrase("trials failed", number=len(study.failed)))
 
 
 def _table(study: Study) -> Iterator[Block]:
@@ -111,7 +103,7 @@ def _table(study: Study) -> Iterator[Block]:
     ]
     caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
     yield Table(header, cells, caption, cards=True)
-    yield phrase(rows.EXPLAINED)
+    yield phrase("explain the table of a text")
 
 
 def _cell(encoding: str, loss: rows.Loss) -> Cell:
@@ -127,7 +119,7 @@ def _agreement(found: Sequence[Agreement]) -> Iterator[Block]:
     """Yield the sums over all published tables, and the tables to unfold."""
     header, cells = [*map(phrase, published.HEADER)], list(published.rows(found))
     yield Table(header, cells[len(found) :], cards=True)
-    yield phrase(published.MEANING)
+    yield phrase("explain agreement")
     yield Fold(phrase("Every published table"), [Table(header, cells[: len(found)], cards=True)])
 
 
@@ -161,53 +153,17 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
     )
 
 
-MEANING = (
-    "± over seeds is half of an interval that holds for all pairs together: the residual spread of "
-    "a least-squares fit of encodings and seeds, pooled over all encodings, and the studentized "
-    "range at a level that simulated studies set. ± over windows is a paired bootstrap over the "
-    "windows of this text, for all pairs together. Significant means by seeds."
-)
-"""What the two intervals are."""
-
-
 def _curves(study: Study) -> Iterator[Plot]:
     styles = ranked_styles(rows.best_first(study))
-    yield Plot(
-        figures.by_length(study, styles),
-        phrase(
-            "Loss by test length. Every length reads the same held-out bytes, cut into windows "
-            "that do not overlap."
-        ),
-        describe_by_length(study),
-        captions.in_by_length(study),
-        "by-length",
-    )
-    yield Plot(
-        figures.by_context(study, styles),
-        phrase(
-            "Loss of the same target bytes with growing context. A line that falls uses what it "
-            "is shown; a flat line ignores it."
-        ),
-        phrase(
-            "One line for each encoding over the length of the window before fixed target bytes."
-        ),
-        captions.in_by_context(study),
-        "by-context",
-    )
-    yield Plot(
-        figures.by_position(study, styles),
-        phrase("Loss by position inside the longest window that an encoding can run."),
-        phrase("One line for each encoding over the position inside the window."),
-        captions.in_by_position(study),
-        "by-position",
-    )
-    yield Plot(
-        figures.training(study, styles),
-        phrase("Training: validation text with markers, training batches as thin lines."),
-        phrase("One line for each encoding over training steps."),
-        captions.in_training(study),
-        "training",
-    )
+    for name, draw, see in (
+        ("by-length", figures.by_length, captions.in_by_length),
+        ("by-context", figures.by_context, captions.in_by_context),
+        ("by-position", figures.by_position, captions.in_by_position),
+        ("training", figures.training, captions.in_training),
+    ):
+        numbers = name == "by-length"
+        alternative = describe_by_length(study) if numbers else phrase(f"alternative {name}")
+        yield Plot(draw(study, styles), phrase(f"caption {name}"), alternative, see(study), name)
 
 
 def describe_by_length(study: Study) -> str:
@@ -229,13 +185,15 @@ def _details(study: Study) -> Iterator[Block]:
         yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
         found = [_by_seeds_and_windows(each) for each in rows.standings(study.of_task(TEXT))]
-        yield Fold(phrase("Every seed, and both intervals"), [*found, phrase(MEANING)])
+        yield Fold(
+            phrase("Every seed, and both intervals"), [*found, phrase("explain both intervals")]
+        )
     if study.tasks:
         yield Fold(phrase("Every task"), [*task_page.tables(study)])
     if study.rates:
         header, *tried = settings.rate_rows(study)
         table = Table(header, tried)
-        yield Fold(phrase("Learning rates"), [phrase(settings.MEANING), table])
+        yield Fold(phrase("Learning rates"), [phrase("explain learning rates"), table])
     if study.finished:
         yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
     yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
@@ -254,13 +212,9 @@ def _links(study: Study) -> dict[str, str]:
 
 
 def _facts(study: Study) -> Mapping[str, object]:
-    model = (
-        "decoder, {layers} layers, width {width}, {heads} heads on {kv_heads} key/value heads, "
-        "projections {projections}"
-    )
     facts = {
         **_text(study),
-        "model": phrase(model, **vars(study.trials[0])),
+        "model": phrase("facts of the model", **vars(study.trials[0])),
         **{_training(trial): _trained(trial, study) for trial in study.trials},
         "seeds": phrase(", ").join(str(s) for s in sorted({t.seed for t in study.trials})),
         "started": study.started,
@@ -276,13 +230,9 @@ def _text(study: Study) -> dict[str, str]:
     if corpus is None:
         return {}
     text = "{text}, {number:,} file, hash {hash}|{text}, {number:,} files, hash {hash}"
-    split = (
-        "{split}: {train_bytes:,} bytes to train on, {valid_bytes:,} to validate, {test_bytes:,} "
-        "to test"
-    )
     return {
         "text": phrase(text, text=corpus.name, number=corpus.num_files, hash=corpus.hash),
-        "split": phrase(split, **vars(corpus) | {"split": phrase(corpus.split)}),
+        "split": phrase("facts of the split", **vars(corpus) | {"split": phrase(corpus.split)}),
     }
 
 
@@ -297,9 +247,8 @@ def _trained(trial: TrialConfig, study: Study) -> str:
     if len(peaks) > 1:
         rate = "peak learning rates from {low:g} to {high:g} as in their table"
     unit = phrase("bytes" if trial.of_text else TASKS[trial.task].counts)
-    said = "{steps:,} steps of {batch} × {train_length:,} {unit}, {rate}, {precision} on {device}"
     rate = phrase(rate, low=peaks[0], high=peaks[-1])
-    said = phrase(said, **vars(trial), unit=unit, rate=rate)
+    said = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
     return phrase("{said}, compiled", said=said) if trial.compile else said
 
 

@@ -9,14 +9,6 @@ from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, Study
 from posenc.sentence import phrase
 
-EXPLAINED = (
-    "Bits per byte is the loss on held-out text; lower is better. Every length reads the same "
-    "bytes. Best: significantly better than all others there. Tied: no encoding is significantly "
-    "better. Worse: at least one is. More context: what the same bytes save or cost after a longer "
-    "text; an encoding that ignores distant text saves nothing."
-)
-"""The words of the table."""
-
 
 @dataclass(frozen=True)
 class Loss:

@@ -5,12 +5,6 @@ from posenc.report.page.table import Heading, Table
 from posenc.sentence import phrase
 
 TITLE = "Learning rates, by the loss on validation data like that of training"
-MEANING = (
-    "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
-    "training length; longer lengths were not measured in these trials, so they had no influence "
-    "on the choice. If the chosen rate is the lowest or the highest tried, a better one may lie "
-    "beyond."
-)
 
 
 def rate_rows(study: Study) -> list[list[str]]:

@@ -44,7 +44,7 @@ def rate_tables(study: Study) -> list[Table]:
 def agreement_table(found: list[Agreement]) -> Table:
     """Return the agreement of a study with published tables."""
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
-    title, caption = phrase("Agreement with published orders"), phrase(published.MEANING)
+    title, caption = phrase("Agreement with published orders"), phrase("explain agreement")
     header, rows = [*map(phrase, published.HEADER)], published.rows(found)
     return text_table(header, rows, title=title, caption=caption, **left)
 
@@ -54,11 +54,8 @@ def notes(study: Study) -> list[str]:
     encodings of several axes in a row of tokens, failed trials, missing trials."""
     unchecked = "{name} is compared unchecked: {why}"
     lines = [phrase(unchecked, name=name, why=why) for name, why in study.unchecked.items()]
-    several = (
-        "{name}: a position has {axes} components, and in a row of tokens each of them is the "
-        "token's number; compare it on --task grid too"
-    )
-    lines += [phrase(several, name=n, axes=axes) for n, axes in _of_several_axes(study).items()]
+    axes = _of_several_axes(study).items()
+    lines += [phrase("several axes", name=name, axes=count) for name, count in axes]
     for row in study.summary:
         cannot = "{name}: cannot run at some lengths: {reason}"
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)

@@ -34,16 +34,6 @@ from posenc.tasks.scoring import LEARNED
 
 TONES = 4
 CAPTION = "Best first. In small letters: how many trials learned the task."
-EXPLAINED = (
-    "A trial has learned its task if it says at least 90 % of the held-out sequences of the "
-    "longest trained length without a mistake. The score of a task is the mean over all longer "
-    "tests, of every trial, learned or not. The rank is the mean over all tasks and seeds, among "
-    "the encodings that run all tasks; trials that did not learn share the last ranks. In brackets "
-    "are the best and the worst place if any one task is left out. Colours are tiers: an encoding "
-    "of the first is significantly worse than none, one of the next only than those before it. "
-    "Where the seeds decide nothing there is no colour."
-)
-"""The words of the matrix."""
 
 
 def matrix(study: Study) -> Iterator[Block]:
@@ -69,7 +59,7 @@ def matrix(study: Study) -> Iterator[Block]:
     header = [phrase("encoding"), *(_heading(key) for key in standings)]
     header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
     yield Table(header, cells, phrase(CAPTION), cards=True)
-    yield phrase(EXPLAINED)
+    yield phrase("explain the table of tasks")
 
 
 def tables(study: Study) -> Iterator[Table]:
@@ -91,10 +81,7 @@ def figures_of(study: Study) -> Iterator[Plot]:
         )
     yield Plot(
         every_trial(study),
-        phrase(
-            "The score of every trial beyond the training length, one dot for each seed and task; "
-            "a cross for one that has not learned its task."
-        ),
+        phrase("caption every-trial"),
         _every_score(study),
         phrase("Dots of one kind that lie far apart are seeds that disagree."),
         "every-trial",

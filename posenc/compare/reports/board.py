@@ -15,12 +15,6 @@ from posenc.sentence import in_english, phrase
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
 BOARD, ROWS = "board.json", "trials.jsonl"
-UNITS = (
-    "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
-    "match, higher is better. All tasks: mean rank, 1 is best. In brackets: the tier; an encoding "
-    "of tier 1 is significantly worse than none. Write the page with all numbers: "
-    "posenc leaderboard --out FOLDER"
-)
 
 
 def show_published(as_json: bool, lang: str | None = None) -> None:
@@ -41,7 +35,7 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
         title: Any = {"title": phrase("Published leaderboard"), "title_justify": "left"}
         print_table(out, header, matrix(board), named=named, **tight, **title)
         cannot = phrase("What this cannot say: {limits}", limits=said["cannot_say"])
-        for line in (said["answer"], cannot, phrase(UNITS)):
+        for line in (said["answer"], cannot, phrase("explain the leaderboard")):
             say(out, line)
 
 
