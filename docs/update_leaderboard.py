@@ -10,9 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posenc.compare.judge.answer import answer, conclude, limits
-from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.judge.standing import (
+    Standing,
+    standing_of_task,
+    standing_of_tasks,
+    standings,
+)
 from posenc.compare.page.as_json import answer_json
-from posenc.compare.page.rows import standings
 from posenc.compare.page.task_page import figures_of
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study

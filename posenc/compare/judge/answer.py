@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 from posenc.compare.judge.standing import (
     Standing,
     metric_beyond,
-    standing_at,
     standing_of_task,
     standing_of_tasks,
+    standings,
 )
 from posenc.compare.judge.summary import falls, learned, rises, summarise, summarise_tasks
 from posenc.compare.results import Study, labelled
@@ -53,8 +53,7 @@ def answer(study: Study) -> str:
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
         said += filter(None, (_of_task(study, task) for task in study.drawn))
-    fails = "The losses of {name} mean nothing: it fails a check."
-    void = [phrase(fails, name=name) for name in study.unchecked]
+    void = [phrase("losses mean nothing", name=name) for name in study.unchecked]
     return _within(ANSWER_WORDS, [*said, *void], first=min(len(own), len(said) - 1))
 
 
@@ -85,13 +84,11 @@ def _may_turn(study: Study) -> str:
     fell = falls(study.of_task(TEXT).finished)
     if not fell:
         return phrase("what longer training changes was not measured")
-    still = "the loss still falls {fall:.2f} bits per doubling of the steps"
-    still = phrase(still, fall=fmean(fell.values()))
+    still = phrase("loss still falls", fall=fmean(fell.values()))
     if len(fell) == 1:
         return still
     apart = max(0.01, math.sqrt(2) * stdev(fell.values()))  # the root mean square over all pairs
-    so = "{still}, so differences under {apart:.2f} may turn with twice the steps"
-    return phrase(so, still=still, apart=apart)
+    return phrase("differences may turn", still=still, apart=apart)
 
 
 def why_unsure(standing: Standing) -> str | None:
@@ -106,41 +103,36 @@ def why_unsure(standing: Standing) -> str | None:
         return phrase("they have too few seeds in common: run the same seeds of all")
     if pairs.level is None:
         needed = next(n for n in range(2, 99) if level_of(pairs.where, len(pairs.names), n))
-        few = "{most} seeds cannot decide this: take --seeds {needed}"
-        return phrase(few, most=most, needed=needed)
+        return phrase("too few seeds", most=most, needed=needed)
     return phrase("the seeds are equal to the last digit, and copies are no evidence")
 
 
 def _of_text(study: Study, brief: bool) -> Iterator[str]:
-    config = study.trials[0]
-    near = standing_at(study, config.train_length)
-    far = standing_at(study, max(config.test_lengths))
-    if near is None:
+    found = standings(study)
+    if not found or found[0].pairs.where == "beyond":
         yield phrase("{names} can run at no tested length.", names=_some(study.encodings))
         return
-    name = near.order[0]
+    near, name = found[0], found[0].order[0]
     lowest = near.mean(name)
     frequent = study.corpus.byte_entropy if study.corpus else None
     if frequent is not None and not lowest < frequent:
-        below = "no loss below byte frequencies"
-        yield phrase(below, name=name, lowest=lowest, frequent=frequent)
+        numbers = {"lowest": lowest, "frequent": frequent}
+        yield phrase("no loss below byte frequencies", name=name, **numbers)
         return
-    standings = [near] if far is None or near.where == far.where else [near, far]
     if len(near.order) == 1 and not brief:
         at = "{number:.2f} at {where}"
-        runs = [each for each in standings if name in each.order]
+        runs = [each for each in found if name in each.order]
         losses = _both([phrase(at, number=s.mean(name), where=s.where) for s in runs])
-        only = "{name} is the only encoding: {losses} (bits per byte). Add another."
-        yield phrase(only, name=name, losses=losses)
+        yield phrase("only one encoding", name=name, losses=losses)
         return
-    loss = [phrase("lowest loss at {where}", where=each.where) for each in standings]
+    loss = [phrase("lowest loss at {where}", where=each.where) for each in found]
     if brief:
         use, perhaps = phrase("On text use"), phrase("On text use perhaps")
-        yield _use(use, perhaps, [(standings[-1], loss[-1])])
+        yield _use(use, perhaps, [(found[-1], loss[-1])])
         return
-    loss[1:] = [phrase("lowest at {where}", where=each.where) for each in standings[1:]]
-    yield _use(phrase("Use"), phrase("Use perhaps"), [*zip(standings, loss, strict=True)])
-    yield from _another_text(standings)
+    loss[1:] = [phrase("lowest at {where}", where=each.where) for each in found[1:]]
+    yield _use(phrase("Use"), phrase("Use perhaps"), [*zip(found, loss, strict=True)])
+    yield from _another_text(found)
     yield from _with_length(study)
 
 
@@ -155,9 +147,8 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> str:
     if name is None:  # another one at each length
         (near, _), (far, _) = places
         a, b = near.order[0], far.order[0]
-        each = "Use {a} up to {near} (lowest loss: {here}) and {b} for {far} ({there})."
-        here, there = _numbers(near, a), _numbers(far, b)
-        return phrase(each, a=a, b=b, near=near.where, far=far.where, here=here, there=there)
+        here, there = {"a": a, "here": _numbers(near, a)}, {"b": b, "there": _numbers(far, b)}
+        return phrase("use one up to a length", near=near.where, far=far.where, **here, **there)
     said = []
     for standing, what in places:
         if name not in standing.order:
@@ -165,12 +156,12 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> str:
         elif name == standing.order[0]:
             said.append(phrase("{what} ({numbers})", what=what, numbers=_numbers(standing, name)))
         else:
-            tied = "tied for the {what} ({numbers})"
-            said.append(phrase(tied, what=what, numbers=_numbers(standing, name)))
+            numbers = _numbers(standing, name)
+            said.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
+    found = _both(said)
     if why:
-        doubt = "{use} {name}: {found}; but {why}."
-        return phrase(doubt, use=unsure, name=name, found=_both(said), why=why)
-    return phrase("{use} {name}: {found}.", use=sure, name=name, found=_both(said))
+        sure, found = unsure, phrase("{found}; but {why}", found=found, why=why)
+    return phrase("{use} {name}: {found}.", use=sure, name=name, found=found)
 
 
 def _chosen(standings: Sequence[Standing]) -> str | None:
@@ -208,8 +199,7 @@ def _another_text(standings: Sequence[Standing]) -> Iterator[str]:
         behind = [name for name in standing.order if (name, best) in standing.worse]
         gap = standing.windows.get((behind[0], best)) if behind else None
         if gap is not None and not gap.significant:
-            ahead = "On another text like this one {name} may be ahead at {where}."
-            yield phrase(ahead, name=behind[0], where=standing.where)
+            yield phrase("may be ahead on another text", name=behind[0], where=standing.where)
 
 
 def _with_length(study: Study) -> Iterator[str]:
@@ -220,11 +210,9 @@ def _with_length(study: Study) -> Iterator[str]:
     kept = [name for name, each in found.items() if max(each) <= 0]
     if not kept:
         least = min(found, key=lambda name: fmean(found[name]))
-        all_of_them = "All get worse with length, {name} least ({rise:+.2f})."
-        yield phrase(all_of_them, name=least, rise=fmean(found[least]))
+        yield phrase("all get worse", name=least, rise=fmean(found[least]))
     elif len(kept) == 1:
-        only = "{name} is the only one that does not get worse with length."
-        yield phrase(only, name=kept[0])
+        yield phrase("one does not get worse", name=kept[0])
     elif len(kept) == len(found):
         yield phrase("None gets worse with length.")
     else:
@@ -237,13 +225,12 @@ def _of_task(study: Study, task: str) -> str | None:
         return None
     passed = {result.config.encoding for result in part.finished if learned(result)}
     if not passed:
-        none = "No trial has learned {task}, so nothing is said of it: give more --steps."
-        return phrase(none, task=task)
+        return phrase("task not learned", task=task)
     metric = metric_beyond(task, part.trials[0].train_length)
     if len(standing.order) == 1:
         (name,) = standing.order
-        only = "{name} is the only encoding: {score:.2f} {metric}. Add another."
-        return phrase(only, name=name, score=standing.mean(name), metric=metric)
+        score = standing.mean(name)
+        return phrase("only one encoding on a task", name=name, score=score, metric=metric)
     highest = phrase("highest {metric}", metric=metric)
     return _use(phrase("Use"), phrase("Use perhaps"), [(standing, highest)])
 
@@ -255,12 +242,11 @@ def _own_first(study: Study) -> Iterator[str]:
     base = next((name for name in BASELINES if name in text.encodings and name not in own), None)
     if not own or base is None:
         return
-    lengths = dict.fromkeys([text.trials[0].train_length, max(text.trials[0].test_lengths)])
-    standings = list(filter(None, (standing_at(text, length) for length in lengths)))
+    found = standings(text)
     for name in own:
         said = [
             phrase("{gap} at {where}", gap=_against(each, name, base), where=each.where)
-            for each in standings
+            for each in found
             if {name, base} <= set(each.order)
         ]
         if said:
@@ -283,8 +269,7 @@ def _left_out(study: Study) -> Iterator[str]:
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
     if gone:
-        left = "{names} failed and is left out.|{names} failed and are left out."
-        yield phrase(left, number=len(gone), names=_some(gone))
+        yield phrase("failed and left out", number=len(gone), names=_some(gone))
     read = {True: set[str](), False: set[str]()}
     for result in study.of_task(TEXT).finished:
         known = any(score.bits_per_byte is not None for score in result.by_length)

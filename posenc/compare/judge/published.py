@@ -77,8 +77,7 @@ def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
             rhos = [each.rho.value for each in whole if each.rho and not each.pairs]
             without = values = ""
             if rhos:
-                lacking = "without {count} tables that have no such pairs"
-                without = phrase(lacking, count=len(rhos))
+                without = phrase("tables without pairs", count=len(rhos))
                 values = phrase("{low:.2f} to {high:.2f} there", low=min(rhos), high=max(rhos))
             yield [title, "", without, values, "", _counted(whole)]
 
@@ -115,8 +114,8 @@ def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
     if len(ours) < 2:
         return
     known = {name: theirs[name] for name in ours}
-    words = "{name} against {task} ({model})"
-    title = phrase(words, name=table["name"], task=table["task"], model=table["model"])
+    said = {key: table[key] for key in ("name", "task", "model")}
+    title = phrase("table against a task", **said)
     told = told_in_task(table, list(ours))
     yield Agreement(title, table["source"], None, spearman(ours, known), ours, told)
 

@@ -95,6 +95,13 @@ def standing_at(study: Study, length: int) -> Standing | None:
     return Standing(where, pairs, windows=_over_windows(by_window))
 
 
+def standings(study: Study) -> list[Standing]:
+    """Return the standings at the training length and at the longest, where an encoding runs."""
+    config = study.trials[0]
+    lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
+    return [found for length in lengths if (found := standing_at(study, length)) is not None]
+
+
 def standing_of_task(study: Study, task: str) -> Standing | None:
     """Compare mean scores over all tests beyond the training length. Every trial that runs them
     counts, learned or not; None if there is none."""
@@ -118,8 +125,9 @@ def standing_of_tasks(study: Study) -> Standing | None:
     }
     half_a_rank = 0.5 / len(ranks)  # in one task
     pairs = Pairs(means, "tasks", half_a_rank)
-    where = phrase("{count} tasks", count=len(ranks))
-    return Standing(where, pairs) if len(means) > 1 else None
+    if len(means) < 2:
+        return None
+    return Standing(phrase("{count} tasks", count=len(ranks)), pairs)
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:
@@ -176,9 +184,8 @@ def scores_of_task(study: Study, task: str) -> Values:
 
 def metric_beyond(task: str, train_length: int) -> str:
     """Return words for the scores of `scores_of_task`: "METRIC on TASK beyond LENGTH UNIT"."""
-    metric, counts = phrase(TASKS[task].metric), phrase(TASKS[task].counts)
-    words = "{metric} on {task} beyond {length:,} {counts}"
-    return phrase(words, metric=metric, task=task, length=train_length, counts=counts)
+    words = {"metric": phrase(TASKS[task].metric), "counts": phrase(TASKS[task].counts)}
+    return phrase("metric beyond training", task=task, length=train_length, **words)
 
 
 def _keys(study: Study, task: str) -> Values:

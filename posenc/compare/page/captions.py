@@ -23,8 +23,7 @@ def in_by_length(study: Study) -> str:
         parts.append(phrase("loss stays up to", names=listed(kept), **facts))
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
-        most = "{name} rises most, by {rise:.2f} bits per byte"
-        parts.append(phrase(most, name=worst, rise=rises[worst]))
+        parts.append(phrase("loss rises most", name=worst, rise=rises[worst]))
     if cannot:
         parts.append(phrase("{names} cannot run there", names=listed(cannot)))
     return sentence(parts or [phrase("nothing was measured here")])
@@ -38,15 +37,12 @@ def in_by_context(study: Study) -> str:
     rises = [name for name, found in measured.items() if all(g < 0 for g in found)]
     if not measured:
         return phrase("No encoding here was given more context than in training.")
-    if falls:
-        better = "better from more context than in training: {names}"
-        parts = [phrase(better, names=listed(falls))]
-    else:
-        parts = [phrase("no context beyond training")]
+    better = phrase("better from context", names=listed(falls)) if falls else None
+    parts = [better or phrase("no context beyond training")]
     worst = min(rises, key=lambda name: fmean(measured[name]), default=None)
     if worst is not None and fmean(measured[worst]) <= -0.005:
-        most = "{name} loses most, {loss:.2f} bits per byte"
-        parts.append(phrase(most, name=worst, loss=-fmean(measured[worst])))
+        loss = -fmean(measured[worst])
+        parts.append(phrase("loses most from context", name=worst, loss=loss))
     return sentence(parts)
 
 
@@ -67,8 +63,7 @@ def in_by_position(study: Study) -> str:
         return phrase("No line rises beyond the training length.")
     said = phrase("loss rises most beyond", name=worst, rise=means[worst])
     if best != worst:
-        other = "{said}, that of {name} least ({rise:+.2f})"
-        said = phrase(other, said=said, name=best, rise=means[best])
+        said = phrase("least beyond training", said=said, name=best, rise=means[best])
     return phrase("{sentence}.", sentence=said)
 
 

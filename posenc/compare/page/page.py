@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.judge.standing import Standing
+from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
@@ -54,12 +54,11 @@ def _what_was_tried(study: Study) -> str:
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
         train, longest = config.train_length, max(config.test_lengths)
-        on = "Trained on {train:,} bytes at a time, tested up to {longest:,}. Text: {text}."
-        said.append(phrase(on, train=train, longest=longest, text=study.corpus.name))
+        text = study.corpus.name
+        said.append(phrase("trained on text", train=train, longest=longest, text=text))
         said += filter(None, [phrase(objective_of(config).said)])
     if study.drawn:
-        tasks = "Trained on short sequences, tested on longer ones: {names}."
-        said.append(phrase(tasks, names=phrase(", ").join(study.drawn)))
+        said.append(phrase("trained on tasks", names=phrase(", ").join(study.drawn)))
     return phrase(" ").join(said)
 
 
@@ -69,11 +68,9 @@ def _answer(study: Study) -> Iterator[Block]:
     if study.limits:
         yield Limits(study.limits)
     for where, count in study.reused.items():
-        reused = "{number:,} trial reused from {where}.|{number:,} trials reused from {where}."
-        yield phrase(reused, number=count, where=where)
+        yield phrase("trials reused", number=count, where=where)
     for name, why in study.unchecked.items():
-        unchecked = "{name} is compared unchecked, and its losses mean nothing: {why}."
-        yield Caution(phrase(unchecked, name=name, why=why))
+        yield Caution(phrase("compared unchecked", name=name, why=why))
     done, planned = len(study.results), len(study.trials)
     if study.missing:
         names = phrase(", ").join(map(name_of, study.missing))
@@ -93,13 +90,13 @@ def _table(study: Study) -> Iterator[Block]:
     ]
     cells = [
         [
-            row.summary.encoding,
-            *(_cell(row.summary.encoding, loss) for loss in row.losses),
-            row.context,
-            row.summary.parameters,
-            None if row.summary.tokens_per_second is None else round(row.summary.tokens_per_second),
+            of.encoding,
+            *(_cell(of.encoding, loss) for loss in losses),
+            context,
+            of.parameters,
+            None if of.tokens_per_second is None else round(of.tokens_per_second),
         ]
-        for row in rows.text_rows(study)
+        for of, losses, context in rows.text_rows(study)
     ]
     caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
     yield Table(header, cells, caption, cards=True)
@@ -184,7 +181,7 @@ def _details(study: Study) -> Iterator[Block]:
         header = [*map(phrase, ("trial", "reason"))]
         yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
-        found = [_by_seeds_and_windows(each) for each in rows.standings(study.of_task(TEXT))]
+        found = [_by_seeds_and_windows(each) for each in standings(study.of_task(TEXT))]
         yield Fold(
             phrase("Every seed, and both intervals"), [*found, phrase("explain both intervals")]
         )
@@ -215,7 +212,7 @@ def _facts(study: Study) -> Mapping[str, object]:
     facts = {
         **_text(study),
         "model": phrase("facts of the model", **vars(study.trials[0])),
-        **{_training(trial): _trained(trial, study) for trial in study.trials},
+        **dict(_trained(trial, study) for trial in study.trials),
         "seeds": phrase(", ").join(str(s) for s in sorted({t.seed for t in study.trials})),
         "started": study.started,
         **study.versions,
@@ -229,27 +226,22 @@ def _text(study: Study) -> dict[str, str]:
     corpus = study.corpus
     if corpus is None:
         return {}
-    text = "{text}, {number:,} file, hash {hash}|{text}, {number:,} files, hash {hash}"
+    name, number = corpus.name, corpus.num_files
     return {
-        "text": phrase(text, text=corpus.name, number=corpus.num_files, hash=corpus.hash),
+        "text": phrase("facts of the text", text=name, number=number, hash=corpus.hash),
         "split": phrase("facts of the split", **vars(corpus) | {"split": phrase(corpus.split)}),
     }
 
 
-def _training(trial: TrialConfig) -> str:
-    return "training" if trial.of_text else phrase("training on {task}", task=trial.task)
-
-
-def _trained(trial: TrialConfig, study: Study) -> str:
-    """Describe how a trial was trained."""
+def _trained(trial: TrialConfig, study: Study) -> tuple[str, str]:
+    """Say of which task a trial is, and how it was trained."""
+    name = "training" if trial.of_text else phrase("training on {task}", task=trial.task)
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
-    rate = "peak learning rate {low:g}"
-    if len(peaks) > 1:
-        rate = "peak learning rates from {low:g} to {high:g} as in their table"
+    rate = "rates in their table" if len(peaks) > 1 else "peak learning rate {low:g}"
     unit = phrase("bytes" if trial.of_text else TASKS[trial.task].counts)
     rate = phrase(rate, low=peaks[0], high=peaks[-1])
     said = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
-    return phrase("{said}, compiled", said=said) if trial.compile else said
+    return name, phrase("{said}, compiled", said=said) if trial.compile else said
 
 
 def _code(study: Study) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """The table of a text, best first, for the terminal and for the page."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posenc.compare.judge.standing import Standing, standing_at
+from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, Study
 from posenc.sentence import phrase
@@ -24,20 +24,8 @@ class Loss:
     cannot: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Numbers of one encoding."""
-
-    summary: EncodingSummary
-    losses: Sequence[Loss]
-    context: str
-
-
-def standings(study: Study) -> list[Standing]:
-    """Return the standings at the training length and at the longest, where an encoding runs."""
-    config = study.trials[0]
-    lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
-    return [found for length in lengths if (found := standing_at(study, length)) is not None]
+Row = tuple[EncodingSummary, list[Loss], str]
+"""Numbers of one encoding, its losses, and what more context does."""
 
 
 def best_first(study: Study) -> list[str]:
@@ -53,19 +41,13 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
 def text_rows(study: Study) -> list[Row]:
     """Return a row for each encoding with a finished trial, best first."""
     found = {standing.where: standing for standing in standings(study)}
-    bytes_ = "{length:,} bytes"
-    order = best_first(study)
-    return [
-        Row(
-            summary,
-            [
-                _loss(found.get(phrase(bytes_, length=score.length)), summary.encoding, score)
-                for score in summary.by_length
-            ],
-            describe_gains(context_gains(study, summary.encoding)),
-        )
-        for summary in sorted(study.summary, key=lambda row: order.index(row.encoding))
-    ]
+    wheres = [phrase("{length:,} bytes", length=n) for n in study.trials[0].test_lengths]
+    order, rows = best_first(study), []
+    for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
+        places = zip(wheres, row.by_length, strict=True)
+        losses = [_loss(found.get(where), row.encoding, score) for where, score in places]
+        rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
+    return rows
 
 
 def detectable(study: Study) -> str:
@@ -77,8 +59,7 @@ def detectable(study: Study) -> str:
     ]
     if not found:
         return phrase("Without two seeds that differ no difference has an interval.")
-    least = "Least difference that this study could detect: {found}."
-    return phrase(least, found=phrase(", ").join(found))
+    return phrase("least difference", found=phrase(", ").join(found))
 
 
 def verdict_of(standing: Standing, name: str) -> str:

@@ -15,7 +15,7 @@ from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
 from posenc.report.page.console import text_table
 from posenc.sentence import phrase
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.known import TASKS
 
 
 def summary_table(study: Study) -> Table:
@@ -23,11 +23,10 @@ def summary_table(study: Study) -> Table:
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
     named, context = phrase("encoding"), phrase("more context")
     header, lines = [named, *lengths, context, phrase("parameters"), phrase("tokens/s")], []
-    for row in rows.text_rows(study):
-        of = row.summary
+    for of, losses, context in rows.text_rows(study):
         speed = "" if of.tokens_per_second is None else f"{of.tokens_per_second:,.0f}"
-        losses = map(_cell, row.losses)
-        lines.append([of.encoding, *losses, row.context, f"{of.parameters:,}", speed])
+        cells = [*map(_cell, losses), context, f"{of.parameters:,}", speed]
+        lines.append([of.encoding, *cells])
     title = phrase("Bits per byte by window length (lower is better)")
     table = text_table(header, lines, named=named, title=title, title_justify="left")
     table.caption, table.caption_justify = rows.detectable(study), "left"
@@ -52,34 +51,23 @@ def agreement_table(found: list[Agreement]) -> Table:
 def notes(study: Study) -> list[str]:
     """What the table does not show: encodings that fail a check, lengths that cannot run,
     encodings of several axes in a row of tokens, failed trials, missing trials."""
-    unchecked = "{name} is compared unchecked: {why}"
-    lines = [phrase(unchecked, name=name, why=why) for name, why in study.unchecked.items()]
-    axes = _of_several_axes(study).items()
-    lines += [phrase("several axes", name=name, axes=count) for name, count in axes]
+    lines = [phrase("Note: unchecked", name=n, why=why) for n, why in study.unchecked.items()]
+    lines += dict.fromkeys(
+        phrase("several axes", name=trial.config.encoding, axes=trial.spec[AXES])
+        for trial in study.finished
+        if AXES in trial.spec and (trial.config.of_text or TASKS[trial.config.task].num_axes == 1)
+    )
     for row in study.summary:
-        cannot = "{name}: cannot run at some lengths: {reason}"
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
-        lines += [phrase(cannot, name=row.encoding, reason=reason) for reason in reasons]
-    reused = "reused {count} trials from {where}"
-    lines += [phrase(reused, count=count, where=where) for where, count in study.reused.items()]
+        lines += [phrase("Note: cannot run", name=row.encoding, reason=why) for why in reasons]
+    lines += [phrase("Note: reused", count=n, where=where) for where, n in study.reused.items()]
     failed = "{trial} failed: {reason}"
     lines += [phrase(failed, trial=name_of(r.config), reason=r.reason) for r in study.failed]
     if study.missing:
         names = phrase(", ").join(map(name_of, study.missing))
-        missing, whole = len(study.missing), len(study.trials)
-        said = "missing {part} of {whole} trials: {names}"
-        lines.append(phrase(said, part=missing, whole=whole, names=names))
+        counts = {"part": len(study.missing), "whole": len(study.trials)}
+        lines.append(phrase("Note: missing", names=names, **counts))
     return lines
-
-
-def _of_several_axes(study: Study) -> dict[str, str]:
-    """Return the number of axes of each encoding that has several but read a row of tokens."""
-    return {
-        trial.config.encoding: trial.spec[AXES]
-        for trial in study.finished
-        if AXES in trial.spec
-        and (trial.config.task == TEXT or TASKS[trial.config.task].num_axes == 1)
-    }
 
 
 def csv_text(study: Study) -> str:

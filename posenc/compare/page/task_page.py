@@ -11,6 +11,7 @@ from posenc.compare.judge.standing import (
     scores_of_task,
     standing_of_task,
     standing_of_tasks,
+    standings,
 )
 from posenc.compare.judge.summary import learned
 from posenc.compare.page import rows
@@ -119,7 +120,7 @@ def _columns(study: Study) -> dict[str, Standing]:
     found: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
     text = study.of_task(TEXT)
     if text.trials:
-        found |= {each.where: each for each in rows.standings(text)}
+        found |= {each.where: each for each in standings(text)}
     for task in study.drawn:
         found[task] = standing_of_task(study, task)
     return {key: standing for key, standing in found.items() if standing is not None}
@@ -187,8 +188,6 @@ def _seen(task: str, found: Sequence[TaskSummary]) -> str:
     longest = max(n for row in found for n in _points(row))
     ends = {row.encoding: _points(row).get(longest) for row in found}
     kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]
-    counts, names = phrase(TASKS[task].counts), phrase(", ").join(kept)
-    said = "None stays above {least} to {length:,} {counts}."
-    if kept:
-        said = "Above {least} still at {length:,} {counts}: {names}."
-    return phrase(said, least=LEARNED, length=longest, counts=counts, names=names)
+    facts = {"least": LEARNED, "length": longest, "counts": phrase(TASKS[task].counts)}
+    said = "task stays above" if kept else "task stays above nowhere"
+    return phrase(said, names=phrase(", ").join(kept), **facts)

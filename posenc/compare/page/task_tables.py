@@ -31,8 +31,8 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
             [row.encoding, f"{row.learned}/{row.num_seeds}", *map(_text, row.cases)]
             for row in group
         )
-        title = "{task}: {metric} by {counts} (higher is better)"
-        title = phrase(title, task=task, metric=phrase(made.metric), counts=phrase(made.counts))
+        words = {"metric": phrase(made.metric), "counts": phrase(made.counts)}
+        title = phrase("title of a task", task=task, **words)
         yield text_table(header, lines, named=named, title=title, title_justify="left")
 
 
@@ -45,8 +45,8 @@ def task_notes(rows: Rows) -> Iterator[str]:
                 found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in found.items():
         (task, reason), *_ = tasks.items()
-        cannot = "{name} on {tasks}: cannot run at some lengths: {reason}"
-        said = phrase(cannot, name=name, tasks=listed([*tasks]), reason=reason)
+        where = listed([*tasks])
+        said = phrase("Note: cannot run tasks", name=name, tasks=where, reason=reason)
         if len(tasks) > 1:
             said = phrase("{said} (on {task}; see the report for the others)", said=said, task=task)
         yield said

@@ -104,8 +104,7 @@ def _tell(
     if found:
         stdout(160).print(tables.agreement_table(found))
     elif published:
-        none = "No published table has two encodings and a task of this study."
-        say(console, phrase(none))
+        say(console, phrase("no published table"))
 
 
 def _read(folder: Path) -> Study:

@@ -42,11 +42,7 @@ Figures = Annotated[
 ]
 Lang = Annotated[
     str | None,
-    option(
-        "Language of the page and of the answer on the terminal: en or zh.",
-        "--lang",
-        shown="that of LC_ALL, LC_MESSAGES or LANG",
-    ),
+    option("Language of page and tables: en or zh.", shown="that of LC_ALL, LC_MESSAGES or LANG"),
 ]
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json")]
 
