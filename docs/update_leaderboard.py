@@ -3,20 +3,26 @@ both languages; run by `make readme`."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.judge.answer import conclude
-from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.judge.answer import answer, conclude, limits
+from posenc.compare.judge.standing import (
+    Standing,
+    standing_of_task,
+    standing_of_tasks,
+    standings,
+)
 from posenc.compare.page.as_json import answer_json
-from posenc.compare.page.rows import standings
 from posenc.compare.page.task_page import figures_of
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.drawing import write_svg
+from posenc.sentence import speaking
 from posenc.tasks.known import TASKS, TEXT
 
 DOCS = Path(__file__).parent
@@ -93,20 +99,16 @@ def answers(study: Study) -> Iterator[Answer]:
 def table(study: Study, page: str) -> str:
     """The answers in the language of a page."""
     lines = [HEADERS[page], ("---",) * len(HEADERS[page])]
-    for answer in answers(study):
-        order, first = answer.standing.order, answer.standing.first
+    for found in answers(study):
+        order, first = found.standing.order, found.standing.first
         cells = [
-            [
-                f"`{name}` {answer.standing.mean(name):.2f}"
-                for name in order
-                if (name in first) is up
-            ]
+            [f"`{name}` {found.standing.mean(name):.2f}" for name in order if (name in first) is up]
             for up in (True, False)
         ]
-        cells.append([f"`{name}`" for name in answer.never])
-        if answer.standing.pairs.least == math.inf:
+        cells.append([f"`{name}`" for name in found.never])
+        if found.standing.pairs.least == math.inf:
             cells[0].insert(0, UNDECIDED[page])
-        use = NAMES[page][answer.task].format(answer.length)
+        use = NAMES[page][found.task].format(found.length)
         words = [", ".join(cell).replace(":,", ":").replace("：,", "：") or "–" for cell in cells]
         lines.append((use, *words))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -130,7 +132,14 @@ def main(figures: Path = DOCS / "figures") -> None:
 
 def board_of(study: Study) -> str:
     """What `posenc leaderboard` prints."""
-    return answer_json(conclude(study)) + "\n"
+    study = conclude(study)
+    board = json.loads(answer_json(study))
+    with speaking("zh"):
+        said = replace(study, recommendation=answer(study), limits=limits(study))
+        chinese = json.loads(answer_json(said))
+    words = {key: chinese[key] for key in ("answer", "cannot_say")}
+    words["places"] = [{"where": each["where"]} for each in chinese["places"]]
+    return json.dumps(board | {"zh": words}, indent=1, ensure_ascii=False) + "\n"
 
 
 def draw(study: Study, figures: Path) -> None:

@@ -46,7 +46,7 @@ PANELS = {
     "checkpoint_steps",
     "Where": "device precision threads workers engine address storage partition max_parallel state "
     "yes dry_run reuse",
-    "Output": "out report figures tensorboard as_json as_sarif markdown",
+    "Output": "out report figures lang tensorboard as_json as_sarif markdown",
 }
 """Parameters of all commands by the panel of the help that shows their options, in this order."""
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}

@@ -1,6 +1,57 @@
-"""Join names and clauses into sentences."""
+"""Join names and clauses into sentences, in the reader's language."""
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+
+LANGUAGES = ("en", "zh")
+_language: ContextVar[str] = ContextVar("language", default="en")
+
+
+def usual_language() -> str:
+    """Return the language that the environment asks for, found as gettext finds it."""
+    names = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+    found = next(filter(None, map(os.environ.get, names)), "")
+    return "zh" if found.startswith("zh") else "en"
+
+
+@contextmanager
+def speaking(language: str) -> Iterator[None]:
+    """Make `phrase` speak one of LANGUAGES inside the `with`."""
+    token = _language.set(language)
+    try:
+        yield
+    finally:
+        _language.reset(token)
+
+
+def in_english() -> bool:
+    """Return True unless another language is spoken."""
+    return _language.get() == "en"
+
+
+@cache
+def catalogue(language: str) -> dict[str, str]:
+    """Return templates by their name, which for short English ones is the template itself."""
+    return json.loads(Path(__file__).with_name(f"{language}.json").read_text(encoding="utf-8"))
+
+
+def phrase(template: str, **values: object) -> str:
+    """Fill a template, or that of a name in en.json, with values, in the reader's language.
+
+    A bar separates the forms for one and for other numbers, which the value `number` decides.
+
+    >>> phrase("{number} trial failed|{number} trials failed", number=2)
+    '2 trials failed'
+    """
+    said = catalogue(_language.get()).get(template, template)
+    one, _, several = said.partition("|")
+    said = several if several and values["number"] != 1 else one
+    return said.format(**values) if values else said
 
 
 def listed(names: Sequence[str]) -> str:
@@ -9,7 +60,9 @@ def listed(names: Sequence[str]) -> str:
     >>> listed(["rope", "alibi", "t5"])
     'rope, alibi and t5'
     """
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return phrase("{names} and {last}", names=phrase(", ").join(names[:-1]), last=names[-1])
 
 
 def sentence(parts: Sequence[str]) -> str:
@@ -18,5 +71,5 @@ def sentence(parts: Sequence[str]) -> str:
     >>> sentence(["nothing moves", "all hold"])
     'Nothing moves; all hold.'
     """
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    text = phrase("; ").join(parts)
+    return phrase("{sentence}.", sentence=f"{text[:1].upper()}{text[1:]}")

@@ -13,6 +13,7 @@ from tests import shapes
 shapes.install()
 for size in ("COLUMNS", "LINES"):  # xdist sets them, and posenc's tables follow them
     os.environ.pop(size, None)
+os.environ["LANGUAGE"] = "en"  # whatever the tester's is
 
 from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install

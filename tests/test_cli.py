@@ -262,6 +262,7 @@ MISSPELT = {
     "compare rope --device cdua": "cuda",
     "compare rope --precision bflot16": "bfloat16",
     "compare rope --projections seperate": "separate",
+    "leaderboard --lang zhh": "zh",
     "bench --only attenton": "attention",
     "extend {model} --to 192 --method yran": "yarn",
     "extend {model} --to 192 --task passky": "passkey",

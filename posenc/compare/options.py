@@ -9,7 +9,7 @@ import typer
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require
 from posenc.list import complete
-from posenc.report.machine.options import Figures, Json, option
+from posenc.report.machine.options import Figures, Json, Lang, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
@@ -219,6 +219,7 @@ class Options:
         ),
     ] = None
     figures: Figures = None
+    lang: Lang = None
     as_json: Json = False
     tensorboard: Annotated[
         bool,

@@ -30,6 +30,7 @@ from typing import Self
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.record import Record, parse_object
+from posenc.sentence import phrase
 
 FORMAT = "posenc study 2"
 
@@ -294,7 +295,8 @@ class Study(Record):
         found: dict[str, int] = {}
         for each in self.finished:
             if each.timing and each.timing.reused_from:
-                where = f"{each.timing.reused_from} ({each.timing.processor or 'unknown CPU'})"
+                processor = each.timing.processor or phrase("unknown CPU")
+                where = f"{each.timing.reused_from} ({processor})"
                 found[where] = found.get(where, 0) + 1
         return found
 

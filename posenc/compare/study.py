@@ -29,6 +29,7 @@ from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
+from posenc.report.machine.options import spoken
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
@@ -123,11 +124,13 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             engine.cancel()
             if (folder / LOCK).exists():
-                study, _ = write_report(study, folder)
-        for line in write_figures_of(study, options.figures):
-            say(console, line)
-        if show:
-            show_study(study, folder, console, options.as_json)
+                with spoken(options.lang):
+                    study, _ = write_report(study, folder)
+        with spoken(options.lang):
+            for line in write_figures_of(study, options.figures):
+                say(console, line)
+            if show:
+                show_study(study, folder, console, options.as_json)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "

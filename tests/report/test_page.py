@@ -20,7 +20,7 @@ from posenc.report.page.drawing import (
     to_svg,
     write_svg,
 )
-from posenc.report.page.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.page.page import SITE, Caution, Code, Facts, Headline, Items, Page, Plot
 from posenc.report.page.table import Cell, Table
 from tests.browser import DESKTOP, PHONE, needs_chromium
 
@@ -175,7 +175,7 @@ def test_text_is_never_markup():
 
 def test_page_asks_for_nothing():
     tags = parsed(sample_html())
-    assert tags.links and all(link.startswith(("#", "data:")) for link in tags.links)
+    assert tags.links and all(link.startswith(("#", "data:", SITE)) for link in tags.links)
     assert "url(http" not in sample_html()
 
 

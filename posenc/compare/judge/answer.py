@@ -8,13 +8,13 @@ from statistics import fmean, stdev
 from posenc.compare.judge.standing import (
     Standing,
     metric_beyond,
-    standing_at,
     standing_of_task,
     standing_of_tasks,
+    standings,
 )
 from posenc.compare.judge.summary import falls, learned, rises, summarise, summarise_tasks
 from posenc.compare.results import Study, labelled
-from posenc.sentence import listed
+from posenc.sentence import listed, phrase, speaking
 from posenc.statistics.pairs import Gap, level_of
 from posenc.tasks.known import TEXT
 
@@ -25,31 +25,35 @@ _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"
 
 
 def conclude(study: Study) -> Study:
-    """Return the study with its summaries and its two lines."""
+    """Return the study with its summaries and its two lines, in English."""
     shown = labelled(study)
     text = shown.of_task(TEXT)
     study = replace(
         study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
     )
     shown = replace(shown, summary=study.summary)
-    return replace(study, recommendation=answer(shown), limits=limits(shown))
+    with speaking("en"):
+        return replace(study, recommendation=answer(shown), limits=limits(shown))
 
 
 def answer(study: Study) -> str:
     """Say which encoding to use and why, in at most 60 words, or why none can be named."""
     if not study.finished:
         failed = _some(r.config.encoding for r in study.failed)
-        return f"No trial has finished{f', and {failed} failed' if failed else ''}."
+        if not failed:
+            return phrase("No trial has finished.")
+        return phrase("No trial has finished, and {names} failed.", names=failed)
     own = [*_own_first(study)]
     said = [*own]
     overall = standing_of_tasks(study)
     if overall is not None:
-        said.append(_use("", overall, [(overall, "lowest mean rank over {}")]))
+        rank = phrase("lowest mean rank over {where}", where=overall.where)
+        said.append(_use(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
     if any(result.config.task == TEXT for result in study.finished):
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
         said += filter(None, (_of_task(study, task) for task in study.drawn))
-    void = [f"The losses of {name} mean nothing: it fails a check." for name in study.unchecked]
+    void = [phrase("losses mean nothing", name=name) for name in study.unchecked]
     return _within(ANSWER_WORDS, [*said, *void], first=min(len(own), len(said) - 1))
 
 
@@ -60,24 +64,31 @@ def limits(study: Study) -> str:
     trials = [result.config for result in study.finished]
     steps, tasks = {trial.steps for trial in trials}, study.drawn
     size = fmean(result.parameters for result in study.finished)
-    parts = [_count(len({trial.seed for trial in trials}), "seed")]
-    parts += ["one text"] if TEXT in {trial.task for trial in trials} else []
-    parts += [_count(len(tasks), "task").lower()] if tasks else []
-    parts += [f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters"]
-    parts += [f"{min(steps):,} steps"] if len(steps) == 1 else []
-    return _within(LIMIT_WORDS, [f"{', '.join(parts)}: {_may_turn(study)}.", *_left_out(study)])
+    seeds = len({trial.seed for trial in trials})
+    parts = [phrase("{count} seed|{count} seeds", number=seeds, count=_in_words(seeds))]
+    parts += [phrase("one text")] if TEXT in {trial.task for trial in trials} else []
+    if tasks:
+        count = _in_words(len(tasks)).lower()
+        parts.append(phrase("{count} task|{count} tasks", number=len(tasks), count=count))
+    if size >= 5e4:
+        parts.append(phrase("{millions:.1f} M parameters", millions=size / 1e6))
+    else:
+        parts.append(phrase("{size:,.0f} parameters", size=size))
+    parts += [phrase("{steps:,} steps", steps=min(steps))] if len(steps) == 1 else []
+    first = phrase("{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_may_turn(study))
+    return _within(LIMIT_WORDS, [first, *_left_out(study)])
 
 
 def _may_turn(study: Study) -> str:
     """Say how much the loss still falls, and which differences may turn with twice the steps."""
     fell = falls(study.of_task(TEXT).finished)
     if not fell:
-        return "what longer training changes was not measured"
-    still = f"the loss still falls {fmean(fell.values()):.2f} bits per doubling of the steps"
+        return phrase("what longer training changes was not measured")
+    still = phrase("loss still falls", fall=fmean(fell.values()))
     if len(fell) == 1:
         return still
     apart = max(0.01, math.sqrt(2) * stdev(fell.values()))  # the root mean square over all pairs
-    return f"{still}, so differences under {apart:.2f} may turn with twice the steps"
+    return phrase("differences may turn", still=still, apart=apart)
 
 
 def why_unsure(standing: Standing) -> str | None:
@@ -87,72 +98,70 @@ def why_unsure(standing: Standing) -> str | None:
         return None
     most = max(map(len, pairs.values.values()))
     if len(set().union(*pairs.values.values())) < 2:
-        return "one seed has no interval: take --seeds 3"
+        return phrase("one seed has no interval: take --seeds 3")
     if pairs.freedom < 1:
-        return "they have too few seeds in common: run the same seeds of all"
+        return phrase("they have too few seeds in common: run the same seeds of all")
     if pairs.level is None:
         needed = next(n for n in range(2, 99) if level_of(pairs.where, len(pairs.names), n))
-        return f"{most} seeds cannot decide this: take --seeds {needed}"
-    return "the seeds are equal to the last digit, and copies are no evidence"
+        return phrase("too few seeds", most=most, needed=needed)
+    return phrase("the seeds are equal to the last digit, and copies are no evidence")
 
 
 def _of_text(study: Study, brief: bool) -> Iterator[str]:
-    config = study.trials[0]
-    near = standing_at(study, config.train_length)
-    far = standing_at(study, max(config.test_lengths))
-    if near is None:
-        yield f"{_some(study.encodings)} can run at no tested length."
+    found = standings(study)
+    if not found or found[0].pairs.where == "beyond":
+        yield phrase("{names} can run at no tested length.", names=_some(study.encodings))
         return
-    lowest = near.mean(near.order[0])
+    near, name = found[0], found[0].order[0]
+    lowest = near.mean(name)
     frequent = study.corpus.byte_entropy if study.corpus else None
     if frequent is not None and not lowest < frequent:
-        yield (
-            f"Use none yet: the lowest loss, {near.order[0]}'s {lowest:.2f} bits per byte, is not "
-            f"below {frequent:.2f}, which knowing how frequent each byte is gives. Give more "
-            "--steps."
-        )
+        numbers = {"lowest": lowest, "frequent": frequent}
+        yield phrase("no loss below byte frequencies", name=name, **numbers)
         return
-    places = [(each, "lowest loss at {}") for each in (near, far) if each is not None]
-    places = places[:1] if near.where == places[-1][0].where else places
     if len(near.order) == 1 and not brief:
-        losses = " and ".join(
-            f"{each.mean(near.order[0]):.2f} at {each.where}"
-            for each, _ in places
-            if near.order[0] in each.order
-        )
-        yield f"{near.order[0]} is the only encoding: {losses} (bits per byte). Add another."
+        at = "{number:.2f} at {where}"
+        runs = [each for each in found if name in each.order]
+        losses = _both([phrase(at, number=s.mean(name), where=s.where) for s in runs])
+        yield phrase("only one encoding", name=name, losses=losses)
         return
-    yield _use("On text u" if brief else "", places[-1][0], places[-1:] if brief else places)
-    if not brief:
-        yield from _another_text(places)
-        yield from _with_length(study)
+    loss = [phrase("lowest loss at {where}", where=each.where) for each in found]
+    if brief:
+        use, perhaps = phrase("On text use"), phrase("On text use perhaps")
+        yield _use(use, perhaps, [(found[-1], loss[-1])])
+        return
+    loss[1:] = [phrase("lowest at {where}", where=each.where) for each in found[1:]]
+    yield _use(phrase("Use"), phrase("Use perhaps"), [*zip(found, loss, strict=True)])
+    yield from _another_text(found)
+    yield from _with_length(study)
 
 
-def _use(opening: str, chosen_by: Standing, places: Sequence[tuple[Standing, str]]) -> str:
+def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> str:
     """Write the sentence that names the encoding to use.
 
-    opening: "" or the start of the sentence with the first letter of "use".
-    places: standings, and what the first of each has, with room for where.
+    sure, unsure: its first words if differences have intervals, and if one has none.
+    places: standings, and what the first of each has.
     """
     name = _chosen([standing for standing, _ in places])
-    unsure = next(filter(None, (why_unsure(standing) for standing, _ in places)), None)
+    why = next(filter(None, (why_unsure(standing) for standing, _ in places)), None)
     if name is None:  # another one at each length
         (near, _), (far, _) = places
         a, b = near.order[0], far.order[0]
-        first = f"Use {a} up to {near.where} (lowest loss: {_numbers(near, a)})"
-        return f"{first} and {b} for {far.where} ({_numbers(far, b)})."
+        here, there = {"a": a, "here": _numbers(near, a)}, {"b": b, "there": _numbers(far, b)}
+        return phrase("use one up to a length", near=near.where, far=far.where, **here, **there)
     said = []
     for standing, what in places:
         if name not in standing.order:
-            said.append(f"cannot run at {standing.where}")
-            continue
-        tied = "" if name == standing.order[0] else "tied for the "
-        shown = what if not said else what.replace("loss ", "")
-        said.append(f"{tied}{shown.format(standing.where)} ({_numbers(standing, name)})")
-    start = f"{opening}se {name}" if opening else f"Use {name}"
-    if unsure:
-        return f"{start.replace('se ', 'se perhaps ', 1)}: {' and '.join(said)}; but {unsure}."
-    return f"{start}: {' and '.join(said)}."
+            said.append(phrase("cannot run at {where}", where=standing.where))
+        elif name == standing.order[0]:
+            said.append(phrase("{what} ({numbers})", what=what, numbers=_numbers(standing, name)))
+        else:
+            numbers = _numbers(standing, name)
+            said.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
+    found = _both(said)
+    if why:
+        sure, found = unsure, phrase("{found}; but {why}", found=found, why=why)
+    return phrase("{use} {name}: {found}.", use=sure, name=name, found=found)
 
 
 def _chosen(standings: Sequence[Standing]) -> str | None:
@@ -173,23 +182,24 @@ def _numbers(standing: Standing, name: str) -> str:
     named = tied if len(tied) <= 2 else tied[:1]
     gaps = {other: standing.pairs.gap(other, name) for other in standing.order if other != name}
     if standing.pairs.least == math.inf:  # then all are tied
-        named, tied = [*gaps][:1], [*gaps][:1]
-        return "; ".join([*parts, *(f"{other} {_signed(gaps[other])}" for other in named)])
-    parts += [f"{other} {_signed(gaps[other])}, tied" for other in named]
-    parts += [f"{len(tied) - 1} others tied"] if len(named) < len(tied) else []
+        parts += [f"{other} {_signed(gap)}" for other, gap in [*gaps.items()][:1]]
+        return phrase("; ").join(parts)
+    parts += [phrase("{gap}, tied", gap=f"{other} {_signed(gaps[other])}") for other in named]
+    if len(named) < len(tied):
+        parts.append(phrase("{count} others tied", count=len(tied) - 1))
     behind = [other for other in standing.order if (other, name) in standing.worse]
     parts += [f"{other} {_interval(gaps[other])}" for other in behind[:1]]
-    return "; ".join(parts)
+    return phrase("; ").join(parts)
 
 
-def _another_text(places: Sequence[tuple[Standing, str]]) -> Iterator[str]:
+def _another_text(standings: Sequence[Standing]) -> Iterator[str]:
     """Name encodings whose significant difference has an interval over windows that includes 0."""
-    for standing, _ in places:
+    for standing in standings:
         best = standing.order[0]
         behind = [name for name in standing.order if (name, best) in standing.worse]
         gap = standing.windows.get((behind[0], best)) if behind else None
         if gap is not None and not gap.significant:
-            yield f"On another text like this one {behind[0]} may be ahead at {standing.where}."
+            yield phrase("may be ahead on another text", name=behind[0], where=standing.where)
 
 
 def _with_length(study: Study) -> Iterator[str]:
@@ -200,13 +210,13 @@ def _with_length(study: Study) -> Iterator[str]:
     kept = [name for name, each in found.items() if max(each) <= 0]
     if not kept:
         least = min(found, key=lambda name: fmean(found[name]))
-        yield f"All get worse with length, {least} least ({fmean(found[least]):+.2f})."
+        yield phrase("all get worse", name=least, rise=fmean(found[least]))
     elif len(kept) == 1:
-        yield f"{kept[0]} is the only one that does not get worse with length."
+        yield phrase("one does not get worse", name=kept[0])
     elif len(kept) == len(found):
-        yield "None gets worse with length."
+        yield phrase("None gets worse with length.")
     else:
-        yield f"{_some(kept)} do not get worse with length."
+        yield phrase("{names} do not get worse with length.", names=_some(kept))
 
 
 def _of_task(study: Study, task: str) -> str | None:
@@ -215,12 +225,14 @@ def _of_task(study: Study, task: str) -> str | None:
         return None
     passed = {result.config.encoding for result in part.finished if learned(result)}
     if not passed:
-        return f"No trial has learned {task}, so nothing is said of it: give more --steps."
+        return phrase("task not learned", task=task)
     metric = metric_beyond(task, part.trials[0].train_length)
     if len(standing.order) == 1:
         (name,) = standing.order
-        return f"{name} is the only encoding: {standing.mean(name):.2f} {metric}. Add another."
-    return _use("", standing, [(standing, f"highest {metric}")])
+        score = standing.mean(name)
+        return phrase("only one encoding on a task", name=name, score=score, metric=metric)
+    highest = phrase("highest {metric}", metric=metric)
+    return _use(phrase("Use"), phrase("Use perhaps"), [(standing, highest)])
 
 
 def _own_first(study: Study) -> Iterator[str]:
@@ -230,26 +242,25 @@ def _own_first(study: Study) -> Iterator[str]:
     base = next((name for name in BASELINES if name in text.encodings and name not in own), None)
     if not own or base is None:
         return
-    lengths = dict.fromkeys([text.trials[0].train_length, max(text.trials[0].test_lengths)])
-    standings = list(filter(None, (standing_at(text, length) for length in lengths)))
+    found = standings(text)
     for name in own:
         said = [
-            f"{_against(standing, name, base)} at {standing.where}"
-            for standing in standings
-            if {name, base} <= set(standing.order)
+            phrase("{gap} at {where}", gap=_against(each, name, base), where=each.where)
+            for each in found
+            if {name, base} <= set(each.order)
         ]
         if said:
-            yield f"{name} - {base}: {' and '.join(said)}."
+            yield phrase("{name} - {base}: {gaps}.", name=name, base=base, gaps=_both(said))
 
 
 def _against(standing: Standing, name: str, base: str) -> str:
     gap = standing.pairs.gap(name, base)
     if gap.half == math.inf:
         return _signed(gap)
-    verdict = "tied"
+    verdict = "{gap} (tied)"
     if gap.significant:
-        verdict = "worse" if (name, base) in standing.worse else "better"
-    return f"{_interval(gap)} ({verdict})"
+        verdict = "{gap} (worse)" if (name, base) in standing.worse else "{gap} (better)"
+    return phrase(verdict, gap=_interval(gap))
 
 
 def _left_out(study: Study) -> Iterator[str]:
@@ -258,35 +269,44 @@ def _left_out(study: Study) -> Iterator[str]:
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
     if gone:
-        yield f"{_some(gone)} failed and {'is' if len(gone) == 1 else 'are'} left out."
+        yield phrase("failed and left out", number=len(gone), names=_some(gone))
     read = {True: set[str](), False: set[str]()}
     for result in study.of_task(TEXT).finished:
         known = any(score.bits_per_byte is not None for score in result.by_length)
         read[known].add(result.config.encoding)
     nowhere = [name for name in study.encodings if name in read[False] - read[True]]
     if nowhere and read[True]:
-        yield f"{_some(nowhere)} can run at no tested length."
+        yield phrase("{names} can run at no tested length.", names=_some(nowhere))
 
 
 def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:
     """Join the sentence number `first` and those of the others for which there is room."""
     kept = {first}
     for i in range(len(sentences)):
-        if len(" ".join(sentences[j] for j in {*kept, i}).split()) <= words:
+        if num_words(" ".join(sentences[j] for j in {*kept, i})) <= words:
             kept.add(i)
-    return " ".join(sentences[i] for i in sorted(kept))
+    return phrase(" ").join(sentences[i] for i in sorted(kept))
+
+
+def num_words(text: str) -> float:
+    """Count words; two Chinese characters count as one."""
+    return len(text.split()) + sum("一" <= character <= "鿿" for character in text) / 2
 
 
 def _some(names: Iterable[str]) -> str:
     """List at most six names, and how many others there are."""
     found = list(dict.fromkeys(names))
-    more = [f"{len(found) - 5} others"] if len(found) > 6 else []
+    more = [phrase("{count} others", count=len(found) - 5)] if len(found) > 6 else []
     return listed([*found[:5], *more] if more else found) if found else ""
 
 
-def _count(number: int, noun: str) -> str:
-    word = _NUMBERS[number] if number < len(_NUMBERS) else str(number)
-    return f"{word} {noun}{'' if number == 1 else 's'}"
+def _both(parts: Sequence[str]) -> str:
+    """Join one or two parts."""
+    return parts[0] if len(parts) == 1 else phrase("{one} and {two}", one=parts[0], two=parts[1])
+
+
+def _in_words(number: int) -> str:
+    return phrase(_NUMBERS[number]) if number < len(_NUMBERS) else str(number)
 
 
 def _signed(gap: Gap) -> str:

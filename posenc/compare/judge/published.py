@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from posenc.compare.judge.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
+from posenc.sentence import phrase
 from posenc.statistics.agreement import Rho, agreement_p, separated_pairs, sign_agreement, spearman
 from posenc.tasks.known import TEXT
 
@@ -17,15 +18,6 @@ NEAR = 0.05
 """How far a published length may lie from the multiple of the training length that we tested."""
 
 HEADER = ("published table", "length", "encodings", "Spearman", "exact p", "pairs that agree")
-MEANING = (
-    "Lengths are multiples of the length trained at. Spearman's correlation is over the encodings "
-    "in common, with the p-value of all their orders: 4 encodings cannot reach p < 0.083. The last "
-    "column counts pairs that the publication tells apart beyond its own seeds, and of these the "
-    "ones that come in the same order here; tables of one seed have none. Its p is the share of "
-    "all orders of the encodings that agree in as many pairs or more; in the sums one order holds "
-    "for all tables, because tables that resemble each other are little more evidence than one. "
-    "Tasks are compared by the means over unseen lengths, of the encodings that learned them here."
-)
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Agreement:
 
     @property
     def where(self) -> str:
-        return "unseen" if self.multiple is None else f"x{self.multiple}"
+        return phrase("unseen") if self.multiple is None else f"x{self.multiple}"
 
 
 def agreements(study: Study) -> list[Agreement]:
@@ -79,11 +71,14 @@ def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
         yield [f"{each.table}, {each.source}", each.where, names, rho, p, _counted([each])]
     beyond = [each for each in found if each.multiple is not None and each.multiple > 1]
     tasks = [each for each in found if each.multiple is None]
-    for title, whole in (("text, all tables beyond x1", beyond), ("tasks, all tables", tasks)):
+    text = phrase("text, all tables beyond x1")
+    for title, whole in ((text, beyond), (phrase("tasks, all tables"), tasks)):
         if any(each.pairs for each in whole):
             rhos = [each.rho.value for each in whole if each.rho and not each.pairs]
-            without = f"without {len(rhos)} tables that have no such pairs" if rhos else ""
-            values = f"{min(rhos):.2f} to {max(rhos):.2f} there" if rhos else ""
+            without = values = ""
+            if rhos:
+                without = phrase("tables without pairs", count=len(rhos))
+                values = phrase("{low:.2f} to {high:.2f} there", low=min(rhos), high=max(rhos))
             yield [title, "", without, values, "", _counted(whole)]
 
 
@@ -93,8 +88,10 @@ def _counted(found: list[Agreement]) -> str:
     if not pairs:
         return "–"
     p = agreement_p([(a.ours, a.told) for a in found])
-    share = f"{agreeing} of {pairs} ({agreeing / pairs:.2f}"
-    return f"{share})" if p is None else f"{share}, p {p:.3f})"
+    said = "{part} of {whole} ({share:.2f})"
+    if p is not None:
+        said = "{part} of {whole} ({share:.2f}, p {p:.3f})"
+    return phrase(said, part=agreeing, whole=pairs, share=agreeing / pairs, p=p)
 
 
 def read_tables(name: str) -> list[dict]:
@@ -117,7 +114,8 @@ def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
     if len(ours) < 2:
         return
     known = {name: theirs[name] for name in ours}
-    title = f"{table['name']} against {table['task']} ({table['model']})"
+    said = {key: table[key] for key in ("name", "task", "model")}
+    title = phrase("table against a task", **said)
     told = told_in_task(table, list(ours))
     yield Agreement(title, table["source"], None, spearman(ours, known), ours, told)
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from posenc.compare.judge.summary import learned, metric_of
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import SEQUENCES
+from posenc.sentence import phrase
 from posenc.statistics.pairs import Gap, Pairs, tiers
 from posenc.statistics.windows import window_gaps
 from posenc.tasks.known import TASKS, TEXT
@@ -27,7 +28,7 @@ Values = dict[str, dict[int, float]]
 class Standing:
     """The order of encodings at one place, and which differences are significant by seeds.
 
-    where: in words, such as "128 bytes".
+    where: in the reader's language, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
     higher: True if higher is better.
     windows: the same differences, with intervals over the windows of the text instead of seeds.
@@ -90,7 +91,15 @@ def standing_at(study: Study, length: int) -> Standing | None:
         return None
     train = study.of_task(TEXT).trials[0].train_length
     pairs = Pairs(losses, "at" if length == train else "beyond")
-    return Standing(f"{length:,} bytes", pairs, windows=_over_windows(by_window))
+    where = phrase("{length:,} bytes", length=length)
+    return Standing(where, pairs, windows=_over_windows(by_window))
+
+
+def standings(study: Study) -> list[Standing]:
+    """Return the standings at the training length and at the longest, where an encoding runs."""
+    config = study.trials[0]
+    lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
+    return [found for length in lengths if (found := standing_at(study, length)) is not None]
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
@@ -116,7 +125,9 @@ def standing_of_tasks(study: Study) -> Standing | None:
     }
     half_a_rank = 0.5 / len(ranks)  # in one task
     pairs = Pairs(means, "tasks", half_a_rank)
-    return Standing(f"{len(ranks)} tasks", pairs) if len(means) > 1 else None
+    if len(means) < 2:
+        return None
+    return Standing(phrase("{count} tasks", count=len(ranks)), pairs)
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:
@@ -173,7 +184,8 @@ def scores_of_task(study: Study, task: str) -> Values:
 
 def metric_beyond(task: str, train_length: int) -> str:
     """Return words for the scores of `scores_of_task`: "METRIC on TASK beyond LENGTH UNIT"."""
-    return f"{TASKS[task].metric} on {task} beyond {train_length:,} {TASKS[task].counts}"
+    words = {"metric": phrase(TASKS[task].metric), "counts": phrase(TASKS[task].counts)}
+    return phrase("metric beyond training", task=task, length=train_length, **words)
 
 
 def _keys(study: Study, task: str) -> Values:

@@ -14,6 +14,7 @@ from posenc.compare.results import (
     TaskSummary,
     TrialResult,
 )
+from posenc.sentence import phrase
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import LEARNED
 
@@ -122,11 +123,12 @@ def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None
 def describe_gains(found: tuple[int, list[float]] | None) -> str:
     """Describe what more context does, if all seeds agree."""
     if found is None:
-        return "not measured"
+        return phrase("not measured")
     _, gains = found
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
-        return "seeds disagree"
-    return f"{'saves' if gains[0] > 0 else 'costs'} {abs(fmean(gains)):.3f}"
+        return phrase("seeds disagree")
+    said = "saves {bits:.3f}" if gains[0] > 0 else "costs {bits:.3f}"
+    return phrase(said, bits=abs(fmean(gains)))
 
 
 def rises(study: Study) -> dict[str, list[float]]:

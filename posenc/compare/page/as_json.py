@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
-from posenc.compare.page.rows import standings, verdict_of
+from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks, standings
+from posenc.compare.page.rows import verdict_of
 from posenc.compare.results import Study
 from posenc.tasks.known import TASKS, TEXT
 

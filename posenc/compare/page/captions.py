@@ -4,7 +4,7 @@ from statistics import fmean
 
 from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at
 from posenc.compare.results import Study
-from posenc.sentence import listed, sentence
+from posenc.sentence import listed, phrase, sentence
 
 
 def in_by_length(study: Study) -> str:
@@ -19,16 +19,14 @@ def in_by_length(study: Study) -> str:
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
     parts = []
     if kept:
-        parts.append(
-            f"up to {longest:,} bytes the loss of {listed(kept)} stays within "
-            f"{100 * (WITHIN - 1):.0f} % of that at {train:,}"
-        )
+        facts = {"longest": longest, "within": 100 * (WITHIN - 1), "train": train}
+        parts.append(phrase("loss stays up to", names=listed(kept), **facts))
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
-        parts.append(f"{worst} rises most, by {rises[worst]:.2f} bits per byte")
+        parts.append(phrase("loss rises most", name=worst, rise=rises[worst]))
     if cannot:
-        parts.append(f"{listed(cannot)} cannot run there")
-    return sentence(parts or ["nothing was measured here"])
+        parts.append(phrase("{names} cannot run there", names=listed(cannot)))
+    return sentence(parts or [phrase("nothing was measured here")])
 
 
 def in_by_context(study: Study) -> str:
@@ -38,15 +36,13 @@ def in_by_context(study: Study) -> str:
     falls = [name for name, found in measured.items() if all(g > 0 for g in found)]
     rises = [name for name, found in measured.items() if all(g < 0 for g in found)]
     if not measured:
-        return "No encoding here was given more context than in training."
-    parts = [
-        f"better from more context than in training: {listed(falls)}"
-        if falls
-        else "no encoding here gets better from more context than in training"
-    ]
+        return phrase("No encoding here was given more context than in training.")
+    better = phrase("better from context", names=listed(falls)) if falls else None
+    parts = [better or phrase("no context beyond training")]
     worst = min(rises, key=lambda name: fmean(measured[name]), default=None)
     if worst is not None and fmean(measured[worst]) <= -0.005:
-        parts.append(f"{worst} loses most, {-fmean(measured[worst]):.2f} bits per byte")
+        loss = -fmean(measured[worst])
+        parts.append(phrase("loses most from context", name=worst, loss=loss))
     return sentence(parts)
 
 
@@ -60,25 +56,22 @@ def in_by_position(study: Study) -> str:
             rise = fmean(after) - fmean(before)
             rises.setdefault(result.config.encoding, []).append(rise)
     if not rises:
-        return "No encoding here was tested beyond the training length."
+        return phrase("No encoding here was tested beyond the training length.")
     means = {name: fmean(found) for name, found in rises.items()}
     worst, best = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     if means[worst] <= 0.05:
-        return "No line rises beyond the training length."
-    rest = "" if best == worst else f", that of {best} least ({means[best]:+.2f})"
-    return (
-        f"Beyond the training length the loss of {worst} rises most, by {means[worst]:.2f} bits "
-        f"per byte{rest}."
-    )
+        return phrase("No line rises beyond the training length.")
+    said = phrase("loss rises most beyond", name=worst, rise=means[worst])
+    if best != worst:
+        said = phrase("least beyond training", said=said, name=best, rise=means[best])
+    return phrase("{sentence}.", sentence=said)
 
 
 def in_training(study: Study) -> str:
     """Say how much the losses still fall."""
     fell = falls(study.finished)
     if not fell:
-        return "The training was too short to estimate how much the loss still falls."
+        return phrase("The training was too short to estimate how much the loss still falls.")
     least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
-    return (
-        f"In the last doubling of the steps (estimated) the loss of {most} fell most, by "
-        f"{fell[most]:.2f} bits, and that of {least} least, by {fell[least]:.2f}."
-    )
+    facts = {"most": most, "high": fell[most], "least": least, "low": fell[least]}
+    return phrase("loss in the last doubling", **facts)

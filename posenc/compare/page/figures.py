@@ -8,13 +8,14 @@ from matplotlib.figure import Figure
 
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.report.page.drawing import HOVER, LineStyle, figure, label_ends, length_axis
+from posenc.sentence import phrase
 
 Styles = Mapping[str, LineStyle]
 
 
 def by_length(study: Study, styles: Styles) -> Figure:
     """Draw mean bits per byte at each test length; bars span the seeds."""
-    with figure("test length, bytes", "bits per byte") as (drawn, axes):
+    with figure(phrase("test length, bytes"), phrase("bits per byte")) as (drawn, axes):
         for row in study.summary:
             points = [s for s in row.by_length if s.mean is not None]
             if points:
@@ -33,7 +34,8 @@ def by_length(study: Study, styles: Styles) -> Figure:
 
 def by_context(study: Study, styles: Styles) -> Figure:
     """Draw mean bits per byte of the same target bytes, by length of context."""
-    with figure("window that ends in the targets, bytes", "bits per byte") as (drawn, axes):
+    x_label = phrase("window that ends in the targets, bytes")
+    with figure(x_label, phrase("bits per byte")) as (drawn, axes):
         shown: set[int] = set()
         for encoding, trials in _by_encoding(study):
             lengths, means = _mean_curve(
@@ -51,7 +53,8 @@ def by_context(study: Study, styles: Styles) -> Figure:
 
 def by_position(study: Study, styles: Styles) -> Figure:
     """Draw mean bits per byte by position inside the longest window."""
-    with figure("position in the window, bytes", "bits per byte") as (drawn, axes):
+    x_label = phrase("position in the window, bytes")
+    with figure(x_label, phrase("bits per byte")) as (drawn, axes):
         first = longest = max(_lengths(study))
         for encoding, trials in _by_encoding(study):
             middles, means = _mean_curve(
@@ -67,7 +70,7 @@ def by_position(study: Study, styles: Styles) -> Figure:
 
 def training(study: Study, styles: Styles) -> Figure:
     """Draw bits per byte in training: validation with markers, batches as thin lines."""
-    with figure("training step", "bits per byte") as (drawn, axes):
+    with figure(phrase("training step"), phrase("bits per byte")) as (drawn, axes):
         for encoding, trials in _by_encoding(study):
             steps, valid = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
             axes.plot(steps, valid, **_named(encoding), **styles[encoding].curve(len(steps)))

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import metadata
 
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.judge.standing import Standing
+from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
@@ -25,6 +24,7 @@ from posenc.report.page.page import (
     Plot,
 )
 from posenc.report.page.table import Cell, Heading, Table
+from posenc.sentence import phrase
 from posenc.tasks.known import TASKS, TEXT
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
@@ -33,19 +33,19 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Page:
     """The page of a study, finished or not; it says what is missing and what failed. With
     `agreements` also how far its order agrees with published tables."""
-    page = Page("Which position encoding?", _what_was_tried(study), contents=True)
+    page = Page(phrase("Which position encoding?"), _what_was_tried(study), contents=True)
     page.section("", *_answer(study))
     text = study.of_task(TEXT)
     if study.tasks:
-        page.section("Tasks", *task_page.matrix(study))
+        page.section(phrase("Tasks"), *task_page.matrix(study))
     if study.summary:
-        page.section("Text", *_table(text))
-        page.section("Curves", *_curves(text))
+        page.section(phrase("Text"), *_table(text))
+        page.section(phrase("Curves"), *_curves(text))
     if study.tasks:
-        page.section("Tasks by length", *task_page.figures_of(study))
+        page.section(phrase("Tasks by length"), *task_page.figures_of(study))
     if agreements is not None:
-        page.section("Agreement with published orders", *_agreement(agreements))
-    page.section("Details", *_details(study))
+        page.section(phrase("Agreement with published orders"), *_agreement(agreements))
+    page.section(phrase("Details"), *_details(study))
     return page
 
 
@@ -53,14 +53,13 @@ def _what_was_tried(study: Study) -> str:
     said = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
-        said.append(
-            f"Trained on {config.train_length:,} bytes at a time, tested up to "
-            f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
-        )
-        said += filter(None, [objective_of(config).said])
+        train, longest = config.train_length, max(config.test_lengths)
+        text = study.corpus.name
+        said.append(phrase("trained on text", train=train, longest=longest, text=text))
+        said += filter(None, [phrase(objective_of(config).said)])
     if study.drawn:
-        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(study.drawn)}.")
-    return " ".join(said)
+        said.append(phrase("trained on tasks", names=phrase(", ").join(study.drawn)))
+    return phrase(" ").join(said)
 
 
 def _answer(study: Study) -> Iterator[Block]:
@@ -69,60 +68,56 @@ def _answer(study: Study) -> Iterator[Block]:
     if study.limits:
         yield Limits(study.limits)
     for where, count in study.reused.items():
-        yield f"{_count(count, 'trial')} reused from {where}."
+        yield phrase("trials reused", number=count, where=where)
     for name, why in study.unchecked.items():
-        yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
+        yield Caution(phrase("compared unchecked", name=name, why=why))
     done, planned = len(study.results), len(study.trials)
     if study.missing:
-        names = ", ".join(map(name_of, study.missing))
-        yield Caution(
-            f"This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
-            "Run the command below again; it goes on where it stopped."
-        )
+        names = phrase(", ").join(map(name_of, study.missing))
+        yield Caution(phrase("study not finished", done=done, planned=planned, names=names))
     if study.failed:
-        yield Caution(
-            f"{_count(len(study.failed), 'trial')} failed; the reasons are in the details."
-        )
+        yield Caution(phrase("trials failed", number=len(study.failed)))
 
 
 def _table(study: Study) -> Iterator[Block]:
     lengths = study.trials[0].test_lengths
     header = [
-        "encoding",
-        *(Heading(f"{length:,} bytes", "bits per byte") for length in lengths),
-        Heading("more context", "bits per byte, on the same bytes"),
-        Heading("parameters", "of the whole model"),
-        Heading("tokens/s", "in training, one worker"),
+        phrase("encoding"),
+        *(Heading(phrase("{length:,} bytes", length=n), phrase("bits per byte")) for n in lengths),
+        Heading(phrase("more context"), phrase("bits per byte, on the same bytes")),
+        Heading(phrase("parameters"), phrase("of the whole model")),
+        Heading(phrase("tokens/s"), phrase("in training, one worker")),
     ]
     cells = [
         [
-            row.summary.encoding,
-            *(_cell(row.summary.encoding, loss) for loss in row.losses),
-            row.context,
-            row.summary.parameters,
-            None if row.summary.tokens_per_second is None else round(row.summary.tokens_per_second),
+            of.encoding,
+            *(_cell(of.encoding, loss) for loss in losses),
+            context,
+            of.parameters,
+            None if of.tokens_per_second is None else round(of.tokens_per_second),
         ]
-        for row in rows.text_rows(study)
+        for of, losses, context in rows.text_rows(study)
     ]
-    yield Table(header, cells, f"Best first. {rows.detectable(study)}", cards=True)
-    yield rows.EXPLAINED
+    caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
+    yield Table(header, cells, caption, cards=True)
+    yield phrase("explain the table of a text")
 
 
 def _cell(encoding: str, loss: rows.Loss) -> Cell:
     if loss.mean is None:
-        return Cell("cannot", note=f"{encoding}: {loss.cannot}")
+        return Cell(phrase("cannot"), note=f"{encoding}: {loss.cannot}")
     first = loss.verdict in ("best", "tied")
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
-    said = f"{loss.apart} {loss.verdict}".strip()
+    said = f"{loss.apart} {phrase(loss.verdict)}".strip()
     return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
 
 
 def _agreement(found: Sequence[Agreement]) -> Iterator[Block]:
     """Yield the sums over all published tables, and the tables to unfold."""
-    header, cells = list(published.HEADER), list(published.rows(found))
+    header, cells = [*map(phrase, published.HEADER)], list(published.rows(found))
     yield Table(header, cells[len(found) :], cards=True)
-    yield published.MEANING
-    yield Fold("Every published table", [Table(header, cells[: len(found)], cards=True)])
+    yield phrase("explain agreement")
+    yield Fold(phrase("Every published table"), [Table(header, cells[: len(found)], cards=True)])
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
@@ -139,99 +134,73 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
                 Cell(each),
                 "–" if name == first else rows.said(standing, name),
                 "–" if over is None else f"± {over.half:.3f}",
-                rows.verdict_of(standing, name),
+                phrase(rows.verdict_of(standing, name)),
             ]
         )
     return Table(
         [
-            "encoding",
-            "mean",
-            "each seed",
-            Heading(f"minus {first}", "± over other seeds"),
-            Heading("on another text", "± over windows like these"),
-            "verdict",
+            *map(phrase, ("encoding", "mean", "each seed")),
+            Heading(phrase("minus {name}", name=first), phrase("± over other seeds")),
+            Heading(phrase("on another text"), phrase("± over windows like these")),
+            phrase("verdict"),
         ],
         cells,
-        f"Bits per byte at {standing.where}.",
+        phrase("Bits per byte at {where}.", where=standing.where),
         cards=True,
     )
 
 
-MEANING = (
-    "± over seeds is half of an interval that holds for all pairs together: the residual spread of "
-    "a least-squares fit of encodings and seeds, pooled over all encodings, and the studentized "
-    "range at a level that simulated studies set. ± over windows is a paired bootstrap over the "
-    "windows of this text, for all pairs together. Significant means by seeds."
-)
-"""What the two intervals are."""
-
-
 def _curves(study: Study) -> Iterator[Plot]:
     styles = ranked_styles(rows.best_first(study))
-    yield Plot(
-        figures.by_length(study, styles),
-        "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
-        "do not overlap.",
-        describe_by_length(study),
-        captions.in_by_length(study),
-        "by-length",
-    )
-    yield Plot(
-        figures.by_context(study, styles),
-        "Loss of the same target bytes with growing context. A line that falls uses what it is "
-        "shown; a flat line ignores it.",
-        "One line for each encoding over the length of the window before fixed target bytes.",
-        captions.in_by_context(study),
-        "by-context",
-    )
-    yield Plot(
-        figures.by_position(study, styles),
-        "Loss by position inside the longest window that an encoding can run.",
-        "One line for each encoding over the position inside the window.",
-        captions.in_by_position(study),
-        "by-position",
-    )
-    yield Plot(
-        figures.training(study, styles),
-        "Training: validation text with markers, training batches as thin lines.",
-        "One line for each encoding over training steps.",
-        captions.in_training(study),
-        "training",
-    )
+    for name, draw, see in (
+        ("by-length", figures.by_length, captions.in_by_length),
+        ("by-context", figures.by_context, captions.in_by_context),
+        ("by-position", figures.by_position, captions.in_by_position),
+        ("training", figures.training, captions.in_training),
+    ):
+        numbers = name == "by-length"
+        alternative = describe_by_length(study) if numbers else phrase(f"alternative {name}")
+        yield Plot(draw(study, styles), phrase(f"caption {name}"), alternative, see(study), name)
 
 
 def describe_by_length(study: Study) -> str:
     """Describe the curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
-        points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
-        lines.append(f"{row.encoding}: {', '.join(points) or 'no result'}")
-    return "Bits per byte by test length. " + "; ".join(lines) + "."
+        at = "{number:.2f} at {where}"
+        scores = [s for s in row.by_length if s.mean is not None]
+        points = [phrase(at, number=s.mean, where=s.length) for s in scores]
+        found = phrase(", ").join(points) or phrase("no result")
+        lines.append(phrase("{name}: {found}", name=row.encoding, found=found))
+    return phrase("Bits per byte by test length. {found}.", found=phrase("; ").join(lines))
 
 
 def _details(study: Study) -> Iterator[Block]:
     if study.failed:
         failed = [[name_of(t.config), t.reason] for t in study.failed]
-        yield Fold("Failed trials", [Table(["trial", "reason"], failed)])
+        header = [*map(phrase, ("trial", "reason"))]
+        yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
-        found = [_by_seeds_and_windows(each) for each in rows.standings(study.of_task(TEXT))]
-        yield Fold("Every seed, and both intervals", [*found, MEANING])
+        found = [_by_seeds_and_windows(each) for each in standings(study.of_task(TEXT))]
+        yield Fold(
+            phrase("Every seed, and both intervals"), [*found, phrase("explain both intervals")]
+        )
     if study.tasks:
-        yield Fold("Every task", [*task_page.tables(study)])
+        yield Fold(phrase("Every task"), [*task_page.tables(study)])
     if study.rates:
         header, *tried = settings.rate_rows(study)
-        yield Fold("Learning rates", [settings.MEANING, Table(header, tried)])
+        table = Table(header, tried)
+        yield Fold(phrase("Learning rates"), [phrase("explain learning rates"), table])
     if study.finished:
-        yield Fold("The settings of every encoding", [settings.specs_table(study)])
-    yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
-    yield "Method, tasks and statistics are described in docs/compare.md of the repository."
+        yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
+    yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
+    yield phrase("Method, tasks and statistics are described in docs/compare.md of the repository.")
     yield Links(_links(study))
 
 
 def _links(study: Study) -> dict[str, str]:
-    """Return links to the documentation, if known to this installation, and to papers."""
-    urls = [url.split(", ") for url in metadata("posenc").get_all("Project-URL") or ()]
-    found = {name: url for name, url in urls if name.lower() == "documentation"}
+    """Return links to papers."""
+    found = {}
     for result in study.finished:
         paper = _PAPER.search(result.spec.get("source", ""))
         if paper:
@@ -240,55 +209,43 @@ def _links(study: Study) -> dict[str, str]:
 
 
 def _facts(study: Study) -> Mapping[str, object]:
-    config = study.trials[0]
-    return {
+    facts = {
         **_text(study),
-        "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
-        f"on {config.kv_heads} key/value heads, projections {config.projections}",
-        **{
-            "training"
-            + f" on {trial.task}"
-            * (not trial.of_text): f"{trial.steps:,} steps of {trial.batch} × "
-            f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
-            f"{trial.precision} on {trial.device}{', compiled' * trial.compile}"
-            for trial in study.trials
-        },
-        "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
+        "model": phrase("facts of the model", **vars(study.trials[0])),
+        **dict(_trained(trial, study) for trial in study.trials),
+        "seeds": phrase(", ").join(str(s) for s in sorted({t.seed for t in study.trials})),
         "started": study.started,
         **study.versions,
         **study.hardware,
         **_code(study),
     }
+    return {phrase(fact): value for fact, value in facts.items()}
 
 
 def _text(study: Study) -> dict[str, str]:
     corpus = study.corpus
     if corpus is None:
         return {}
+    name, number = corpus.name, corpus.num_files
     return {
-        "text": f"{corpus.name}, {_count(corpus.num_files, 'file')}, hash {corpus.hash}",
-        "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
-        f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
+        "text": phrase("facts of the text", text=name, number=number, hash=corpus.hash),
+        "split": phrase("facts of the split", **vars(corpus) | {"split": phrase(corpus.split)}),
     }
 
 
-def _rate_of(trial: TrialConfig, study: Study) -> str:
+def _trained(trial: TrialConfig, study: Study) -> tuple[str, str]:
+    """Say of which task a trial is, and how it was trained."""
+    name = "training" if trial.of_text else phrase("training on {task}", task=trial.task)
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
-    if len(peaks) == 1:
-        return f"peak learning rate {peaks[0]:g}"
-    return f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
-
-
-def _unit(trial: TrialConfig) -> str:
-    return "bytes" if trial.task == TEXT else TASKS[trial.task].counts
+    rate = "rates in their table" if len(peaks) > 1 else "peak learning rate {low:g}"
+    unit = phrase("bytes" if trial.of_text else TASKS[trial.task].counts)
+    rate = phrase(rate, low=peaks[0], high=peaks[-1])
+    said = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
+    return name, phrase("{said}, compiled", said=said) if trial.compile else said
 
 
 def _code(study: Study) -> dict[str, str]:
     """Return the code hashes of encodings outside posenc."""
     found = {t.encoding: t.code for t in study.trials if t.code}
-    said = ", ".join(f"{encoding} {code}" for encoding, code in found.items())
+    said = phrase(", ").join(f"{encoding} {code}" for encoding, code in found.items())
     return {"hash of the code": said} if said else {}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -28,12 +28,6 @@ class PlainLines:
         self.paces: dict[TrialConfig, Pace] = {}
         self.said: dict[TrialConfig, int] = {}
 
-    def __enter__(self) -> "PlainLines":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         pace = self.paces.setdefault(trial, Pace(step))
         part = step * LINES // trial.steps

@@ -1,20 +1,13 @@
 """The table of a text, best first, for the terminal and for the page."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posenc.compare.judge.standing import Standing, standing_at
+from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, Study
-
-EXPLAINED = (
-    "Bits per byte is the loss on held-out text; lower is better. Every length reads the same "
-    "bytes. Best: significantly better than all others there. Tied: no encoding is significantly "
-    "better. Worse: at least one is. More context: what the same bytes save or cost after a longer "
-    "text; an encoding that ignores distant text saves nothing."
-)
-"""The words of the table."""
+from posenc.sentence import phrase
 
 
 @dataclass(frozen=True)
@@ -31,20 +24,8 @@ class Loss:
     cannot: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Numbers of one encoding."""
-
-    summary: EncodingSummary
-    losses: Sequence[Loss]
-    context: str
-
-
-def standings(study: Study) -> list[Standing]:
-    """Return the standings at the training length and at the longest, where an encoding runs."""
-    config = study.trials[0]
-    lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
-    return [found for length in lengths if (found := standing_at(study, length)) is not None]
+Row = tuple[EncodingSummary, list[Loss], str]
+"""Numbers of one encoding, its losses, and what more context does."""
 
 
 def best_first(study: Study) -> list[str]:
@@ -60,30 +41,25 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
 def text_rows(study: Study) -> list[Row]:
     """Return a row for each encoding with a finished trial, best first."""
     found = {standing.where: standing for standing in standings(study)}
-    order = best_first(study)
-    return [
-        Row(
-            summary,
-            [
-                _loss(found.get(f"{score.length:,} bytes"), summary.encoding, score)
-                for score in summary.by_length
-            ],
-            describe_gains(context_gains(study, summary.encoding)),
-        )
-        for summary in sorted(study.summary, key=lambda row: order.index(row.encoding))
-    ]
+    wheres = [phrase("{length:,} bytes", length=n) for n in study.trials[0].test_lengths]
+    order, rows = best_first(study), []
+    for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
+        places = zip(wheres, row.by_length, strict=True)
+        losses = [_loss(found.get(where), row.encoding, score) for where, score in places]
+        rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
+    return rows
 
 
 def detectable(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
     found = [
-        f"{standing.pairs.least:.2f} at {standing.where}"
-        for standing in standings(study)
-        if standing.pairs.least < math.inf
+        phrase("{number:.2f} at {where}", number=each.pairs.least, where=each.where)
+        for each in standings(study)
+        if each.pairs.least < math.inf
     ]
     if not found:
-        return "Without two seeds that differ no difference has an interval."
-    return f"Least difference that this study could detect: {', '.join(found)}."
+        return phrase("Without two seeds that differ no difference has an interval.")
+    return phrase("least difference", found=phrase(", ").join(found))
 
 
 def verdict_of(standing: Standing, name: str) -> str:
@@ -105,7 +81,7 @@ def said(standing: Standing, name: str) -> str:
 
 def _loss(standing: Standing | None, name: str, score) -> Loss:
     if score.mean is None:
-        return Loss(None, cannot=score.cannot or "no reason given")
+        return Loss(None, cannot=score.cannot or phrase("no reason given"))
     if standing is None or name not in standing.order:
         return Loss(score.mean)
     apart = "" if name == standing.order[0] else said(standing, name)

@@ -2,23 +2,20 @@
 
 from posenc.compare.results import FACTORS, RateCheck, Study, TrialResult
 from posenc.report.page.table import Heading, Table
+from posenc.sentence import phrase
 
 TITLE = "Learning rates, by the loss on validation data like that of training"
-MEANING = (
-    "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
-    "training length; longer lengths were not measured in these trials, so they had no influence "
-    "on the choice. If the chosen rate is the lowest or the highest tried, a better one may lie "
-    "beyond."
-)
 
 
 def rate_rows(study: Study) -> list[list[str]]:
     """Return the header and a row for each task and encoding; [] if no rates were checked."""
     if not study.rates:
         return []
-    rows = [["task", "encoding", *(f"x{factor:g}" for factor in FACTORS), "taken"]]
+    factors = [f"x{factor:g}" for factor in FACTORS]
+    rows = [[phrase("task"), phrase("encoding"), *factors, phrase("taken")]]
+    failed = phrase("failed")
     for each in study.rates:
-        cells = [f"{t.lr:g}: {'failed' if t.bits is None else f'{t.bits:.3f}'}" for t in each.tried]
+        cells = [f"{t.lr:g}: {failed if t.bits is None else f'{t.bits:.3f}'}" for t in each.tried]
         rows.append([each.task, each.encoding, *cells, _taken(each)])
     return rows
 
@@ -26,10 +23,13 @@ def rate_rows(study: Study) -> list[list[str]]:
 def _taken(check: RateCheck) -> str:
     """Return the chosen rate, and a note if it is the lowest or highest tried."""
     if check.chosen is None:
-        return "none trained"
+        return phrase("none trained")
     rates = sorted(t.lr for t in check.tried)
-    edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}
-    return f"{check.chosen:g}{edge.get(check.chosen, '')}"
+    if check.chosen == rates[-1]:
+        return phrase("{rate:g}, the highest tried", rate=check.chosen)
+    if check.chosen == rates[0]:
+        return phrase("{rate:g}, the lowest tried", rate=check.chosen)
+    return f"{check.chosen:g}"
 
 
 _SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
@@ -47,13 +47,14 @@ def specs_table(study: Study) -> Table:
         if all(each == first for each in others):
             rows.append([name, *first])
         else:
-            rows += [[f"{name} on {task}", *each] for task, each in by_task.items()]
+            on = "{name} on {task}"
+            rows += [[phrase(on, name=name, task=task), *each] for task, each in by_task.items()]
     header = [
-        "encoding",
-        Heading("own parameters", "trained"),
-        Heading("shared by", "layers or heads"),
-        "settings",
-        "source",
+        phrase("encoding"),
+        Heading(phrase("own parameters"), phrase("trained")),
+        Heading(phrase("shared by"), phrase("layers or heads")),
+        phrase("settings"),
+        phrase("source"),
     ]
     return Table(header, rows, cards=True)
 
@@ -62,4 +63,4 @@ def _spec(trial: TrialResult) -> list[str | int | None]:
     spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
     shared = trial.spec.get("parameters shared by", "")
-    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
+    return [trial.encoding_parameters, phrase(shared), settings, trial.spec.get("source")]

@@ -1,15 +1,18 @@
 """What a reader gets of a study: the page, rows for a spreadsheet, tables on the terminal."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from posenc.compare.judge.answer import answer, limits
 from posenc.compare.page import tables, task_tables
 from posenc.compare.page.as_json import answer_json
 from posenc.compare.results import Study, labelled
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
+from posenc.sentence import in_english, phrase, speaking
 from posenc.tasks.known import TEXT
 
 
@@ -18,37 +21,46 @@ def write_page(study: Study, folder: Path, published: bool = False) -> None:
     from posenc.compare.judge.published import agreements
     from posenc.compare.page.page import make_page
 
-    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
-    page = make_page(labelled(study), agreements(study) if published else None)
+    shown = _shown(study)
+    write_atomically(folder / "results.csv", tables.csv_text(shown))
+    page = make_page(shown, agreements(study) if published else None)
     page.write(folder / "report.html")
 
 
+def _shown(study: Study) -> Study:
+    """Return the study with the user's labels, and its two lines in the reader's language."""
+    shown = labelled(study)
+    if in_english():
+        return shown
+    return replace(shown, recommendation=answer(shown), limits=limits(shown))
+
+
 def write_figures_of(study: Study, figures: Path | None) -> list[str]:
-    """Write the figures where they were asked for; what the reader must know."""
+    """Write the figures, in English as all data, where they were asked for; return notes."""
     if figures is None:
         return []
     from posenc.compare.page.page import make_page
     from posenc.report.page.figure_files import write_figures
 
-    return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]
+    with speaking("en"):
+        notes = write_figures(make_page(labelled(study)).plots(), figures)
+    return [*notes, phrase("Figures: {folder}", folder=figures)]
 
 
 def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:
     """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
-    out = stdout(160)
-    shown = labelled(study)
     if as_json:
-        print(answer_json(shown, folder))
+        with speaking("en"):
+            print(answer_json(labelled(study), folder))
         return
+    out, shown = stdout(160), _shown(study)
     if study.corpus is not None:
         out.print(tables.summary_table(shown.of_task(TEXT)))
     for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(shown)):
         out.print(table)
-    for line in (
-        study.recommendation,
-        f"What this cannot say: {study.limits}" * bool(study.limits),
-    ):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    cannot = phrase("What this cannot say: {limits}", limits=shown.limits)
+    for line in (shown.recommendation, cannot if shown.limits else ""):
+        say(out, line)
     for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
         say(console, line)
-    say(console, f"Report: {folder / 'report.html'}")
+    say(console, phrase("Report: {page}", page=folder / "report.html"))

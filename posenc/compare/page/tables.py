@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -15,21 +14,21 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
 from posenc.report.page.console import text_table
-from posenc.tasks.known import TASKS, TEXT
-
-_table = partial(text_table, named="encoding", title_justify="left")
+from posenc.sentence import phrase
+from posenc.tasks.known import TASKS
 
 
 def summary_table(study: Study) -> Table:
     """Return one row per encoding, best first: losses by length, gain from context, speed."""
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
-    header, lines = ["encoding", *lengths, "more context", "parameters", "tokens/s"], []
-    for row in rows.text_rows(study):
-        of = row.summary
+    named, context = phrase("encoding"), phrase("more context")
+    header, lines = [named, *lengths, context, phrase("parameters"), phrase("tokens/s")], []
+    for of, losses, context in rows.text_rows(study):
         speed = "" if of.tokens_per_second is None else f"{of.tokens_per_second:,.0f}"
-        losses = map(_cell, row.losses)
-        lines.append([of.encoding, *losses, row.context, f"{of.parameters:,}", speed])
-    table = _table(header, lines, title="Bits per byte by window length (lower is better)")
+        cells = [*map(_cell, losses), context, f"{of.parameters:,}", speed]
+        lines.append([of.encoding, *cells])
+    title = phrase("Bits per byte by window length (lower is better)")
+    table = text_table(header, lines, named=named, title=title, title_justify="left")
     table.caption, table.caption_justify = rows.detectable(study), "left"
     return table
 
@@ -37,46 +36,38 @@ def summary_table(study: Study) -> Table:
 def rate_tables(study: Study) -> list[Table]:
     """Return the learning rates that were tried; [] if none were."""
     found = settings.rate_rows(study)
-    return [_table(found[0], found[1:], title=settings.TITLE)] if found else []
+    style: dict[str, Any] = {"named": phrase("encoding"), "title_justify": "left"}
+    return [text_table(found[0], found[1:], title=phrase(settings.TITLE), **style)] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:
     """Return the agreement of a study with published tables."""
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
-    title, caption = "Agreement with published orders", published.MEANING
-    rows = published.rows(found)
-    return text_table(published.HEADER, rows, title=title, caption=caption, **left)
+    title, caption = phrase("Agreement with published orders"), phrase("explain agreement")
+    header, rows = [*map(phrase, published.HEADER)], published.rows(found)
+    return text_table(header, rows, title=title, caption=caption, **left)
 
 
 def notes(study: Study) -> list[str]:
     """What the table does not show: encodings that fail a check, lengths that cannot run,
     encodings of several axes in a row of tokens, failed trials, missing trials."""
-    lines = [f"{name} is compared unchecked: {why}" for name, why in study.unchecked.items()]
-    lines += [
-        f"{name}: a position has {axes} components, and in a row of tokens each of them is the "
-        "token's number; compare it on --task grid too"
-        for name, axes in _of_several_axes(study).items()
-    ]
+    lines = [phrase("Note: unchecked", name=n, why=why) for n, why in study.unchecked.items()]
+    lines += dict.fromkeys(
+        phrase("several axes", name=trial.config.encoding, axes=trial.spec[AXES])
+        for trial in study.finished
+        if AXES in trial.spec and (trial.config.of_text or TASKS[trial.config.task].num_axes == 1)
+    )
     for row in study.summary:
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
-        lines += [f"{row.encoding}: cannot run at some lengths: {reason}" for reason in reasons]
-    lines += [f"reused {count} trials from {where}" for where, count in study.reused.items()]
-    for result in study.failed:
-        lines.append(f"{name_of(result.config)} failed: {result.reason}")
+        lines += [phrase("Note: cannot run", name=row.encoding, reason=why) for why in reasons]
+    lines += [phrase("Note: reused", count=n, where=where) for where, n in study.reused.items()]
+    failed = "{trial} failed: {reason}"
+    lines += [phrase(failed, trial=name_of(r.config), reason=r.reason) for r in study.failed]
     if study.missing:
-        names = ", ".join(map(name_of, study.missing))
-        lines.append(f"missing {len(study.missing)} of {len(study.trials)} trials: {names}")
+        names = phrase(", ").join(map(name_of, study.missing))
+        counts = {"part": len(study.missing), "whole": len(study.trials)}
+        lines.append(phrase("Note: missing", names=names, **counts))
     return lines
-
-
-def _of_several_axes(study: Study) -> dict[str, str]:
-    """Return the number of axes of each encoding that has several but read a row of tokens."""
-    return {
-        trial.config.encoding: trial.spec[AXES]
-        for trial in study.finished
-        if AXES in trial.spec
-        and (trial.config.task == TEXT or TASKS[trial.config.task].num_axes == 1)
-    }
 
 
 def csv_text(study: Study) -> str:
@@ -119,4 +110,6 @@ CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accu
 
 
 def _cell(loss: rows.Loss) -> str:
-    return "cannot" if loss.mean is None else f"{loss.mean:.3f} {loss.verdict}".strip()
+    if loss.mean is None:
+        return phrase("cannot")
+    return f"{loss.mean:.3f} {phrase(loss.verdict)}".strip()

@@ -11,6 +11,7 @@ from posenc.compare.judge.standing import (
     scores_of_task,
     standing_of_task,
     standing_of_tasks,
+    standings,
 )
 from posenc.compare.judge.summary import learned
 from posenc.compare.page import rows
@@ -28,21 +29,12 @@ from posenc.report.page.drawing import (
 )
 from posenc.report.page.page import Block, Plot
 from posenc.report.page.table import Cell, Heading, Table
+from posenc.sentence import phrase
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
 TONES = 4
 CAPTION = "Best first. In small letters: how many trials learned the task."
-EXPLAINED = (
-    "A trial has learned its task if it says at least 90 % of the held-out sequences of the "
-    "longest trained length without a mistake. The score of a task is the mean over all longer "
-    "tests, of every trial, learned or not. The rank is the mean over all tasks and seeds, among "
-    "the encodings that run all tasks; trials that did not learn share the last ranks. In brackets "
-    "are the best and the worst place if any one task is left out. Colours are tiers: an encoding "
-    "of the first is significantly worse than none, one of the next only than those before it. "
-    "Where the seeds decide nothing there is no colour."
-)
-"""The words of the matrix."""
 
 
 def matrix(study: Study) -> Iterator[Block]:
@@ -62,12 +54,13 @@ def matrix(study: Study) -> Iterator[Block]:
                 small = f"({low})" if low == high else f"({low}–{high})"
             row.append(_cell(standing, name, small))
         passed = [counts[name, task] for task in study.drawn if (name, task) in counts]
-        row.append(f"{sum(n == of for n, of in passed)} of {len(study.drawn)}")
+        whole = sum(n == of for n, of in passed)
+        row.append(phrase("{part} of {whole}", part=whole, whole=len(study.drawn)))
         cells.append(row)
-    header = ["encoding", *(_heading(study, key) for key in standings)]
-    header.append(Heading("tasks learned", "by every seed"))
-    yield Table(header, cells, CAPTION, cards=True)
-    yield EXPLAINED
+    header = [phrase("encoding"), *(_heading(key) for key in standings)]
+    header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
+    yield Table(header, cells, phrase(CAPTION), cards=True)
+    yield phrase("explain the table of tasks")
 
 
 def tables(study: Study) -> Iterator[Table]:
@@ -82,17 +75,16 @@ def figures_of(study: Study) -> Iterator[Plot]:
     for task, found in by_task(study.tasks):
         yield Plot(
             _by_length(task, found, styles),
-            f"The task {task} by length, mean over all seeds.",
+            phrase("The task {task} by length, mean over all seeds.", task=task),
             _described(task, found),
             _seen(task, found),
             f"task-{task.replace('_', '-')}",
         )
     yield Plot(
         every_trial(study),
-        "The score of every trial beyond the training length, one dot for each seed and task; a "
-        "cross for one that has not learned its task.",
+        phrase("caption every-trial"),
         _every_score(study),
-        "Dots of one kind that lie far apart are seeds that disagree.",
+        phrase("Dots of one kind that lie far apart are seeds that disagree."),
         "every-trial",
     )
 
@@ -102,7 +94,8 @@ def every_trial(study: Study) -> Figure:
     names = rows.in_order(study, _columns(study).values())[::-1]
     passed = {result.config for result in study.finished if learned(result)}
     height, styles = 1.0 + 0.28 * len(names), line_styles(study.drawn)
-    with figure("score beyond the training length", "", height=height) as (drawn, axes):
+    x_label = phrase("score beyond the training length")
+    with figure(x_label, "", height=height) as (drawn, axes):
         for task in study.drawn:
             scores = scores_of_task(study, task)
             place = styles[task]
@@ -115,7 +108,7 @@ def every_trial(study: Study) -> Figure:
                 x, y = zip(*points, strict=True) if points else ((), ())
                 label = task if learned_it else None
                 axes.scatter(x, y, s=22, marker=marker, color=place.color, label=label, alpha=0.8)
-        axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
+        axes.scatter((), (), s=22, marker="x", color="gray", label=phrase("not learned"))
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.03, 1.03)
         legend_above(drawn)
@@ -127,7 +120,7 @@ def _columns(study: Study) -> dict[str, Standing]:
     found: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
     text = study.of_task(TEXT)
     if text.trials:
-        found |= {each.where: each for each in rows.standings(text)}
+        found |= {each.where: each for each in standings(text)}
     for task in study.drawn:
         found[task] = standing_of_task(study, task)
     return {key: standing for key, standing in found.items() if standing is not None}
@@ -141,27 +134,30 @@ def _cell(standing: Standing, name: str, small: str) -> Cell:
     return Cell(f"{standing.mean(name):.2f}", small=small, tone=tone, strong=tone == 1)
 
 
-def _heading(study: Study, key: str) -> Heading:
+def _heading(key: str) -> Heading:
     if key == "all":
-        return Heading("all tasks", "mean rank, 1 is best")
+        return Heading(phrase("all tasks"), phrase("mean rank, 1 is best"))
     if key not in TASKS:
-        return Heading(f"text, {key}", "bits per byte, lower is better")
-    return Heading(key, TASKS[key].metric)
+        meaning = phrase("bits per byte, lower is better")
+        return Heading(phrase("text, {where}", where=key), meaning)
+    return Heading(key, phrase(TASKS[key].metric))
 
 
 def _every_score(study: Study) -> str:
     found: dict[str, list[str]] = {}
     for task in study.drawn:
         for name, seeds in scores_of_task(study, task).items():
-            said = ", ".join(f"{value:.2f}" for value in seeds.values())
+            said = phrase(", ").join(f"{value:.2f}" for value in seeds.values())
             found.setdefault(name, []).append(f"{task} {said}")
-    lines = [f"{name}: {'; '.join(each)}" for name, each in found.items()]
-    return f"Scores by encoding and task. {'. '.join(lines)}."
+    line = "{name}: {found}."
+    lines = [phrase(line, name=n, found=phrase("; ").join(each)) for n, each in found.items()]
+    return phrase(" ").join([phrase("Scores by encoding and task."), *lines])
 
 
 def _by_length(task: str, found: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Figure:
     made = TASKS[task]
-    with figure(f"test length, {made.counts}", made.metric) as (drawn, axes):
+    x_label = phrase("test length, {counts}", counts=phrase(made.counts))
+    with figure(x_label, phrase(made.metric)) as (drawn, axes):
         shown: set[int] = set()
         for row in found:
             points = _points(row)
@@ -178,11 +174,13 @@ def _points(row: TaskSummary) -> dict[int, float]:
 
 
 def _described(task: str, found: Sequence[TaskSummary]) -> str:
-    lines = [
-        f"{row.encoding}: " + ", ".join(f"{mean:.2f} at {n}" for n, mean in _points(row).items())
-        for row in found
-    ]
-    return f"{TASKS[task].metric.capitalize()} by length. {'; '.join(lines)}."
+    at, lines = "{number:.2f} at {where}", []
+    for row in found:
+        points = [phrase(at, number=mean, where=n) for n, mean in _points(row).items()]
+        said = phrase(", ").join(points)
+        lines.append(phrase("{name}: {found}", name=row.encoding, found=said))
+    metric, scores = phrase(TASKS[task].metric).capitalize(), phrase("; ").join(lines)
+    return phrase("{metric} by length. {found}.", metric=metric, found=scores)
 
 
 def _seen(task: str, found: Sequence[TaskSummary]) -> str:
@@ -190,6 +188,6 @@ def _seen(task: str, found: Sequence[TaskSummary]) -> str:
     longest = max(n for row in found for n in _points(row))
     ends = {row.encoding: _points(row).get(longest) for row in found}
     kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]
-    if kept:
-        return f"Above {LEARNED} still at {longest:,} {TASKS[task].counts}: {', '.join(kept)}."
-    return f"None stays above {LEARNED} to {longest:,} {TASKS[task].counts}."
+    facts = {"least": LEARNED, "length": longest, "counts": phrase(TASKS[task].counts)}
+    said = "task stays above" if kept else "task stays above nowhere"
+    return phrase(said, names=phrase(", ").join(kept), **facts)

@@ -8,10 +8,9 @@ from rich.table import Table as Printed
 from posenc.compare.results import CaseSummary, TaskSummary
 from posenc.report.page.console import text_table
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import listed
+from posenc.sentence import listed, phrase
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import LEARNED
-from posenc.tasks.task import Case
 
 Rows = Sequence[TaskSummary]
 
@@ -26,13 +25,15 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
     """Yield a table per task: how many seeds learned it, and its metric in every case."""
     for task, group in by_task(rows):
         made = TASKS[task]
-        header = ["encoding", "learned", *map(_heading, group[0].cases)]
+        named = phrase("encoding")
+        header = [named, phrase("learned"), *map(_heading, group[0].cases)]
         lines = (
             [row.encoding, f"{row.learned}/{row.num_seeds}", *map(_text, row.cases)]
             for row in group
         )
-        title = f"{task}: {made.metric} by {made.counts} (higher is better)"
-        yield text_table(header, lines, named="encoding", title=title, title_justify="left")
+        words = {"metric": phrase(made.metric), "counts": phrase(made.counts)}
+        title = phrase("title of a task", task=task, **words)
+        yield text_table(header, lines, named=named, title=title, title_justify="left")
 
 
 def task_notes(rows: Rows) -> Iterator[str]:
@@ -44,19 +45,23 @@ def task_notes(rows: Rows) -> Iterator[str]:
                 found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in found.items():
         (task, reason), *_ = tasks.items()
-        more = "" if len(tasks) == 1 else f" (on {task}; see the report for the others)"
-        yield f"{name} on {listed([*tasks])}: cannot run at some lengths: {reason}{more}"
+        where = listed([*tasks])
+        said = phrase("Note: cannot run tasks", name=name, tasks=where, reason=reason)
+        if len(tasks) > 1:
+            said = phrase("{said} (on {task}; see the report for the others)", said=said, task=task)
+        yield said
 
 
 def page_table(task: str, rows: Rows) -> Table:
     """Return the table of one task, with every seed behind each mean."""
-    made = TASKS[task]
+    made, in_distribution = TASKS[task], "exact match of {least} in distribution"
+    metric = phrase(made.metric).capitalize()
     return Table(
         [
-            "encoding",
-            Heading("learned", f"exact match of {LEARNED} in distribution"),
-            *(Heading(_heading(case), made.counts) for case in rows[0].cases),
-            Heading("parameters", "of the whole model"),
+            phrase("encoding"),
+            Heading(phrase("learned"), phrase(in_distribution, least=LEARNED)),
+            *(Heading(_heading(case), phrase(made.counts)) for case in rows[0].cases),
+            Heading(phrase("parameters"), phrase("of the whole model")),
         ],
         [
             [
@@ -67,22 +72,23 @@ def page_table(task: str, rows: Rows) -> Table:
             ]
             for row in rows
         ],
-        f"The task {task}: {made.title}. {made.metric.capitalize()}, the mean over all seeds, at "
-        "the longest length of training first; in brackets every seed.",
+        phrase("caption of a task", task=task, title=phrase(made.title), metric=metric),
         cards=True,
     )
 
 
 def _heading(case: CaseSummary) -> str:
-    return str(Case(case.length, case.variant))
+    if not case.variant:
+        return f"{case.length:,}"
+    return phrase("{length:,}, {variant}", length=case.length, variant=phrase(case.variant))
 
 
 def _text(case: CaseSummary) -> str:
-    return "cannot" if case.mean is None else f"{case.mean:.3f}"
+    return phrase("cannot") if case.mean is None else f"{case.mean:.3f}"
 
 
 def _cell(row: TaskSummary, case: CaseSummary) -> Cell:
     if case.cannot:
-        return Cell("cannot", note=f"{row.encoding}: {case.cannot}")
+        return Cell(phrase("cannot"), note=f"{row.encoding}: {case.cannot}")
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
     return Cell(f"{_text(case)} ({seeds})")

@@ -24,7 +24,8 @@ def watching(
 ) -> Iterator[list[Any]]:
     """Open the watchers of a comparison."""
     live = console.is_terminal
-    screen = LiveBars(console, study.trials, workers) if live else PlainLines(console)
+    plain = contextlib.nullcontext(PlainLines(console))
+    screen = LiveBars(console, study.trials, workers) if live else plain
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(each) for each in (screen, EventFile(folder / EVENTS), *boards)]

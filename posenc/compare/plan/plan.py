@@ -25,7 +25,7 @@ from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, create
 from posenc.report.files.atomic import check_outputs
 from posenc.report.machine import machine
-from posenc.report.machine.options import check_choice
+from posenc.report.machine.options import check_choice, spoken
 from posenc.tasks.known import TASKS, TEXT, task_named
 from posenc.tasks.task import Task
 from posenc.text import embedded, find_text
@@ -86,6 +86,7 @@ def make_plan(options: Options) -> Plan:
     """
     options = with_suite(options)
     check_outputs(options.figures)
+    spoken(options.lang)
     check_engine(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")

@@ -7,37 +7,36 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 
+from posenc.report.machine.options import spoken
 from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import say
+from posenc.sentence import in_english, phrase
 
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
 BOARD, ROWS = "board.json", "trials.jsonl"
-UNITS = (
-    "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
-    "match, higher is better. All tasks: mean rank, 1 is best. In brackets: the tier; an encoding "
-    "of tier 1 is significantly worse than none. Write the page with all numbers: "
-    "posenc leaderboard --out FOLDER"
-)
 
 
-def show_published(as_json: bool) -> None:
+def show_published(as_json: bool, lang: str | None = None) -> None:
     """Print the answer and the matrix of the published trials, or print them as JSON.
 
-    Raises: ValueError if this installation lacks the file.
+    Raises: ValueError if this installation lacks the file, or for an unknown language.
     """
     text = published_file(BOARD).read_text(encoding="utf-8")
-    if as_json:
-        print(text, end="")
-        return
-    board = json.loads(text)
-    out = stdout(160)
-    header = ["encoding", *(each["where"] for each in board["places"])]
-    tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "overflow": "fold"}
-    title: Any = {"title": "Published leaderboard", "title_justify": "left"}
-    print_table(out, header, matrix(board), named="encoding", **tight, **title)
-    for line in (board["answer"], f"What this cannot say: {board['cannot_say']}"):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    out.print(UNITS, soft_wrap=True)
+    with spoken(lang):
+        if as_json:
+            print(text, end="")
+            return
+        board = json.loads(text)
+        said = board if in_english() else board["zh"]
+        out, named = stdout(160), phrase("encoding")
+        header = [named, *(each["where"] for each in said["places"])]
+        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "overflow": "fold"}
+        title: Any = {"title": phrase("Published leaderboard"), "title_justify": "left"}
+        print_table(out, header, matrix(board), named=named, **tight, **title)
+        cannot = phrase("What this cannot say: {limits}", limits=said["cannot_say"])
+        for line in (said["answer"], cannot, phrase("explain the leaderboard")):
+            say(out, line)
 
 
 def matrix(board: dict[str, Any]) -> list[list[str]]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from posenc.report.machine.options import Figures, Json, option
+from posenc.report.machine.options import Figures, Json, Lang, option
 
 
 def report(
@@ -27,12 +27,13 @@ def report(
         bool, option("Compare the order with published tables, with p-values.", "--published")
     ] = False,
     figures: Figures = None,
+    lang: Lang = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
     from posenc.compare.reports import report_runs
 
-    report_runs.report_runs(runs, out, published, figures, as_json)
+    report_runs.report_runs(runs, out, published, figures, as_json, lang)
 
 
 def leaderboard(
@@ -48,6 +49,7 @@ def leaderboard(
         option("Folder for the page.  ", shown="a folder below runs/ named by the trials"),
     ] = None,
     figures: Figures = None,
+    lang: Lang = None,
     as_json: Json = False,
 ) -> None:
     """Show the published leaderboard: the best encodings for each task, with significance.
@@ -58,8 +60,8 @@ def leaderboard(
     if not mine and out is None and figures is None:
         from posenc.compare.reports.board import show_published
 
-        show_published(as_json)
+        show_published(as_json, lang)
         return
     from posenc.compare.reports import report_runs
 
-    report_runs.show_leaderboard(mine or [], out, figures, as_json)
+    report_runs.show_leaderboard(mine or [], out, figures, as_json, lang)

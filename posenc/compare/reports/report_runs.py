@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from posenc.compare.judge import published as publications
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
@@ -21,8 +19,10 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import text_of
+from posenc.report.machine.options import spoken
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
+from posenc.sentence import phrase
 
 MOST = 1000
 """Characters of a name, or test lengths of a trial, that a page is drawn for."""
@@ -34,6 +34,7 @@ def report_runs(
     published: bool = False,
     figures: Path | None = None,
     as_json: bool = False,
+    lang: str | None = None,
 ) -> Study:
     """Write and print the report of runs, finished or not.
 
@@ -44,17 +45,20 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_outputs(figures)
-    console = stderr()
+    spoken(lang)
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
-        with locked(home, "posenc compare, which writes the report when it ends,"):
+        writer = "posenc compare, which writes the report when it ends,"
+        with locked(home, writer), spoken(lang):
             study, lines = write_report(study, home)
     else:
         study, lines = _together(runs)
         home = _new_folder(study, out, "report")
-        write_page(study, home, published)
-    _tell(study, lines, home, published, figures, console, as_json)
+        with spoken(lang):
+            write_page(study, home, published)
+    with spoken(lang):
+        _tell(study, lines, home, published, figures, as_json)
     return study
 
 
@@ -63,12 +67,14 @@ def show_leaderboard(
     out: Path | None = None,
     figures: Path | None = None,
     as_json: bool = False,
+    lang: str | None = None,
 ) -> Study:
     """Write and print the published leaderboard, with runs of yours beside it.
 
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
     check_outputs(figures)
+    spoken(lang)
     lines: list[str] = []
     runs = [_collected(folder, lines) for folder in mine]
     study = leaderboard.study_of(leaderboard.published())
@@ -78,8 +84,9 @@ def show_leaderboard(
     home = _new_folder(study, out, "leaderboard")
     say(stderr(), "Drawing the page of the published trials: about half a minute.")
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
-    write_page(study, home, published=True)
-    _tell(study, lines, home, True, figures, stderr(), as_json)
+    with spoken(lang):
+        write_page(study, home, published=True)
+        _tell(study, lines, home, True, figures, as_json)
     return study
 
 
@@ -89,10 +96,10 @@ def _tell(
     home: Path,
     published: bool,
     figures: Path | None,
-    console: Console,
     as_json: bool,
 ) -> None:
     """Print notes, figures, tables and the agreement with published orders."""
+    console = stderr()
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console, as_json)
@@ -102,7 +109,7 @@ def _tell(
     if found:
         stdout(160).print(tables.agreement_table(found))
     elif published:
-        say(console, "No published table has two encodings and a task of this study.")
+        say(console, phrase("no published table"))
 
 
 def _read(folder: Path) -> Study:

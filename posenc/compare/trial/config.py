@@ -9,6 +9,7 @@ from pathlib import Path
 
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import text_of
+from posenc.sentence import phrase
 from posenc.tasks.known import TEXT
 
 RECIPE = 5
@@ -102,9 +103,13 @@ class TrialConfig:
 
 def name_of(trial: TrialConfig) -> str:
     """Describe the trial in messages."""
-    task = "" if trial.task == TEXT else f" on {trial.task}"
-    near = len(trial.test_lengths) == 1  # a trial of the learning-rate search
-    return f"{trial.encoding}{task} seed {trial.seed}{f' at lr {trial.lr:g}' if near else ''}"
+    name = trial.encoding
+    if trial.task != TEXT:
+        name = phrase("{name} on {task}", name=name, task=trial.task)
+    name = phrase("{name} seed {seed}", name=name, seed=trial.seed)
+    if len(trial.test_lengths) > 1:
+        return name
+    return phrase("{name} at lr {rate:g}", name=name, rate=trial.lr)  # of the rates' search
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.models import OptionInfo
+
+from posenc.sentence import LANGUAGES, speaking, usual_language
 
 
 def option(help: str, *names: str, shown: str | bool = True, **limits: Any) -> Any:
@@ -37,7 +40,16 @@ Figures = Annotated[
     Path | None,
     option("Folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown="none"),
 ]
+Lang = Annotated[
+    str | None,
+    option("Language of page and tables: en or zh.", shown="that of LC_ALL, LC_MESSAGES or LANG"),
+]
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json")]
+
+
+def spoken(lang: str | None) -> AbstractContextManager[None]:
+    """Return a `with` that speaks the language of --lang. Raises: ValueError for an unknown one."""
+    return speaking(check_choice("--lang", lang or usual_language(), LANGUAGES))
 
 
 def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

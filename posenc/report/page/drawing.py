@@ -20,6 +20,7 @@ from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.visible import visible
+from posenc.sentence import phrase
 
 DECORATION = "_"
 """Label of lines without data, see posenc.report.page.figure_data."""
@@ -264,7 +265,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
         axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
         place = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
-        axes.annotate("training length", xytext=(0, 3), **place, **style)
+        axes.annotate(phrase("training length"), xytext=(0, 3), **place, **style)
 
 
 def level(axes: Axes, at: float, text: str) -> None:

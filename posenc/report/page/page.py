@@ -5,6 +5,7 @@ page.section("Loss", "Lower is better.", Plot(figure, "Loss by position.", "alib
 page.write("report.html")
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,15 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
+from posenc.sentence import phrase
+
+SITE = "https://posenc.readthedocs.io/en/latest/"
+"""Address of the documentation."""
+_EXPLAINS = (
+    r"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?"
+    r"|th scope=col[^>]*(?:>[^<]*<small)?)>"
+)
+"""Begins the elements in which words become links."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +129,15 @@ class Page:
     def html(self) -> str:
         """Return the whole page."""
         plots = count(1)
-        body = "\n".join(_section(heading, blocks, plots) for heading, blocks in self._sections)
+        sections = [_section(heading, blocks, plots) for heading, blocks in self._sections]
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE.format(
             title=escape(self.title),
             subtitle=subtitle,
             contents=self._contents(),
-            body=body,
+            body=_linked("\n".join(sections)),
             style=_style_sheet(),
+            language=phrase("en"),
         )
 
     def _contents(self) -> str:
@@ -156,6 +167,22 @@ def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str
     return "<section>" + "\n".join(parts) + "</section>"
 
 
+def words() -> dict[str, str]:
+    """Return the page and the section of the site that explains each word."""
+    return json.loads(resources.files("posenc.report.page").joinpath("words.json").read_bytes())
+
+
+def _linked(body: str) -> str:
+    """Return a page's body with a link from each word, where an explanation or the heading of a
+    column first has it, to the site."""
+    for word, target in words().items():
+        page, _, place = phrase(target).partition("#")
+        link = f'<a href="{SITE}{page}.html{"#" * bool(place)}{place}" title="docs/{page}.md">'
+        pattern = rf"({_EXPLAINS}[^<]*?(?<![A-Za-z-]))({escape(phrase(word))})(?![A-Za-z-])"
+        body = re.sub(pattern, rf"\1{link}\2</a>", body, count=1, flags=re.IGNORECASE)
+    return body
+
+
 def _anchor(heading: str) -> str:
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
@@ -167,7 +194,8 @@ def _block(block: Block, plots: Iterator[int]) -> str:
         case Headline(text):
             return f"<p class=headline>{escape(text)}</p>"
         case Limits(text):
-            return f"<p class=limits><strong>What this cannot say.</strong> {escape(text)}</p>"
+            cannot = phrase("What this cannot say.")
+            return f"<p class=limits><strong>{cannot}</strong> {escape(text)}</p>"
         case Links(items):
             links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in items.items())
             return f"<p>{' · '.join(links)}</p>"
@@ -203,7 +231,7 @@ def _plot(plot: Plot, prefix: str) -> str:
 
 
 _PAGE = """<!doctype html>
-<html lang="en">
+<html lang="{language}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -20,7 +20,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import summarise
-from posenc.compare.page.rows import standings, text_rows
+from posenc.compare.page.rows import text_rows
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.tasks.known import TEXT
@@ -50,20 +50,18 @@ def test_the_best_is_named_with_those_that_are_tied():
 
 def test_tables_and_page_show_what_the_standing_says():
     given = study(*WHOLE)
-    rows = {
-        r.summary.encoding: r
-        for r in text_rows(dataclasses.replace(given, summary=summarise(given)))
-    }
+    shown = text_rows(dataclasses.replace(given, summary=summarise(given)))
+    rows = {row.encoding: losses for row, losses, _ in shown}
     assert list(rows) == ["t5", "alibi", "nope", "rope"]  # by the longest length
-    verdicts = {name: [loss.verdict for loss in row.losses] for name, row in rows.items()}
+    verdicts = {name: [loss.verdict for loss in losses] for name, losses in rows.items()}
     assert verdicts == {
         "t5": ["tied", "", "tied"],
         "alibi": ["tied", "", "tied"],
         "rope": ["worse", "", ""],
         "nope": ["worse", "", "worse"],
     }
-    assert rows["nope"].losses[0].apart.startswith("+1.000 ± 0.0")
-    assert rows["rope"].losses[1].cannot == "it has 128 positions"
+    assert rows["nope"][0].apart.startswith("+1.000 ± 0.0")
+    assert rows["rope"][1].cannot == "it has 128 positions"
 
 
 def test_one_seed_decides_nothing():

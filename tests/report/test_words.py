@@ -1,0 +1,92 @@
+"""Words of a page lead to the section of the site that explains them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from posenc.report.page.drawing import figure
+from posenc.report.page.page import SITE, Caution, Code, Headline, Page, Plot, words
+from posenc.report.page.table import Cell, Heading, Table
+from posenc.sentence import catalogue, speaking
+from posenc.tasks.known import TASKS
+
+DOCS = Path(__file__).parents[2] / "docs"
+LINK = re.compile(r'<a href="([^"]*)" title="([^"]*)">([^<]*)</a>')
+
+
+def dead(targets: Iterator[str]) -> list[str]:
+    """Targets without a page in docs/, or without its section."""
+    found = []
+    for target in targets:
+        name, _, section = target.partition("#")
+        page = DOCS / f"{name}.md"
+        lines = page.read_text(encoding="utf-8").splitlines() if page.is_file() else []
+        titles = [line.lstrip("#") for line in lines if line.startswith("#")]
+        anchors = [re.sub(r"[^\w -]", "", t.strip()).lower().replace(" ", "-") for t in titles]
+        if not lines or (section and section not in anchors):
+            found.append(target)
+    return found
+
+
+def test_every_word_leads_to_a_section_that_exists_in_both_languages():
+    targets = set(words().values())
+    assert dead(targets) == []
+    assert dead(catalogue("zh")[target] for target in targets) == []
+    assert all(".zh-CN" in catalogue("zh")[target] for target in targets)
+
+
+@pytest.mark.parametrize("target", ["none", "none#tasks", "compare#no-such-section", "learn"])
+def test_a_dead_target_is_seen(target):
+    assert dead([target, "compare#tasks"]) == [target]
+
+
+def test_every_word_is_on_a_page():
+    rooms = [
+        Path(__file__).parents[2] / "posenc" / room for room in ("compare", "extend", "inspect")
+    ]
+    text = " ".join(p.read_text(encoding="utf-8") for room in rooms for p in room.rglob("*.py"))
+    text = re.sub(r'"\s*f?"', "", text).lower()
+    text += "".join([*(task.metric for task in TASKS.values()), *catalogue("en").values()]).lower()
+    assert [word for word in words() if word.lower() not in text] == []
+
+
+def html(*blocks) -> str:
+    page = Page("Bits per byte", "tied")
+    page.section("Tied", *blocks)
+    return page.html()
+
+
+def test_a_word_is_a_link_where_an_explanation_first_has_it():
+    cell = Cell("1", small="tied")
+    table = Table([Heading("loss", "bits per byte"), "tied"], [[cell, "more context"]])
+    found = LINK.findall(html(table, "Tied: bits per byte, untied, tied-up.", "More context <b>."))
+    compare = f"{SITE}compare.html"
+    assert sorted(found) == sorted([
+        (f"{compare}#bits-per-byte", "docs/compare.md", "bits per byte"),
+        (f"{compare}#how-differences-are-judged", "docs/compare.md", "tied"),
+        (f"{compare}#loss-by-context", "docs/compare.md", "More context"),
+    ])  # fmt: skip
+
+
+def test_a_caption_has_links_too():
+    with figure("x", "y") as (drawn, axes):
+        axes.plot([0, 1], [0, 1], label="tied")
+    page = html(Plot(drawn, "Bits per byte by length.", "tied", "Nothing is tied."))
+    assert [said for *_, said in LINK.findall(page)] == ["Bits per byte"]
+
+
+def test_answers_commands_and_foreign_markup_stay():
+    page = html(Headline("tied"), Caution("tied"), Code("tied"), "untied <i>tied</i> unTied")
+    assert len(LINK.findall(page)) == 1 and "&lt;i&gt;<a " in page
+    assert LINK.findall(html("untied, tied-up, Tiedown")) == []
+
+
+def test_a_chinese_page_leads_to_chinese_explanations():
+    with speaking("zh"):
+        found = LINK.findall(html("“并列”：每字节比特数相同。"))
+    assert [(to.removeprefix(SITE), said) for to, _, said in found] == [
+        ("compare.zh-CN.html#差别怎样判定", "并列"),
+        ("compare.zh-CN.html#每字节比特数", "每字节比特数"),
+    ]
