@@ -207,7 +207,7 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["rope", "--width", "12", "--heads", "4"], "head_dim must be even, got 3"),
         (["--out", "{short}"], "is not a folder"),
         (["--out", "{folder}"], "was not written by posenc compare"),
-        (["--out", "{short}/below", "--text", "{enough}"], "Not a directory"),
+        (["--out", "{short}/below", "--text", "{enough}"], "not a folder"),
         (["--budget", "fast"], "must be quick, standard or thorough, got 'fast'"),
         (["--engine", "sluurm"], "got 'sluurm'. Did you mean 'slurm'?"),
         (["--objective", "mask"], "got 'mask'. Did you mean 'masked'?"),

@@ -135,8 +135,8 @@ def text_without_encoding(source: str) -> list[int]:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name not in ("open", "fdopen", "read_text", "write_text"):
             continue
-        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "os":
-            if name == "open":  # gives a descriptor
+        if isinstance(node.func, ast.Attribute) and name == "open":
+            if ast.unparse(node.func.value) in ("os", "browser"):  # a descriptor; a page
                 continue
         literals = [a.value for a in node.args if isinstance(a, ast.Constant)]
         binary = any(isinstance(mode, str) and "b" in mode and len(mode) < 4 for mode in literals)
@@ -146,7 +146,7 @@ def text_without_encoding(source: str) -> list[int]:
 
 
 def test_every_text_file_names_its_encoding():
-    planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\n"
+    planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\nbrowser.open(a)\n"
     assert text_without_encoding(planted + "p.write_text(t, encoding='utf-8')") == [1, 2, 3]
     root = Path(__file__).parent.parent.parent
     found = [
