@@ -146,7 +146,8 @@ def text_without_encoding(source: str) -> list[int]:
 
 
 def test_every_text_file_names_its_encoding():
-    planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\nbrowser.open(a)\n"
+    planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\n"
+    planted += "browser.open(a)\n"
     assert text_without_encoding(planted + "p.write_text(t, encoding='utf-8')") == [1, 2, 3]
     root = Path(__file__).parent.parent.parent
     found = [

@@ -83,7 +83,7 @@ def export_checkpoint(
 def _with_defaults(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config as it was, with the keys that transformers adds when it reads one: they say
     nothing new."""
-    read = type(checkpoint.config).from_dict(dict(checkpoint.raw_config)).to_dict()
+    read = type(checkpoint.config).from_pretrained(checkpoint.folder).to_dict()
     return {k: v for k, v in read.items() if k in config} | dict(checkpoint.raw_config)
 
 
