@@ -34,7 +34,6 @@ from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
 TONES = 4
-CAPTION = "Best first. In small letters: how many trials learned the task."
 
 
 def matrix(study: Study) -> Iterator[Block]:
@@ -59,7 +58,7 @@ def matrix(study: Study) -> Iterator[Block]:
         cells.append(row)
     header = [phrase("encoding"), *(_heading(key) for key in standings)]
     header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
-    yield Table(header, cells, phrase(CAPTION), cards=True)
+    yield Table(header, cells, phrase("caption of all tasks"), cards=True)
     yield phrase("explain the table of tasks")
 
 

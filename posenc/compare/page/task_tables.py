@@ -42,8 +42,7 @@ def task_notes(rows: Rows) -> Iterator[str]:
                 found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in found.items():
         (task, reason), *_ = tasks.items()
-        where = listed([*tasks])
-        said = phrase("Note: cannot run tasks", name=name, tasks=where, reason=reason)
+        said = phrase("Note: cannot run tasks", name=name, tasks=listed([*tasks]), reason=reason)
         if len(tasks) > 1:
             said = phrase("{said} (on {task}; see the report for the others)", said=said, task=task)
         yield said
