@@ -40,9 +40,8 @@ def answer(study: Study) -> str:
     """Say which encoding to use and why, in at most 60 words, or why none can be named."""
     if not study.finished:
         failed = _some(r.config.encoding for r in study.failed)
-        if not failed:
-            return phrase("No trial has finished.")
-        return phrase("No trial has finished, and {names} failed.", names=failed)
+        none = "No trial has finished, and {names} failed." if failed else "No trial has finished."
+        return phrase(none, names=failed)
     own = [*_own_first(study)]
     said = [*own]
     overall = standing_of_tasks(study)
@@ -70,10 +69,8 @@ def limits(study: Study) -> str:
     if tasks:
         count = _in_words(len(tasks)).lower()
         parts.append(phrase("{count} task|{count} tasks", number=len(tasks), count=count))
-    if size >= 5e4:
-        parts.append(phrase("{millions:.1f} M parameters", millions=size / 1e6))
-    else:
-        parts.append(phrase("{size:,.0f} parameters", size=size))
+    parameters = "{millions:.1f} M parameters" if size >= 5e4 else "{size:,.0f} parameters"
+    parts.append(phrase(parameters, millions=size / 1e6, size=size))
     parts += [phrase("{steps:,} steps", steps=min(steps))] if len(steps) == 1 else []
     first = phrase("{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_may_turn(study))
     return _within(LIMIT_WORDS, [first, *_left_out(study)])

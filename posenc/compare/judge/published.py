@@ -55,12 +55,9 @@ def agreements(study: Study) -> list[Agreement]:
     if any(trial.objective != CAUSAL for trial in study.trials):
         return []  # the tables are of the next token
     text = study.of_task(TEXT)
-    found = []
-    if text.trials:
-        found = [each for table in read_tables(TEXT_TABLES) for each in _against(table, text)]
-    return found + [
-        each for table in read_tables(TASK_TABLES) for each in _against_task(table, study)
-    ]
+    found = [each for table in read_tables(TEXT_TABLES) for each in _against(table, text)]
+    tables = read_tables(TASK_TABLES)
+    return found + [each for table in tables for each in _against_task(table, study)]
 
 
 def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
@@ -129,15 +126,15 @@ def told_in_task(table: dict, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _against(table: dict, study: Study) -> Iterator[Agreement]:
+    if not study.trials:
+        return
     train = study.trials[0].train_length
     for length in study.trials[0].test_lengths:
-        if length % train:
-            continue
-        multiple = length // train
+        multiple, rest = divmod(length, train)
         column = _column(table, multiple)
-        ours = _means(study, length)
-        if column is None:
+        if rest or column is None:
             continue
+        ours = _means(study, length)
         theirs = {n: row[column] for n, row in table["means"].items() if row[column] is not None}
         shared = [name for name in ours if name in theirs]
         if len(shared) < 2:

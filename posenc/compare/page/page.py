@@ -7,6 +7,7 @@ from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.page import captions, figures, rows, settings, task_page
+from posenc.compare.page.task_tables import by_task, page_table
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
@@ -88,16 +89,10 @@ def _table(study: Study) -> Iterator[Block]:
         Heading(phrase("parameters"), phrase("of the whole model")),
         Heading(phrase("tokens/s"), phrase("in training, one worker")),
     ]
-    cells = [
-        [
-            of.encoding,
-            *(_cell(of.encoding, loss) for loss in losses),
-            context,
-            of.parameters,
-            None if of.tokens_per_second is None else round(of.tokens_per_second),
-        ]
-        for of, losses, context in rows.text_rows(study)
-    ]
+    cells = []
+    for of, losses, context in rows.text_rows(study):
+        name, speed = of.encoding, of.tokens_per_second and round(of.tokens_per_second)
+        cells.append([name, *(_cell(name, x) for x in losses), context, of.parameters, speed])
     caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
     yield Table(header, cells, caption, cards=True)
     yield phrase("explain the table of a text")
@@ -126,17 +121,11 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
     for name in standing.order:
         seeds = standing.pairs.values[name]
         each = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
+        apart = "–" if name == first else rows.said(standing, name)
         over = standing.windows.get((name, first))
-        cells.append(
-            [
-                name,
-                f"{standing.mean(name):.3f}",
-                Cell(each),
-                "–" if name == first else rows.said(standing, name),
-                "–" if over is None else f"± {over.half:.3f}",
-                phrase(rows.verdict_of(standing, name)),
-            ]
-        )
+        windows = "–" if over is None else f"± {over.half:.3f}"
+        verdict = phrase(rows.verdict_of(standing, name))
+        cells.append([name, f"{standing.mean(name):.3f}", Cell(each), apart, windows, verdict])
     return Table(
         [
             *map(phrase, ("encoding", "mean", "each seed")),
@@ -181,16 +170,16 @@ def _details(study: Study) -> Iterator[Block]:
         header = [*map(phrase, ("trial", "reason"))]
         yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
-        found = [_by_seeds_and_windows(each) for each in standings(study.of_task(TEXT))]
-        yield Fold(
-            phrase("Every seed, and both intervals"), [*found, phrase("explain both intervals")]
-        )
+        found = map(_by_seeds_and_windows, standings(study.of_task(TEXT)))
+        said = phrase("explain both intervals")
+        yield Fold(phrase("Every seed, and both intervals"), [*found, said])
     if study.tasks:
-        yield Fold(phrase("Every task"), [*task_page.tables(study)])
+        tables = [page_table(*each) for each in by_task(study.tasks)]
+        yield Fold(phrase("Every task"), tables)
     if study.rates:
         header, *tried = settings.rate_rows(study)
-        table = Table(header, tried)
-        yield Fold(phrase("Learning rates"), [phrase("explain learning rates"), table])
+        blocks = [phrase("explain learning rates"), Table(header, tried)]
+        yield Fold(phrase("Learning rates"), blocks)
     if study.finished:
         yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
     yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
@@ -200,15 +189,12 @@ def _details(study: Study) -> Iterator[Block]:
 
 def _links(study: Study) -> dict[str, str]:
     """Return links to papers."""
-    found = {}
-    for result in study.finished:
-        paper = _PAPER.search(result.spec.get("source", ""))
-        if paper:
-            found[f"{result.config.encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
-    return found
+    found = {r.config.encoding: _PAPER.search(r.spec.get("source", "")) for r in study.finished}
+    return {f"{n}: {p[0]}": f"https://arxiv.org/abs/{p[1]}" for n, p in found.items() if p}
 
 
 def _facts(study: Study) -> Mapping[str, object]:
+    codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
     facts = {
         **_text(study),
         "model": phrase("facts of the model", **vars(study.trials[0])),
@@ -217,7 +203,7 @@ def _facts(study: Study) -> Mapping[str, object]:
         "started": study.started,
         **study.versions,
         **study.hardware,
-        **_code(study),
+        **({"hash of the code": phrase(", ").join(codes)} if codes else {}),
     }
     return {phrase(fact): value for fact, value in facts.items()}
 
@@ -242,10 +228,3 @@ def _trained(trial: TrialConfig, study: Study) -> tuple[str, str]:
     rate = phrase(rate, low=peaks[0], high=peaks[-1])
     said = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
     return name, phrase("{said}, compiled", said=said) if trial.compile else said
-
-
-def _code(study: Study) -> dict[str, str]:
-    """Return the code hashes of encodings outside posenc."""
-    found = {t.encoding: t.code for t in study.trials if t.code}
-    said = phrase(", ").join(f"{encoding} {code}" for encoding, code in found.items())
-    return {"hash of the code": said} if said else {}

@@ -34,11 +34,8 @@ class PlainLines:
         if part > self.said.setdefault(trial, pace.first * LINES // trial.steps):
             self.said[trial] = part
             left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
-            self.note(
-                trial,
-                f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}, "
-                f"{clock(left)} left",
-            )
+            said = f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}"
+            self.note(trial, f"{said}, {clock(left)} left")
 
     def testing(self, trial: TrialConfig) -> None:
         self.note(trial, "testing")
@@ -74,9 +71,8 @@ class LiveBars:
         self.seconds_per_step = seconds or self.seconds_per_step
         self.steps[trial] = step
         left = None if seconds is None else seconds * (trial.steps - step)
-        self.bars.show(
-            name_of(trial), step, trial.steps, f"loss {loss:.3f} bits/{unit_of(trial)}", left
-        )
+        remark = f"loss {loss:.3f} bits/{unit_of(trial)}"
+        self.bars.show(name_of(trial), step, trial.steps, remark, left)
         self._show_all()
 
     def testing(self, trial: TrialConfig) -> None:

@@ -24,10 +24,6 @@ class Loss:
     cannot: str = ""
 
 
-Row = tuple[EncodingSummary, list[Loss], str]
-"""Numbers of one encoding, its losses, and what more context does."""
-
-
 def best_first(study: Study) -> list[str]:
     """Sort encodings by the longest length; those that run only at shorter ones come later."""
     return in_order(study, reversed(standings(study)))
@@ -38,8 +34,8 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
     return list(dict.fromkeys([*(name for each in found for name in each.order), *study.encodings]))
 
 
-def text_rows(study: Study) -> list[Row]:
-    """Return a row for each encoding with a finished trial, best first."""
+def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
+    """Return each encoding, its losses and what more context does, best first."""
     found = {standing.where: standing for standing in standings(study)}
     wheres = [phrase("{length:,} bytes", length=n) for n in study.trials[0].test_lengths]
     order, rows = best_first(study), []

@@ -4,8 +4,6 @@ from posenc.compare.results import FACTORS, RateCheck, Study, TrialResult
 from posenc.report.page.table import Heading, Table
 from posenc.sentence import phrase
 
-TITLE = "Learning rates, by the loss on validation data like that of training"
-
 
 def rate_rows(study: Study) -> list[list[str]]:
     """Return the header and a row for each task and encoding; [] if no rates were checked."""
@@ -25,11 +23,9 @@ def _taken(check: RateCheck) -> str:
     if check.chosen is None:
         return phrase("none trained")
     rates = sorted(t.lr for t in check.tried)
-    if check.chosen == rates[-1]:
-        return phrase("{rate:g}, the highest tried", rate=check.chosen)
-    if check.chosen == rates[0]:
-        return phrase("{rate:g}, the lowest tried", rate=check.chosen)
-    return f"{check.chosen:g}"
+    edge = {rates[0]: phrase("{rate:g}, the lowest tried", rate=rates[0])}
+    edge[rates[-1]] = phrase("{rate:g}, the highest tried", rate=rates[-1])
+    return edge.get(check.chosen, f"{check.chosen:g}")
 
 
 _SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}

@@ -35,9 +35,9 @@ def summary_table(study: Study) -> Table:
 
 def rate_tables(study: Study) -> list[Table]:
     """Return the learning rates that were tried; [] if none were."""
-    found = settings.rate_rows(study)
+    found, title = settings.rate_rows(study), phrase("title of learning rates")
     style: dict[str, Any] = {"named": phrase("encoding"), "title_justify": "left"}
-    return [text_table(found[0], found[1:], title=phrase(settings.TITLE), **style)] if found else []
+    return [text_table(found[0], found[1:], title=title, **style)] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:

@@ -15,7 +15,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import learned
 from posenc.compare.page import rows
-from posenc.compare.page.task_tables import by_task, page_table
+from posenc.compare.page.task_tables import by_task
 from posenc.compare.results import Study, TaskSummary
 from posenc.report.page.drawing import (
     HOVER,
@@ -34,7 +34,6 @@ from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
 TONES = 4
-CAPTION = "Best first. In small letters: how many trials learned the task."
 
 
 def matrix(study: Study) -> Iterator[Block]:
@@ -59,14 +58,8 @@ def matrix(study: Study) -> Iterator[Block]:
         cells.append(row)
     header = [phrase("encoding"), *(_heading(key) for key in standings)]
     header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
-    yield Table(header, cells, phrase(CAPTION), cards=True)
+    yield Table(header, cells, phrase("caption of all tasks"), cards=True)
     yield phrase("explain the table of tasks")
-
-
-def tables(study: Study) -> Iterator[Table]:
-    """Yield a table for each task, with every seed."""
-    for task, found in by_task(study.tasks):
-        yield page_table(task, found)
 
 
 def figures_of(study: Study) -> Iterator[Plot]:
@@ -138,8 +131,7 @@ def _heading(key: str) -> Heading:
     if key == "all":
         return Heading(phrase("all tasks"), phrase("mean rank, 1 is best"))
     if key not in TASKS:
-        meaning = phrase("bits per byte, lower is better")
-        return Heading(phrase("text, {where}", where=key), meaning)
+        return Heading(phrase("text, {where}", where=key), phrase("bits per byte, lower is better"))
     return Heading(key, phrase(TASKS[key].metric))
 
 

@@ -27,10 +27,7 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
         made = TASKS[task]
         named = phrase("encoding")
         header = [named, phrase("learned"), *map(_heading, group[0].cases)]
-        lines = (
-            [row.encoding, f"{row.learned}/{row.num_seeds}", *map(_text, row.cases)]
-            for row in group
-        )
+        lines = [[r.encoding, f"{r.learned}/{r.num_seeds}", *map(_text, r.cases)] for r in group]
         words = {"metric": phrase(made.metric), "counts": phrase(made.counts)}
         title = phrase("title of a task", task=task, **words)
         yield text_table(header, lines, named=named, title=title, title_justify="left")
@@ -45,8 +42,7 @@ def task_notes(rows: Rows) -> Iterator[str]:
                 found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in found.items():
         (task, reason), *_ = tasks.items()
-        where = listed([*tasks])
-        said = phrase("Note: cannot run tasks", name=name, tasks=where, reason=reason)
+        said = phrase("Note: cannot run tasks", name=name, tasks=listed([*tasks]), reason=reason)
         if len(tasks) > 1:
             said = phrase("{said} (on {task}; see the report for the others)", said=said, task=task)
         yield said
@@ -56,25 +52,18 @@ def page_table(task: str, rows: Rows) -> Table:
     """Return the table of one task, with every seed behind each mean."""
     made, in_distribution = TASKS[task], "exact match of {least} in distribution"
     metric = phrase(made.metric).capitalize()
-    return Table(
-        [
-            phrase("encoding"),
-            Heading(phrase("learned"), phrase(in_distribution, least=LEARNED)),
-            *(Heading(_heading(case), phrase(made.counts)) for case in rows[0].cases),
-            Heading(phrase("parameters"), phrase("of the whole model")),
-        ],
-        [
-            [
-                row.encoding,
-                f"{row.learned}/{row.num_seeds}",
-                *(_cell(row, case) for case in row.cases),
-                row.parameters,
-            ]
-            for row in rows
-        ],
-        phrase("caption of a task", task=task, title=phrase(made.title), metric=metric),
-        cards=True,
-    )
+    caption = phrase("caption of a task", task=task, title=phrase(made.title), metric=metric)
+    header = [
+        phrase("encoding"),
+        Heading(phrase("learned"), phrase(in_distribution, least=LEARNED)),
+        *(Heading(_heading(case), phrase(made.counts)) for case in rows[0].cases),
+        Heading(phrase("parameters"), phrase("of the whole model")),
+    ]
+    cells = []
+    for row in rows:
+        name, learned = row.encoding, f"{row.learned}/{row.num_seeds}"
+        cells.append([name, learned, *(_cell(row, case) for case in row.cases), row.parameters])
+    return Table(header, cells, caption, cards=True)
 
 
 def _heading(case: CaseSummary) -> str:

@@ -84,7 +84,7 @@ class EventFile:
             self.file.write(json.dumps(told) + "\n")
 
 
-class TensorBoard:
+class TensorBoard(contextlib.AbstractContextManager):
     """Writes what TensorBoard shows, one run for each trial: the loss of steps while they run, and
     of a finished trial the curves of training and validation, all in bits.
 
@@ -96,9 +96,6 @@ class TensorBoard:
 
         self.folder, self.make = make_inside(folder), SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
-
-    def __enter__(self) -> "TensorBoard":
-        return self
 
     def __exit__(self, *exc: object) -> None:
         for writer in self.writers.values():

@@ -53,7 +53,9 @@ def report_runs(
         with locked(home, writer), spoken(lang):
             study, lines = write_report(study, home)
     else:
-        study, lines = _together(runs)
+        damaged: list[str] = []
+        study, conflicts = merge([_collected(folder, damaged, each) for folder, each in runs])
+        study, lines = conclude(study), damaged + conflicts
         home = _new_folder(study, out, "report")
         with spoken(lang):
             write_page(study, home, published)
@@ -129,14 +131,6 @@ def _read(folder: Path) -> Study:
         raise ValueError(
             f"{path} cannot be read ({error}); the same posenc compare writes it again."
         ) from None
-
-
-def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """Join runs into one study, with notes for the reader."""
-    lines: list[str] = []
-    read = [_collected(folder, lines, study) for folder, study in runs]
-    study, conflicts = merge(read)
-    return conclude(study), lines + conflicts
 
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:

@@ -16,10 +16,8 @@ def check_memory(what: str, needed: int, available: int | None, advice: str) -> 
     Raises: ValueError with both numbers.
     """
     if available is not None and needed > available:
-        raise ValueError(
-            f"{what} need at least {readable_size(needed)} of memory, and there are "
-            f"{readable_size(available)}. {advice}"
-        )
+        needs = f"{what} need at least {readable_size(needed)} of memory"
+        raise ValueError(f"{needs}, and there are {readable_size(available)}. {advice}")
 
 
 def check_disk(what: str, needed: int, available: int, advice: str) -> None:
@@ -28,10 +26,8 @@ def check_disk(what: str, needed: int, available: int, advice: str) -> None:
     Raises: ValueError with both numbers.
     """
     if needed > available:
-        raise ValueError(
-            f"{what} needs {readable_size(needed)} on disk, and there are "
-            f"{readable_size(available)}. {advice}"
-        )
+        needs = f"{what} needs {readable_size(needed)} on disk"
+        raise ValueError(f"{needs}, and there are {readable_size(available)}. {advice}")
 
 
 def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:

@@ -23,10 +23,8 @@ from posenc.sentence import phrase
 
 SITE = "https://posenc.readthedocs.io/en/latest/"
 """Address of the documentation."""
-_EXPLAINS = (
-    r"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?"
-    r"|th scope=col[^>]*(?:>[^<]*<small)?)>"
-)
+_HEADING = r"th scope=col[^>]*(?:>[^<]*<small)?"
+_OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING})>"
 """Begins the elements in which words become links."""
 
 
@@ -178,7 +176,7 @@ def _linked(body: str) -> str:
     for word, target in words().items():
         page, _, place = phrase(target).partition("#")
         link = f'<a href="{SITE}{page}.html{"#" * bool(place)}{place}" title="docs/{page}.md">'
-        pattern = rf"({_EXPLAINS}[^<]*?(?<![A-Za-z-]))({escape(phrase(word))})(?![A-Za-z-])"
+        pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({escape(phrase(word))})(?![A-Za-z-])"
         body = re.sub(pattern, rf"\1{link}\2</a>", body, count=1, flags=re.IGNORECASE)
     return body
 
@@ -194,8 +192,8 @@ def _block(block: Block, plots: Iterator[int]) -> str:
         case Headline(text):
             return f"<p class=headline>{escape(text)}</p>"
         case Limits(text):
-            cannot = phrase("What this cannot say.")
-            return f"<p class=limits><strong>{cannot}</strong> {escape(text)}</p>"
+            start = f"<strong>{phrase('What this cannot say.')}</strong>"
+            return f"<p class=limits>{start} {escape(text)}</p>"
         case Links(items):
             links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in items.items())
             return f"<p>{' · '.join(links)}</p>"

@@ -18,6 +18,7 @@ from posenc.compare.judge.standing import (
     standing_at,
     standing_of_task,
     standing_of_tasks,
+    standings,
 )
 from posenc.compare.judge.summary import summarise
 from posenc.compare.page.rows import text_rows
