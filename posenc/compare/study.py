@@ -3,7 +3,6 @@
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,6 @@ from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
-from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.lock import LOCK, locked
@@ -69,7 +67,8 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
     if options.dry_run:
         return show_dry_run(replace(study, trials=trials), plan.cut, workers, here, show)
-    folder = options.out or RUNS / f"compare-{_name(trials)}"
+    name = hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
+    folder = options.out or RUNS / f"compare-{name}"
     damaged = check_ours(folder)
     made = missing(folder)
     make_folder(folder)
@@ -80,7 +79,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         own = runs_below([RUNS])
         runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
         try:
-            _save(study, folder)
+            write_atomically(folder / STUDY, study.to_json())
             for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
                 if wrong:
                     say(console, f"{wrong}; writing it again")
@@ -109,7 +108,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
                 run(replace(study, trials=plan.checks))
                 tried, _ = load_results(folder, plan.checks)
                 study = at_chosen_rates(study, list(tried.values()))
-                _save(study, folder)
+                write_atomically(folder / STUDY, study.to_json())
                 reuse_trials(folder, study.trials, runs)
                 engine.settle(folder, study.trials, options.checkpoint_steps)
             run(study)
@@ -161,13 +160,9 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     """Write a study with the results on disk, its page and its table into its folder."""
     study, damaged = collect(study, folder)
-    _save(study, folder)
+    write_atomically(folder / STUDY, study.to_json())
     write_page(study, folder)
     return study, damaged
-
-
-def _save(study: Study, folder: Path) -> None:
-    write_atomically(folder / STUDY, study.to_json())
 
 
 def check_ours(folder: Path) -> str | None:
@@ -189,19 +184,12 @@ def check_ours(folder: Path) -> str | None:
         except ValueError as error:
             return f"{folder / STUDY} is damaged ({error})"
         return None
-    others = [p.name for p in folder.iterdir() if not _is_ours(p)]
+    # A run that was killed before it wrote study.json can have left these.
+    left = (p for p in folder.iterdir() if p.name != LOCK and not is_partial(p))
+    others = [p.name for p in left if not p.name.lstrip(".").startswith("corpus-")]
     if others:
         raise ValueError(
             f"--out: {folder} is not empty and was not written by posenc compare (it contains "
             f"{others[0]}). Choose another folder."
         )
     return None
-
-
-def _is_ours(path: Path) -> bool:
-    """Return True if a run that was killed before it wrote study.json can have left this file."""
-    return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)
-
-
-def _name(trials: Sequence[TrialConfig]) -> str:
-    return hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]

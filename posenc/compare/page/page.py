@@ -44,7 +44,17 @@ def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Pa
     if study.tasks:
         page.section("Tasks by length", *task_page.figures_of(study))
     if agreements is not None:
-        page.section("Agreement with published orders", *_agreement(agreements))
+        header, cells, sums = (
+            list(published.HEADER),
+            list(published.rows(agreements)),
+            len(agreements),
+        )
+        page.section(
+            "Agreement with published orders",
+            Table(header, cells[sums:], cards=True),
+            published.MEANING,
+            Fold("Every published table", [Table(header, cells[:sums], cards=True)]),
+        )
     page.section("Details", *_details(study))
     return page
 
@@ -115,14 +125,6 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
     said = f"{loss.apart} {loss.verdict}".strip()
     return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
-
-
-def _agreement(found: Sequence[Agreement]) -> Iterator[Block]:
-    """Yield the sums over all published tables, and the tables to unfold."""
-    header, cells = list(published.HEADER), list(published.rows(found))
-    yield Table(header, cells[len(found) :], cards=True)
-    yield published.MEANING
-    yield Fold("Every published table", [Table(header, cells[: len(found)], cards=True)])
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:

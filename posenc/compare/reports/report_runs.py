@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from posenc.compare.judge import published as publications
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
@@ -44,17 +42,18 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_outputs(figures)
-    console = stderr()
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
         with locked(home, "posenc compare, which writes the report when it ends,"):
             study, lines = write_report(study, home)
     else:
-        study, lines = _together(runs)
+        lines: list[str] = []
+        study, notes = merge([_collected(folder, lines, study) for folder, study in runs])
+        study, lines = conclude(study), lines + notes
         home = _new_folder(study, out, "report")
         write_page(study, home, published)
-    _tell(study, lines, home, published, figures, console, as_json)
+    _tell(study, lines, home, published, figures, as_json)
     return study
 
 
@@ -79,7 +78,7 @@ def show_leaderboard(
     say(stderr(), "Drawing the page of the published trials: about half a minute.")
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
     write_page(study, home, published=True)
-    _tell(study, lines, home, True, figures, stderr(), as_json)
+    _tell(study, lines, home, True, figures, as_json)
     return study
 
 
@@ -89,10 +88,10 @@ def _tell(
     home: Path,
     published: bool,
     figures: Path | None,
-    console: Console,
     as_json: bool,
 ) -> None:
     """Print notes, figures, tables and the agreement with published orders."""
+    console = stderr()
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console, as_json)
@@ -122,14 +121,6 @@ def _read(folder: Path) -> Study:
         raise ValueError(
             f"{path} cannot be read ({error}); the same posenc compare writes it again."
         ) from None
-
-
-def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """Join runs into one study, with notes for the reader."""
-    lines: list[str] = []
-    read = [_collected(folder, lines, study) for folder, study in runs]
-    study, conflicts = merge(read)
-    return conclude(study), lines + conflicts
 
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:

@@ -93,7 +93,10 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     if words:
         _ = [sentence.tokens_of(word) for word in words]  # before the model runs
     built = structure.measure_structure(model)
-    _check_layers(request.layers, built)
+    if wrong := [layer for layer in request.layers if not 0 <= layer < built.layers]:
+        raise ValueError(
+            f"--layer: layers are 0 .. {built.layers - 1}, got {', '.join(map(str, wrong))}."
+        )
     tell("reading the text")
     kinds = positions.find_positions(checkpoint)
     with readings.listening(model) as heard:
@@ -144,11 +147,3 @@ def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None
         )
     if count < 2:
         raise ValueError("--sentence has one token: give a sentence.")
-
-
-def _check_layers(layers: Sequence[int], built: Structure) -> None:
-    wrong = [layer for layer in layers if not 0 <= layer < built.layers]
-    if wrong:
-        raise ValueError(
-            f"--layer: layers are 0 .. {built.layers - 1}, got {', '.join(map(str, wrong))}."
-        )
