@@ -80,6 +80,7 @@ def bench(
     """
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.machine.machine import num_cores
     from posenc.report.machine.options import check_choice
     from posenc.report.page.console import print_table, stderr, stdout
 
@@ -104,7 +105,10 @@ def bench(
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     counts = _numbers("--threads", threads, "1,2")
-    _check_threads(counts)
+    if max(counts) > (cores := num_cores()):
+        raise ValueError(
+            f"bench: --threads must be at most {cores}, the cores here, got {max(counts)}."
+        )
     cases, notes = _runnable(chosen(asked, sizes, heads, kv_heads, head_dim), only is not None)
     rounds = (repeats, float("inf"), repeats) if repeats else _QUICK_ROUNDS if quick else _ROUNDS
     named = every or only is not None or lengths is not None
@@ -286,12 +290,3 @@ def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
     if not found or min(found) < 1:
         raise ValueError(f"bench: {option} needs whole numbers like {example}, got {text!r}.")
     return found
-
-
-def _check_threads(counts: Sequence[int]) -> None:
-    from posenc.report.machine.machine import num_cores
-
-    if max(counts) > (cores := num_cores()):
-        raise ValueError(
-            f"bench: --threads must be at most {cores}, the cores here, got {max(counts)}."
-        )

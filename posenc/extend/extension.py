@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from posenc.extend.export.folder import ADAPTER, Plan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
@@ -275,7 +274,8 @@ def export_variant(
                 weight.data = weight.data.to(getattr(torch, checkpoint.stored))
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, options, progress, encode)
-        tokens = _proof_tokens(windows, trained)
+        # Slightly beyond the training length, so that the proof is quick for large models.
+        tokens = windows.tokens[:1, : trained + 64].to(torch.int64).contiguous()
         plan = Plan(
             f"{chosen.name}, {chosen.summary}",
             outcome.target,
@@ -287,10 +287,3 @@ def export_variant(
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
-
-
-def _proof_tokens(windows: Windows, trained: int) -> Tensor:
-    """Return one window slightly beyond the training length, so that the proof is quick for large
-    models."""
-    length = min(windows.tokens.shape[1], trained + 64)
-    return windows.tokens[:1, :length].to(torch.int64).contiguous()

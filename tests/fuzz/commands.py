@@ -134,9 +134,11 @@ def sound(rng: random.Random, command: str) -> list[str]:
             ["--quick", "--lengths", option(("16", "8,32"))], ["--quick", "--json"],
             ["--quick", "--only", "attention", "--head-dim", "8", "--out", f"{fresh}.json"],
         ],
+        "leaderboard": [[], ["--json"], ["--out", fresh]],
+        "explore": [["--out", f"{fresh}.html"]],
         "inspect": [
             [name], [name, "alibi", "--compare"], [name, "--json"],
-            [name, "--head-dim", "8", "--num-heads", "2", "--train-length", "32"], ["claims"],
+            [name, "--head-dim", "8", "--heads", "2", "--train-length", "32"], ["claims"],
             ["model"], ["torch.nn:Linear", "--arg", "in_features=4", "--arg", "out_features=4"],
         ],
         "extend": [

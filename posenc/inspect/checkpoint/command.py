@@ -1,7 +1,6 @@
 """`posenc inspect ./model`: measure, print, write the page."""
 
 import json
-import sys
 from pathlib import Path
 
 from rich.markup import escape
@@ -34,15 +33,12 @@ def inspect_checkpoint(
     if path is None and figures is None:
         return
     from posenc.inspect.checkpoint.page import make_page
-    from posenc.report.page.figure_files import write_page
+    from posenc.report.page.figure_files import write_and_say
 
     tell("drawing")
     page = make_page(sheet, request.layers, command)
-    said = write_page(page, path, figures)
     tell("")
-    sys.stderr.writelines(
-        f"{visible(str(line))}\n" for line in (path, *said, figures) if line is not None
-    )
+    write_and_say(page, path, figures)
 
 
 def _print(sheet: Sheet) -> None:

@@ -16,7 +16,6 @@ from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
-from posenc.report.page.visible import visible
 
 
 def run(
@@ -41,13 +40,10 @@ def run(
     if path is None and figures is None:
         return
     from posenc.inspect.encoding.page import make_page
-    from posenc.report.page.figure_files import write_page
+    from posenc.report.page.figure_files import write_and_say
 
-    page = make_page(sheets, compare, shlex.join(["posenc", *sys.argv[1:]]))
-    said = write_page(page, path, figures)
-    sys.stderr.writelines(
-        f"{visible(str(line))}\n" for line in (path, *said, figures) if line is not None
-    )
+    command = shlex.join(["posenc", *sys.argv[1:]])
+    write_and_say(make_page(sheets, compare, command), path, figures)
 
 
 def measure_all(

@@ -43,6 +43,10 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
         old, new = (partial, path) if folder is None else (partial.name, path.name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         flags |= getattr(os, "O_BINARY", 0)
+        with contextlib.suppress(FileNotFoundError):  # nobody gets a device or a pipe back
+            mode = os.stat(new, dir_fd=folder, follow_symlinks=False).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+                raise FileExistsError(f"{path}: {NOT_ORDINARY}")
         handle = os.open(old, flags, 0o666, dir_fd=folder)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -53,21 +57,10 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
                 if not os.path.samestat(named, os.fstat(handle)):
                     raise OSError(f"{partial} was exchanged while it was written.")
             if replace:
-                _check_ordinary(path, folder)
                 os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(old, dir_fd=folder)
-
-
-def _check_ordinary(path: Path, folder: int | None) -> None:
-    """Raise OSError if `path`, in the folder of this handle, is no file and no link to be replaced:
-    nobody gets a device or a pipe back."""
-    with contextlib.suppress(FileNotFoundError):
-        name = path if folder is None else path.name
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise FileExistsError(f"{path}: {NOT_ORDINARY}")
 
 
 @contextlib.contextmanager
@@ -113,8 +106,6 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it.")
-    if path.exists() and not path.is_file():
-        raise FileExistsError(f"{path} is a pipe or a device, not an ordinary file.")
     make_folder(path.parent)
     with _new_file(path, replace=False):
         pass

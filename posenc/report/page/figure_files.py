@@ -1,6 +1,7 @@
 """Write the figures of a page as files for papers: SVG, PDF, PNG, and their numbers as CSV."""
 
 import io
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_folder
 from posenc.report.page.drawing import readable, style
 from posenc.report.page.figure_data import csv_text
 from posenc.report.page.page import Page, Plot
+from posenc.report.page.visible import visible
 
 DOTS_PER_INCH = 300
 PREFERRED = "NotoSansCJK SourceHanSans NotoSansSC PingFang msyh simhei wqy NotoSans".split()
@@ -58,9 +59,14 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
     """Write the page and its figures where requested; return notes for the reader."""
     if out is not None:
-        make_folder(Path(out).parent)
         page.write(out)
     return [] if figures is None else write_figures(page.plots(), Path(figures))
+
+
+def write_and_say(page: Page, out: Path | None, figures: Path | None) -> None:
+    """Write as `write_page`, and name on stderr what was written."""
+    said = (out, *write_page(page, out, figures), figures)
+    sys.stderr.writelines(f"{visible(str(line))}\n" for line in said if line is not None)
 
 
 @contextmanager
