@@ -58,6 +58,8 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
         and key not in own
         and value not in (None, False)
     ]
+    if config.get(key := model.facts.get("layout_key", "")) is False:
+        found.append(key)  # not every runtime reads it
     return found + [
         key
         for name in ("rope_scaling", "rope_parameters")
