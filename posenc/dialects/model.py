@@ -20,14 +20,9 @@ largest one, so that no reader switches."""
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
-LAYER_KINDS = (
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "linear_attention",
-    "indexed_attention",
-    "hybrid",
-    "hybrid_sliding",
+LAYER_KINDS = tuple(
+    "full_attention sliding_attention chunked_attention linear_attention indexed_attention hybrid "
+    "hybrid_sliding".split()
 )
 """Names by which rope_parameters may be nested."""
 SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
