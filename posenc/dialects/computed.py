@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from posenc.dialects import formulas
+
 Known = Literal["yes", "no model", "unknown"]
 """Whether a runtime has the model, and whether posenc has read what it computes from it."""
 Switch = Literal["static", "length", "batch", "start"]
@@ -129,6 +131,22 @@ def required(parameters: Mapping[str, Any], name: str) -> Any:
     if name not in parameters:
         raise RefusedError(f"KeyError: {name!r}")
     return parameters[name]
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What some runtimes take for missing keys of llama3."""
+
+
+def llama3(parameters: Mapping[str, Any], dim: int, theta: float) -> Layer:
+    """Return llama3's frequencies. Raises: RefusedError where a key is missing or no number."""
+    values = [number(required(parameters, key), key) for key in LLAMA3]
+    divisors = formulas.llama3_factors(dim, theta, *values)
+    return Layer(formulas.divided(formulas.plain(dim, theta), divisors))
 
 
 def factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:

@@ -15,26 +15,22 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-WITHOUT_ROTATION = frozenset(
-    """
-    albert bart bert bert-generation big_bird biogpt blenderbot blenderbot-small bloom camembert
-    convbert cpmant ctrl data2vec-text deberta deberta-v2 distilbert electra ernie flaubert fnet
-    fsmt funnel gpt2 gpt-sw3 gpt_bigcode gpt_neo ibert layoutlm led longformer longt5 luke m2m_100
-    mamba mamba2 marian mbart megatron-bert mobilebert mpnet mpt mra mt5 mvp nllb-moe
-    nystromformer openai-gpt opt pegasus pegasus_x plbart prophetnet reformer rembert roberta
-    roberta-prelayernorm roc_bert rwkv squeezebert switch_transformers t5 tapas trocr umt5 whisper
-    glm5_next_text kimi_linear xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso
-    """.split()
-)
+
+@lru_cache
+def table(name: str) -> Any:
+    """Return a JSON file of this folder."""
+    text = resources.files("posenc.dialects").joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+WITHOUT_ROTATION = frozenset(table("without_rotation"))
 """model_types of language models that rotate nothing in transformers: learned tables, biases on
 the scores, recurrence."""
 
 
-@lru_cache(maxsize=1)
 def all_families() -> dict[str, dict[str, Any]]:
     """Return the facts of every model_type."""
-    text = resources.files("posenc.dialects").joinpath("families.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    return table("families")
 
 
 def family(model_type: str) -> dict[str, Any] | None:

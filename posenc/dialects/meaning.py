@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
+from posenc.dialects.computed import ARITHMETIC, Computed, RefusedError, first_switch
 from posenc.dialects.families import all_families
 from posenc.dialects.files.spelling import with_vendors_names
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
@@ -77,7 +77,8 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
             longest = max(longest, length)
         for kind, p in parameters.items():
             if len(model.without_rotation) < model.num_layers:
-                layers[kind] = _rotation(p, model.of_kind(kind), length or longest)
+                own = model.of_kind(kind)
+                layers[kind] = transformers5.rotation(dict(p), own, length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
     except BadConfigError:
         raise
@@ -244,10 +245,6 @@ def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> 
             + ("as the temperature itself" if copied else "as a multiple of yarn's temperature")
         )
     return p
-
-
-def _rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
-    return transformers5.rotation(dict(p), model, length)
 
 
 def _trained(p: Mapping[str, Any], model: Model) -> int:

@@ -20,14 +20,9 @@ largest one, so that no reader switches."""
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
-LAYER_KINDS = (
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "linear_attention",
-    "indexed_attention",
-    "hybrid",
-    "hybrid_sliding",
+LAYER_KINDS = tuple(
+    "full_attention sliding_attention chunked_attention linear_attention indexed_attention hybrid "
+    "hybrid_sliding".split()
 )
 """Names by which rope_parameters may be nested."""
 SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
@@ -142,7 +137,8 @@ class Model:
     @property
     def interleaved(self) -> bool:
         """True if pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
-        return bool(self.facts.get("interleaved", False))
+        given = self.config.get(self.facts.get("layout_key", ""))
+        return bool(self.facts.get("interleaved") if given is None else given)
 
     @property
     def indexer(self) -> bool | None:
@@ -226,7 +222,11 @@ class Model:
             return tuple(str(kind) for kind in given)
         for key, names in self.facts.get("layer_codes", {}).items():
             codes = self.config.get(key)
-            if isinstance(codes, list) and all(str(code) in names for code in codes):
+            if isinstance(codes, list):
+                if unknown := [code for code in codes if str(code) not in names]:
+                    raise BadConfigError(
+                        f"config.json: {key} has {unknown[0]!r}, expected {', '.join(names)}."
+                    )
                 return tuple(names[str(code)] for code in codes[: self.num_layers])
         every = self.config.get("sliding_window_pattern", self.facts.get("full_every"))
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:

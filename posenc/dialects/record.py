@@ -1,6 +1,5 @@
 """One frozen record of a checkpoint's positions: what `doctor` judges and `extend` exports."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,7 +85,7 @@ def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
 def _kinds(model: Model, computed: Computed) -> tuple[LayerKind, ...]:
     window = model.config.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
-    if not _windows_used(model.config):
+    if model.config.get("use_sliding_window") is False:
         window = None
     found = []
     for name, layer in computed.layers.items():
@@ -98,10 +97,6 @@ def _kinds(model: Model, computed: Computed) -> tuple[LayerKind, ...]:
             )
         )
     return tuple(found)
-
-
-def _windows_used(config: Mapping[str, Any]) -> bool:
-    return config.get("use_sliding_window", True) is not False
 
 
 def _of_gguf(meta: Metadata, length: int | None) -> Record:

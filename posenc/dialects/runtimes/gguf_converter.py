@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import NotReadError, RefusedError, number
+from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, number
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
@@ -173,11 +173,8 @@ def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> di
 def _llama3_freqs(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
     """Return what the frequencies are divided by. Llama's converter accepts equal bounds, which
     Llama 4 has; the others assert that they differ."""
-    factor = number(p.get("factor", 8.0), "factor")
-    low = number(p.get("low_freq_factor", 1.0), "low_freq_factor")
-    high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
-    original = number(p.get("original_max_position_embeddings", 8192), "original length")
-    theta = number(p.get("rope_theta", 10000.0), "rope_theta")
+    p = {"rope_theta": 10000.0, **LLAMA3, **p}
+    factor, low, high, original, theta = (number(p[key], key) for key in (*LLAMA3, "rope_theta"))
     if asserts and math.isclose(low, high):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
     return formulas.llama3_factors(dims, theta, factor, low, high, original)

@@ -5,41 +5,26 @@ from functools import cache
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, NotReadError, RefusedError, Switch
-from posenc.dialects.families import all_families
+from posenc.dialects.families import all_families, table
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.versions import RECORD
 
-LOADS_FREQS = tuple(
-    "llama llada llama4 deci minicpm granite granitemoe granitehybrid granite_swa exaone "
-    "exaone4 exaone-moe apertus arcee falcon-h1 nanbeige pangu-embedded refact gemma4 "
-    "step35 mistral3 cogvlm".split()
-)
-"""Architectures that load rope_freqs.weight; the others refuse a file that has it."""
-LOADS_FACTORS = tuple(
-    "llama deci granite granitemoe granite_swa apertus minicpm minicpm3 mistral3 "
-    "pangu-embedded phi3 phimoe refact step35".split()
-)
-"""Architectures that load rope_factors_long.weight and rope_factors_short.weight."""
-READS_BETAS = ("mistral3", "grok")
-READS_LOG_MULTIPLIER = ("deepseek2", "deepseek32", "mistral3")
-WHOLE_HEAD_ONLY = ("llama", "llada", "deci", "llama4")
-"""Architectures that refuse a rotated width other than the head's."""
-OWN_SLIDING_BASE = tuple(
-    "gemma3 gemma3n gemma-embedding gemma4 gemma4-assistant mimo2 step35 plamo3 dots3note".split()
-)
-"""Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says
-another. In all others they share the full layers' base."""
-SCALED_SLIDING = tuple(
-    "exaone4 exaone-moe llama4 gpt-oss cohere2 cohere2moe gemma2 afmoe mellum spark2-5 "
-    "smallthinker".split()
-)
-"""Architectures that scale windowed layers like full ones."""
+ARCHITECTURES = table("architectures")
+LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
+"""The others refuse a file that has it."""
+LOADS_FACTORS = ARCHITECTURES["loads rope_factors"]
+READS_BETAS = ARCHITECTURES["reads betas"]
+READS_LOG_MULTIPLIER = ARCHITECTURES["reads yarn_log_multiplier"]
+WHOLE_HEAD_ONLY = ARCHITECTURES["whole head only"]
+OWN_SLIDING_BASE = ARCHITECTURES["own sliding base"]
+"""Windowed layers have the base 10000 unless rope.freq_base_swa says another. In all others they
+share the full layers' base."""
+SCALED_SLIDING = ARCHITECTURES["scaled sliding"]
 TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
-FREQS_OF_FULL_LAYERS = ("gemma4", "step35")
-"""Architectures where rope_freqs.weight is not for windowed layers."""
+FREQS_OF_FULL_LAYERS = ARCHITECTURES["freqs of full layers only"]
 NO_ROPE_EVERY = {"smollm3": 4}
 
 

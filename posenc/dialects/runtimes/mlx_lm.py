@@ -6,6 +6,7 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
+    LLAMA3,
     LOOKED_AT,
     Computed,
     Layer,
@@ -13,6 +14,7 @@ from posenc.dialects.computed import (
     RefusedError,
     Switch,
     factors,
+    llama3,
     number,
     required,
 )
@@ -246,12 +248,8 @@ def initialize(
         base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
         return Layer(formulas.plain(dim, base))
     if kind == "llama3":
-        factor = number(required(scaling, "factor"), "factor")
-        low = number(scaling.get("low_freq_factor", 1.0), "low_freq_factor")
-        high = number(scaling.get("high_freq_factor", 4.0), "high_freq_factor")
-        original = number(scaling.get("original_max_position_embeddings", 8192), "original length")
-        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
-        return Layer(formulas.divided(plain, divisors))
+        required(scaling, "factor")
+        return llama3({**LLAMA3, **scaling}, dim, theta)
     if kind in YARN_TYPES:
         return _yarn(scaling, theta, dim)
     if kind == "longrope":

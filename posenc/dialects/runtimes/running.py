@@ -50,15 +50,18 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
                 facts = facts_at(facts, version)
                 model = replace(model, facts={**model.facts, cell: facts})
             version = version or RECORD[runtime][2]
-            if not facts:
-                answer = no_model if facts is None else unread
-                return answer(runtime, model, version)
-            if model.null_head or _has_any(model, facts.get("unread", ())):
-                return unread(runtime, model, version)
+            if facts is None:
+                why = f"{runtime} has no model for {model.model_type!r}"
+                return Computed(why, known="no model", version=version)
+            name = model.model_type or "a config without model_type"
+            why = f"posenc does not know what {runtime} computes for {name}"
+            unread = Computed(why, known="unknown", version=version)
+            if not facts or model.null_head or _has_any(model, facts.get("unread", ())):
+                return unread
             try:
                 computed = compute(model, length)
             except NotReadError:
-                return unread(runtime, model, version)
+                return unread
             except RefusedError as refused:
                 computed = Computed(str(refused), max_length=refused.max_length)
             except BadConfigError:
@@ -86,20 +89,7 @@ def _has_any(model: Model, words: Iterable[str]) -> bool:
     return bool(words & ({"all"} | types | model.config.keys()))
 
 
-def unread(runtime: str, model: Model, version: str) -> Computed:
-    """Return the answer for a cell that nobody has read."""
-    name = model.model_type or "a config without model_type"
-    why = f"posenc does not know what {runtime} computes for {name}"
-    return Computed(why, known="unknown", version=version)
-
-
 def unrecorded(runtime: str, version: str) -> Computed:
     """Return the answer for a version of which nothing is recorded."""
     why = f"posenc has no record of {runtime} {version}; it has {VERSIONS[runtime]}"
     return Computed(why, known="unknown", version=version)
-
-
-def no_model(runtime: str, model: Model, version: str) -> Computed:
-    """Return the answer of a runtime without such a model."""
-    why = f"{runtime} has no model for {model.model_type!r}"
-    return Computed(why, known="no model", version=version)

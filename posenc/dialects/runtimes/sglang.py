@@ -5,10 +5,12 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
+    LLAMA3,
     Computed,
     Layer,
     RefusedError,
     Switch,
+    llama3,
     number,
     required,
 )
@@ -84,10 +86,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         return Layer(formulas.plain(dim, base))
     original = number(p.get("original_max_position_embeddings", trained), "original length")
     if kind == "llama3":
-        low = number(p.get("low_freq_factor", 1.0), "low_freq_factor")
-        high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
-        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
-        return Layer(formulas.divided(plain, divisors))
+        return llama3({**LLAMA3, "original_max_position_embeddings": original, **p}, dim, theta)
     if kind == "yarn" and "mrope_section" in p:
         _check_mrope(p)
     inv_freq = formulas.yarn(

@@ -7,12 +7,14 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
+    LLAMA3,
     LOOKED_AT,
     Computed,
     Layer,
     RefusedError,
     Switch,
     factors,
+    llama3,
     number,
     required,
 )
@@ -20,16 +22,7 @@ from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 
-NEEDED = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-}
-PLAIN_SCALE = ("deepseek_v2",)
-"""Families with latent attention whose softmax scale has no temperature."""
+NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
@@ -195,21 +188,9 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
         base = formulas.dynamic_theta(theta, factor, length, trained, dim)
         return Layer(formulas.plain(dim, base))
     if kind == "llama3":
-        low = number(scaling["low_freq_factor"], "low_freq_factor")
-        high = number(scaling["high_freq_factor"], "high_freq_factor")
-        original = number(scaling["original_max_position_embeddings"], "original length")
-        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
-        return Layer(formulas.divided(plain, divisors))
-    inv_freq = formulas.yarn(
-        dim,
-        theta,
-        factor,
-        number(scaling.get("original_max_position_embeddings") or trained, "original length"),
-        number(scaling.get("beta_fast") or 32, "beta_fast"),
-        number(scaling.get("beta_slow") or 1, "beta_slow"),
-        bool(scaling.get("truncate", True)),
-    )
-    return Layer(inv_freq, transformers5.yarn_multiplier(scaling, factor))
+        return llama3(scaling, dim, theta)
+    original = scaling.get("original_max_position_embeddings") or trained
+    return transformers5.yarn(scaling, dim, theta, factor, number(original, "original length"))
 
 
 def _original(model: Model, scaling: Mapping[str, Any]) -> tuple[float, bool]:
@@ -252,7 +233,7 @@ def _switch(model: Model, scaling: dict[str, Any] | None) -> Switch:
 def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
     """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim,
     except in DeepSeek 2."""
-    if not model.mla or scaling is None or model.model_type in PLAIN_SCALE:
+    if not model.mla or scaling is None or model.model_type == "deepseek_v2":
         return model.scale
     factor = number(required(scaling, "factor"), "factor")
     all_dim = number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")

@@ -14,6 +14,7 @@ from posenc.dialects.computed import (
     Switch,
     factors,
     first_switch,
+    llama3,
     number,
     required,
 )
@@ -65,7 +66,8 @@ def resolve(model: Model) -> dict[str, Parameters]:
     if model.facts.get("latent_sum") and not old:
         share = model.size("qk_rope_head_dim", default=64) / model.latent_width
         parameters.setdefault("partial_rotary_factor", share)
-    _fill(parameters, model, _theta(model), model.share)
+    theta = config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
+    _fill(parameters, model, theta, model.share)
     if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
         parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
@@ -149,11 +151,6 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
             raise RefusedError("KeyError: 'original_max_position_embeddings'")
         resolved[kind] = parameters
     return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
-
-
-def _theta(model: Model) -> Any:
-    facts = model.facts["transformers5"]
-    return model.config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
 
 
 def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> None:
@@ -246,20 +243,17 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
         parameters["original_max_position_embeddings"], "original_max_position_embeddings"
     )
     if kind == "llama3":
-        low = number(parameters["low_freq_factor"], "low_freq_factor")
-        high = number(parameters["high_freq_factor"], "high_freq_factor")
-        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
-        return Layer(formulas.divided(formulas.plain(dim, theta), divisors))
-    inv_freq = formulas.yarn(
-        dim,
-        theta,
-        factor,
-        original,
-        number(parameters.get("beta_fast") or 32, "beta_fast"),
-        number(parameters.get("beta_slow") or 1, "beta_slow"),
-        bool(parameters.get("truncate", True)),
-    )
-    return Layer(inv_freq, yarn_multiplier(parameters, factor))
+        return llama3(parameters, dim, theta)
+    return yarn(parameters, dim, theta, factor, original)
+
+
+def yarn(p: Mapping[str, Any], dim: int, theta: float, factor: float, original: float) -> Layer:
+    """Return frequencies and multiplier of yarn."""
+    fast = number(p.get("beta_fast") or 32, "beta_fast")
+    slow = number(p.get("beta_slow") or 1, "beta_slow")
+    truncate = bool(p.get("truncate", True))
+    inv_freq = formulas.yarn(dim, theta, factor, original, fast, slow, truncate)
+    return Layer(inv_freq, yarn_multiplier(p, factor))
 
 
 def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) -> Layer:

@@ -12,6 +12,7 @@ from posenc.dialects.computed import (
     NotReadError,
     RefusedError,
     Switch,
+    llama3,
     number,
     required,
 )
@@ -51,7 +52,8 @@ def emulate(model: Model, length: int | None) -> Computed:
 def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return the dict after vLLM has renamed the older types."""
     p = dict(parameters)
-    raw = _raw(model)
+    given = model.config.get("rope_scaling") or model.config.get("rope_parameters")
+    raw = given if isinstance(given, Mapping) else {}
     old, new = raw.get("type"), raw.get("rope_type")
     allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
     if old is not None and new is not None and old != new and not allowed:
@@ -75,11 +77,6 @@ def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
         plain = p.get("attention_factor") == 1.0
         p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
     return p
-
-
-def _raw(model: Model) -> Mapping[str, Any]:
-    given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    return given if isinstance(given, Mapping) else {}
 
 
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
@@ -142,10 +139,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         return Layer(_ntk(theta, factor, dim, p.get("mixed_b")))
     original = number(required(p, "original_max_position_embeddings"), "original length")
     if kind == "llama3":
-        low = number(required(p, "low_freq_factor"), "low_freq_factor")
-        high = number(required(p, "high_freq_factor"), "high_freq_factor")
-        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
-        return Layer(formulas.divided(plain, divisors))
+        return llama3(p, dim, theta)
     return _yarn(p, model, theta, dim, factor, original)
 
 

@@ -18,7 +18,7 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
 
 RULES: dict[str, Rule] = dict(sorted(TABLE.rules.items()))
 ORDER = {"E": 0, "W": 1, "I": 2}
-REFUSALS = ("PD007", "PD015", "PD042")
+REFUSALS = ("PD015", "PD042")
 """Warnings that already report a refusal."""
 CATCH_ALL = ("PD038", "PD039")
 """Rules for what no other rule explains; they read the others' findings."""

@@ -33,6 +33,8 @@ def nesting(case: Case) -> Iterator[Hit]:
             ("vllm",),
         )
     elif not inner and case.model.nested and case.old is None:
+        if case.model.facts["transformers5"].get("flat_new"):
+            return
         yield Hit(
             f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
             "layer: it is not read",

@@ -84,6 +84,17 @@ def foreign_base(case: Case) -> Iterator[Hit]:
                     contradiction=name not in ROTARY_BASES or "rope_theta" not in own,
                     cure=f'If {number:g} is right, write "{min(own)}": {number:g}.',
                 )
+    if case.meaning is not None and case.model.nested:
+        thetas = {p["rope_theta"] for p in case.meaning.parameters.values()}
+        read = modern.get("theta_keys", {}).values()
+        for name, value in case.config.items():
+            number = _number(value) if name.endswith("rope_theta") and name not in read else None
+            if number is not None and number not in thetas:
+                yield wrong(
+                    f"{name} {number:g} is not read for {case.model.model_type}, whose layers have "
+                    f"{names(f'{theta:g}' for theta in sorted(thetas))}",
+                    "If it is right, write it into rope_parameters, by kind of layer.",
+                )
 
 
 @rule("PD047", "E")

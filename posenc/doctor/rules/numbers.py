@@ -80,6 +80,12 @@ def impossible(case: Case) -> Iterator[Hit]:
         for theta in _numbers(values, "rope_theta"):
             if 0 < theta < SMALLEST_BASE:
                 yield wrong(f"rope_theta in {place} is {theta:g}, expected 100 or more")
+        for dims in _numbers(values, modern.get("dims_key", "")):
+            if not 0 < dims <= case.model.head_dim or dims % 2:
+                yield wrong(
+                    f"{modern['dims_key']} is {dims:g}, expected an even number, at most the "
+                    f"{case.model.head_dim} channels of a head"
+                )
         for key in dict.fromkeys(("partial_rotary_factor", modern.get("share_key", ""))):
             for share in _numbers(values, key):
                 if not 0 < share <= most:

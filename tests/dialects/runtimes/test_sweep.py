@@ -132,3 +132,29 @@ def test_every_class_is_known_or_listed():
     known = {name for name, facts in all_families().items() if facts.get("transformers5")}
     rest = found - known - sweep.WITHOUT_ROTATION
     assert rest == sweep.NOT_KNOWN
+
+
+LAYOUTS = 170
+"""At least; the others rotate by a function that takes other arguments."""
+
+
+def test_families_pair_channels_as_their_attention_does(classes):
+    seen = {name: real.is_interleaved(config) for name, config in classes.items() if name}
+    known = {n: f for n, f in all_families().items() if f.get("transformers5")}
+    wrong = {
+        name: interleaved
+        for name, interleaved in seen.items()
+        if interleaved is not None and name in known
+        and interleaved is not bool(known[name].get("interleaved"))
+    }  # fmt: skip
+    assert not wrong
+    assert sum(seen[name] is not None for name in known.keys() & seen.keys()) >= LAYOUTS
+    assert {seen["glm4v_text"], seen["mistral4"], seen["llama"]} == {True, False}
+
+
+def test_rope_interleave_decides_the_layout_where_the_class_reads_it():
+    from posenc.dialects import frequencies
+
+    for name, wanted in (("deepseek_v3", "half-split"), ("deepseek_v32", "interleaved")):
+        (kind,) = frequencies({"model_type": name, "rope_interleave": False})["kinds"]
+        assert kind["layout"] == wanted

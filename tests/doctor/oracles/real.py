@@ -214,3 +214,26 @@ def as_json(config: Any) -> dict[str, Any]:
 def quiet() -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+
+
+def is_interleaved(config: type) -> bool | None:
+    """Whether a config's attention pairs channels (2i, 2i+1), by a call of the function with which
+    it rotates; None where its forward names no function that takes q, k, cos and sin."""
+    module = _modeling(config)
+    for name, cls in vars(module).items():
+        if "Attention" not in name or not inspect.isclass(cls) or not _wants(cls, config):
+            continue
+        source = inspect.getsource(cls.forward)
+        calls = re.findall(r"(\w*apply_\w*rot\w*)\(", source)
+        if "config.rope_interleave" in source and getattr(config, "rope_interleave", False):
+            calls = [call for call in calls if "interleave" in call]
+        rotate = getattr(module, calls[0], None) if calls else None
+        x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
+        try:
+            turned = rotate(x, x, torch.zeros(1, 1, 8), torch.ones(1, 1, 8))[0]
+        except Exception:  # it takes other arguments
+            continue
+        first = abs(float(turned.flatten()[0]))
+        if first in (2.0, 5.0):
+            return first == 2.0
+    return None
