@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from posenc.inspect.module.build import build
-from posenc.inspect.module.checks import calls, compiled, far, precision, slopes
+from posenc.inspect.module.checks import calls, compiled, precision, slopes
 from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.subject import Measured, Subject, one_line
 from posenc.report.page.console import print_table, stdout
@@ -26,8 +26,8 @@ CHECKS: dict[str, Callable[[Subject], Measured]] = {
     "queries and keys are rotated alike": calls.sides,
     "a row does not depend on the batch's farthest": calls.beside,
     "its own start moves its positions": calls.own_start,
-    "positions are right as far as it states": far.reach,
-    "it runs beyond its length if it claims to": far.beyond,
+    "positions are right as far as it states": precision.reach,
+    "it runs beyond its length if it claims to": precision.beyond,
     "slopes of ALiBi are the authors'": slopes.slopes,
     "one compiled graph works for all lengths": compiled.one_graph,
 }

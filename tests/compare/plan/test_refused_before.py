@@ -126,7 +126,7 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
     ],
 )  # fmt: skip
 def test_python_refuses_what_the_command_line_would(given, words, monkeypatch):
-    monkeypatch.setattr(study, "show_dry_run", lambda *a: pytest.fail("it was measured"))
+    monkeypatch.setattr(study, "dry_run", lambda *a: pytest.fail("it was measured"))
     with pytest.raises(ValueError, match=words):
         compare.run(**{"encodings": ["rope"], "task": "copy", "dry_run": True, **given})
 
