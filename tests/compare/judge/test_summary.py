@@ -1,5 +1,6 @@
 """Reach, spread, context and what training still gains follow from the numbers."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -188,8 +189,8 @@ def test_axes_that_a_row_of_tokens_does_not_have_are_told():
     assert notes(study(ran("axial_rope", "grid"))) == []
 
 
-def tell(watcher):
-    with watcher:
+def tell(opened):
+    with opened as watcher:
         watcher.step(TRIAL, 50, 2.5)
         watcher.step(TRIAL, 60, 2.4)
         watcher.note(TRIAL, "a [note]")
@@ -198,7 +199,7 @@ def tell(watcher):
 
 def test_plain_lines_show_loss_time_left_and_outcome_without_escapes():
     out = io.StringIO()
-    tell(PlainLines(Console(file=out, width=80)))
+    tell(contextlib.nullcontext(PlainLines(Console(file=out, width=80))))
     text = out.getvalue()
     assert "rope seed 0: step 60 of 100, loss 2.400 bits per byte, 0:00 left" in text
     assert "rope seed 0: a [note]" in text
