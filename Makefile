@@ -128,7 +128,7 @@ FLOORS := tests/attend tests/compare/page tests/dialects tests/hf tests/report t
 	tests/test_cli.py tests/test_package.py tests/test_without_torch.py
 test-floors: .venv-floors/.installed
 	OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -q -rs -n auto \
-		-m "not slow and not prose and not nightly" $(FLOORS)
+		-W ignore::DeprecationWarning -m "not slow and not prose and not nightly" $(FLOORS)
 
 # What would be published, in dist/: built, checked, installed without and with torch, tried.
 .venv-release/.installed:

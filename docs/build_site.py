@@ -270,6 +270,12 @@ def for_machines(source: Path, site: Path) -> None:
     rules = sorted((source / "rules").glob("PD*.md"))
     whole += [page.read_text(encoding="utf-8") for page in rules]
     plain = re.sub(r"\n```\{toctree\}.*?\n```\n", "", "\n\n".join(whole), flags=re.DOTALL)
+    (site / "skill").mkdir(exist_ok=True)
+    shutil.copy(DOCS / "skill/SKILL.md", site / "skill")
+    lines += [
+        "## For agents\n",
+        "- [SKILL.md](skill/SKILL.md): check RoPE configs with posenc doctor\n",
+    ]
     (site / "llms.txt").write_text("\n".join(lines), encoding="utf-8")
     (site / "llms-full.txt").write_text(plain, encoding="utf-8")
 

@@ -3,6 +3,7 @@
 make release-check   # or python -m tests.release.check [TAG], with build and twine installed
 """
 
+import hashlib
 import json
 import os
 import re
@@ -208,6 +209,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         check_base(Environment(Path(scratch) / "base", wheel, ""))
         check_readme(Environment(Path(scratch) / "torch", wheel, "[torch]"), wheel)
+    print(f"{hashlib.sha256(source.read_bytes()).hexdigest()}  {source.name}")
     print(f"dist/{source.name} and dist/{wheel.name} can be published.")
 
 
