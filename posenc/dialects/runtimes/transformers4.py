@@ -60,10 +60,10 @@ def theta_of(model: Model) -> float:
     """Return the top-level base, else the class's default."""
     facts = model.facts["transformers4"]
     name = facts.get("theta_keys", {}).get("full_attention", facts.get("theta_key", "rope_theta"))
-    value = model.config.get(name, facts.get("rope_theta"))
+    value = model.config.get(name, facts.get("rope_theta", 10000.0))
     if "theta_in" in model.facts:
-        value = model.inner_theta
-    return 10000.0 if value is None and name not in model.config else number(value, name)
+        value = 10000.0 if model.inner_theta is None else model.inner_theta
+    return number(value, name)
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
