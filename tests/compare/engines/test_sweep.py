@@ -17,7 +17,7 @@ import posenc
 from posenc.compare.engines import sweep
 from posenc.compare.engines.engine import Local
 from posenc.compare.plan import splits
-from posenc.compare.results import Study, Timing, TrialResult
+from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.trial import files, process
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
@@ -294,8 +294,9 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
     config = trial(folder, "rope")
     home = folder / config.folder
     home.mkdir()
+    losses = (LengthScore(config.train_length, 2.0),)
     written = {
-        "result.json": TrialResult(config, parameters=1234).to_json(),
+        "result.json": TrialResult(config, parameters=1234, by_length=losses).to_json(),
         "timing.json": Timing(1234.5, 1.0, 1.0).to_json(),
     }
     for name, content in written.items():
