@@ -138,7 +138,7 @@ function ofConfig() {
 export function wavelength() {
   const chart1 = figure(() => t("wave.title"), chart);
   const table = el("div", { class: "table overview" });
-  const warning = el("p", { class: "finding warning", "aria-live": "polite" });
+  const warning = el("p", { class: "warning", "aria-live": "polite" });
   const headline = el("p", { class: "finding", "aria-live": "polite" });
   const method = el("p", { class: "method" });
   const keys = el("div", {});
