@@ -10,7 +10,7 @@ const here = dirname(fileURLToPath(import.meta.url));
 const page = join(here, "../posenc/doctor/explore.html");
 const LARGEST = 1.5e6;
 
-// The files of this folder, as tests/explore/test_page.py lists them.
+// The files of this folder, as tests/test_explore.py lists them.
 function sources(folder = here) {
   return readdirSync(folder, { withFileTypes: true }).flatMap((entry) => {
     if (entry.name === "node_modules" || entry.name === "__pycache__") return [];

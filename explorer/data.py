@@ -1,12 +1,14 @@
 """Write explorer/src/data.json, the numbers of the page that posenc computes: make explorer.
 
 Everything else on the page is computed in the browser and checked against posenc by
-tests/explore/test_page.py.
+tests/test_explore.py.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,11 +43,68 @@ def scores() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def rules() -> dict[str, Any]:
+    """Return what `src/rules.js` needs of the doctor: the names of keys and types, the families in
+    which they differ, and every word that decides in a rule (`words`), so that the page knows
+    which keys it does not judge."""
+    from posenc.dialects.families import all_families
+    from posenc.dialects.files import spelling
+    from posenc.dialects.model import INNER, LENGTHS, Model
+    from posenc.dialects.runtimes.transformers5 import NEEDED
+    from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
+    from posenc.doctor.rules import names, numbers, types
+
+    families = {}
+    for name, facts in all_families().items():
+        if "text" in facts or not facts.get("transformers5"):
+            continue
+        model = Model({}, name, facts)
+        own = facts["transformers5"]
+        bases = {*own.get("theta_keys", {}).values(), *filter(None, [own.get("flat_theta")])}
+        shares = {own[key] for key in ("share_key", "dims_key") if key in own}
+        found = {
+            "latent": model.mla,
+            "nested": model.nested,
+            "head": facts.get("even_heads") or model.get("head_dim") is not None,
+            "original": facts.get("original_field", False),
+            "keys": facts.get("keys", []),
+            "theta": sorted(bases or {own.get("theta_key", "rope_theta")}),
+            "share": sorted(shares or {"partial_rotary_factor"}),
+            "names": sorted(facts.get("names", {}).values()),
+        }
+        usual = {"theta": ["rope_theta"], "share": ["partial_rotary_factor"]}
+        families[name] = {k: v for k, v in found.items() if v and v != usual.get(k)}
+    return {
+        "families": families,
+        "inner": list(INNER), "lengths": list(LENGTHS), "bases": list(spelling.ROTARY_BASES),
+        "numbers": list(spelling.NUMBERS), "needed": NEEDED, "smallest": numbers.SMALLEST_BASE,
+        "targets": list(names.TARGETS), "types": list(types.TYPES), "old": list(types.OLD),
+        "own": sorted(types.OWN_RULE), "scalings": sorted(names.SCALINGS),
+        "tower": sorted(names.TOWER), "common": sorted(COMMON), "harmless": sorted(NO_EFFECT),
+        "read": {kind: sorted(keys) for kind, keys in READ.items()},
+        "positions": ABOUT_POSITIONS.pattern, "base": names.BASE.pattern, "words": words(),
+    }  # fmt: skip
+
+
+def words() -> list[str]:
+    """Return the words with an underscore in the code of the rules about configs."""
+    found: set[str] = set()
+    for path in (ROOT / "posenc/doctor/rules").glob("*.py"):
+        if path.stem in ("gguf", "weights"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {*re.findall(r"[a-z]\w*_\w+", node.value)}
+    return sorted(found)
+
+
 def main() -> None:
     sys.path.insert(0, str(ROOT))
     from runtimes import table
 
-    data = {"scores": scores(), "runtimes": table(lambda name: print(name, file=sys.stderr))}
+    data = {"scores": scores(), "rules": rules()}
+    data["runtimes"] = table(lambda name: print(name, file=sys.stderr))
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
     DATA.write_text(f"{{{lines}}}\n", encoding="utf-8")
 

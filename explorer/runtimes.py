@@ -58,7 +58,10 @@ account for it."""
 
 def spellings() -> Iterator[tuple[str, ...]]:
     """Yield container, key of the type, type, place of theta, place of the original length,
-    whether a factor is given, whether head_dim is given."""
+    whether a factor is given, whether head_dim is given.
+
+    In "both" containers are the same settings, theta in rope_parameters ("both") or in each
+    ("all")."""
     for theta, head in itertools.product(("none", "outer"), "01"):
         yield "none", "", "default", theta, "none", "0", head
     keys = itertools.product(
@@ -71,6 +74,11 @@ def spellings() -> Iterator[tuple[str, ...]]:
             kind not in ("yarn", "longrope", "default")
         ):
             yield container, key, kind, theta, original, factor, head
+            if key != "type" and theta != "inner" and original != "outer":
+                if container == "rope_scaling":  # and the same settings in rope_parameters
+                    yield "both", key, kind, theta, original, factor, head
+                elif theta == "both":
+                    yield "both", key, kind, "all", original, factor, head
 
 
 def config_of(family: str, spelling: tuple[str, ...], needs: list[str]) -> dict[str, Any]:
@@ -80,9 +88,9 @@ def config_of(family: str, spelling: tuple[str, ...], needs: list[str]) -> dict[
     rope: dict[str, Any] = {} if not key else dict.fromkeys(_type_keys(key), kind)
     if head == "1":
         config["head_dim"] = HEAD_DIM
-    if theta in ("outer", "both"):
+    if theta in ("outer", "both", "all"):
         config["rope_theta"] = THETAS["outer"]
-    if theta in ("inner", "both"):
+    if theta in ("inner", "both", "all"):
         rope["rope_theta"] = THETAS["inner"]
     if original != "none":
         (rope if original == "inner" else config)[ORIGINAL] = LENGTHS[original]
@@ -93,7 +101,11 @@ def config_of(family: str, spelling: tuple[str, ...], needs: list[str]) -> dict[
     if kind == "longrope":
         pairs = (HEAD_DIM if head == "1" else EVEN) // 2
         rope |= {"short_factor": [SHORT] * pairs, "long_factor": [LONG] * pairs}
-    if container != "none":
+    if container == "both":
+        old = rope if theta == "all" else {k: v for k, v in rope.items() if k != "rope_theta"}
+        config["rope_scaling"] = old
+        config["rope_parameters"] = {k: v for k, v in rope.items() if k != "type"}
+    elif container != "none":
         config[container] = rope
     return {**{key: NEEDED.get(key, 64) for key in needs}, **config}
 
@@ -238,9 +250,10 @@ def answers_of(family: str, spelling: tuple[str, ...], extra: dict[str, Any] = {
     config = config_of(family, spelling, _needs(facts, read_keys() - HARMLESS.keys()))
     for key, value in extra.items():
         name = key.removeprefix("rope.")
-        container = spelling[0]
-        if name != key and container != "none":
-            config[container][name] = value
+        if name != key:
+            for holder in ("rope_scaling", "rope_parameters"):
+                if isinstance(config.get(holder), dict):
+                    config[holder][name] = value
         elif name == key and (value is not None or key not in config):
             config[key] = value
     found = []

@@ -3,6 +3,7 @@
 
 import data from "./data.json";
 import { longropeScale, plain, scaled, yarnFrequencies, yarnScale } from "./formulas.js";
+import { differing, familyOf, findings, missing, sameRotation, unjudged } from "./rules.js";
 
 const table = data.runtimes;
 export const RUNTIMES = table.runtimes;
@@ -80,17 +81,22 @@ export function spelled(config, facts) {
   for (const key of ["rope_scaling", "rope_parameters"])
     if (config[key] === null && !harmless(key, null, facts)) return stop(key);
   const given = ["rope_scaling", "rope_parameters"].filter((key) => config[key] !== undefined && config[key] !== null);
-  if (given.length > 1) return stop("rope_parameters");
-  const container = given[0] ?? "none";
-  const rope = given.length ? config[container] : {};
-  if (!isObject(rope)) return stop(container);
+  for (const key of given) if (!isObject(config[key])) return stop(key);
+  const twice = given.length > 1;
+  const container = twice ? "both" : (given[0] ?? "none");
+  const rope = given.length ? config[given[0]] : {};
+  if (twice) {
+    const fresh = config.rope_parameters;
+    if (differing(rope, fresh, config).length || fresh.rope_type === undefined || "type" in fresh) return stop("rope_parameters");
+    if (rope.rope_theta !== undefined && (fresh.rope_theta === undefined || config.rope_theta === undefined)) return stop("rope_theta");
+  }
   for (const [key, value] of Object.entries(rope))
     if (!IN_ROPE.has(key) && !harmless(`rope.${key}`, value, facts)) return stop(key);
   const types = ["rope_type", "type"].filter((key) => rope[key] !== undefined);
   const kind = given.length ? rope[types[0]] : "default";
   if (given.length && (!types.length || !TYPES.includes(kind) || types.some((key) => rope[key] !== kind)))
     return stop("rope_type");
-  const outer = config.rope_theta, inner = rope.rope_theta;
+  const outer = config.rope_theta, inner = twice ? config.rope_parameters.rope_theta : rope.rope_theta;
   for (const theta of [outer, inner])
     if (theta !== undefined && !(isNumber(theta) && theta > 1)) return stop("rope_theta");
   if (rope[ORIGINAL] !== undefined && config[ORIGINAL] !== undefined) return stop(ORIGINAL);
@@ -107,7 +113,8 @@ export function spelled(config, facts) {
   if (kind === "longrope" ? !lists.every(good) : lists.some((list) => list !== undefined)) return stop("long_factor");
   const where = (a, b) => (a !== undefined ? (b !== undefined ? "both" : "outer") : b !== undefined ? "inner" : "none");
   const spelling = [
-    container, types.length === 2 ? "both" : (types[0] ?? ""), kind, where(outer, inner),
+    container, types.length === 2 ? "both" : (types[0] ?? ""), kind,
+    twice && rope.rope_theta !== undefined ? "all" : where(outer, inner),
     where(config[ORIGINAL], rope[ORIGINAL]), factor === undefined ? "0" : "1", head === undefined ? "0" : "1",
   ].join(" ");
   return {
@@ -144,7 +151,8 @@ function computed(answer, v) {
   return { ...answer, base, original, freq, scale, limit };
 }
 
-// runtime -> {a: "computes" | "refuses" | "no model" | "unknown" | "doctor", ...}; or a problem.
+// runtime -> {a: "computes" | "refuses" | "no model" | "unknown" | "doctor", ...}, with what the
+// rules find, the missing keys, and `stop`, the key that the page cannot judge; or a problem.
 export function answers(text) {
   const found = parse(text);
   if (found.problem) return found;
@@ -152,34 +160,71 @@ export function answers(text) {
   const facts = Object.hasOwn(table.families, family) ? table.families[family] : null;
   const values = facts ? spelled(config, facts) : { stop: "model_type" };
   const place = values.spelling === undefined ? undefined : places.get(values.spelling);
+  const needed = (facts?.needs ?? []).filter((key) => config[key] === undefined);
   const runtimes = {};
   Object.keys(RUNTIMES).forEach((runtime, i) => {
-    const lacking = runtime === "mlx-lm" && facts?.needs.some((key) => config[key] === undefined);
+    const lacking = runtime === "mlx-lm" && needed.length;
     const answer = place === undefined || lacking ? null : table.answers[parseInt(table.columns[facts.columns[i]].slice(2 * place, 2 * place + 2), 36)];
     const full = answer?.a === "computes" ? computed(answer, values) : answer;
     runtimes[runtime] = full ?? { a: "doctor" };
   });
-  return { family, values, runtimes, stop: values.stop ?? (place === undefined ? "rope_type" : null) };
+  const judged = familyOf(family);
+  const ruled = judged ? findings(config, judged, runtimes) : { found: [], stop: "model_type" };
+  const lacks = judged ? missing(config, judged) : [];
+  const stops = [
+    ruled.stop, lacks.includes(values.stop) ? null : values.stop, judged && unjudged(config),
+    place === undefined && !values.stop ? "rope_type" : null,
+    ["dynamic", "longrope"].includes(values.kind) ? `rope_type ${values.kind}` : null,
+    Object.values(runtimes).some(({ a }) => ["computes", "refuses", "doctor"].includes(a)) ? null : "model_type",
+  ];
+  return { family, values, runtimes, findings: ruled.found, missing: [...new Set([...lacks, ...needed])], stop: stops.find(Boolean) ?? null };
 }
 
-// The numbers of a config for the panels; null for what is none.
+// Letters for different rotations: the same letter, the same numbers.
+export function letters(runtimes) {
+  const groups = [];
+  const found = {};
+  for (const [name, answer] of Object.entries(runtimes)) {
+    if (answer.a !== "computes") continue;
+    let at = groups.findIndex((other) => sameRotation(answer, other));
+    if (at < 0) at = groups.push(answer) - 1;
+    found[name] = String.fromCharCode(65 + at);
+  }
+  return { found, count: groups.length };
+}
+
+// True if the page knows all that the doctor would say of a config, and it is nothing.
+export const isClear = (found) =>
+  Boolean(found.runtimes) && !found.stop && !found.missing.length && found.findings.every(({ rank }) => rank > 1) &&
+  letters(found.runtimes).count === 1 && Object.values(found.runtimes).every(({ a }) => !["refuses", "doctor"].includes(a));
+
+// Those numbers of a config that fit the panels; null for what is no config.
 export function numbersOf(text) {
-  const { config } = parse(text);
-  if (!config) return null;
+  let config;
+  try {
+    config = JSON.parse(text.length > LONGEST ? "" : text);
+  } catch {
+    return null;
+  }
+  if (!isObject(config)) return null;
+  for (const key of INNER) if (isObject(config[key])) config = { ...config, ...config[key] };
+  if (!known.has(config.model_type) || unrotated.has(config.model_type)) return null;
   const rope = [config.rope_scaling, config.rope_parameters].find(isObject) ?? {};
+  const original = rope[ORIGINAL] ?? config[ORIGINAL];
   const numbers = {
-    base: rope.rope_theta ?? config.rope_theta ?? 10000,
+    base: rope.rope_theta ?? config.rope_parameters?.rope_theta ?? config.rope_theta ?? 10000,
     dim: config.head_dim ?? config.hidden_size / config.num_attention_heads,
-    original: rope[ORIGINAL] ?? config[ORIGINAL] ?? config.max_position_embeddings,
-    factor: rope.factor ?? (isSize(rope[ORIGINAL] ?? config[ORIGINAL]) ? config.max_position_embeddings / (rope[ORIGINAL] ?? config[ORIGINAL]) : 1),
+    original: original ?? config.max_position_embeddings,
+    factor: rope.factor ?? (isSize(original) ? config.max_position_embeddings / original : 1),
   };
-  const fits =
-    Object.values(numbers).every((x) => isNumber(x) && x >= 1) && numbers.base >= 100 && numbers.base <= 1e9 &&
-    numbers.dim % 2 === 0 && numbers.dim >= 8 && numbers.dim <= LARGEST_HEAD && isSize(numbers.original) &&
-    numbers.original >= 64 && numbers.original <= 2 ** 20 && numbers.factor <= 128;
-  if (!fits) return null;
+  const fits = {
+    base: (x) => x >= 100 && x <= 1e9, dim: (x) => x % 2 === 0 && x >= 8 && x <= LARGEST_HEAD,
+    original: (x) => isSize(x) && x >= 64 && x <= 2 ** 20, factor: (x) => x >= 1 && x <= 128,
+  };
+  const fitting = Object.entries(numbers).filter(([key, x]) => isNumber(x) && fits[key](x));
+  if (!fitting.length) return null;
   const type = rope.rope_type ?? rope.type;
   const names = { default: "none", linear: "linear", dynamic: "dynamic", yarn: "yarn", llama3: "llama3", longrope: "longrope", su: "longrope" };
   const factors = Array.isArray(rope.long_factor) && rope.long_factor.every((x) => isNumber(x) && x > 0) ? rope.long_factor : null;
-  return { ...numbers, scaling: Object.hasOwn(names, type) ? names[type] : "none", factors };
+  return { ...Object.fromEntries(fitting), scaling: Object.hasOwn(names, type) ? names[type] : "none", factors };
 }

@@ -1,6 +1,6 @@
 // Build the page: a head, seven panels, a foot; draw again when something changes.
 
-import { answers } from "./configs.js";
+import { answers, isClear, numbersOf } from "./configs.js";
 import * as formulas from "./formulas.js";
 import { el } from "./draw.js";
 import { biases } from "./panels/biases.js";
@@ -11,6 +11,7 @@ import { scores } from "./panels/scores.js";
 import { turning } from "./panels/turning.js";
 import { wavelength } from "./panels/wavelength.js";
 import { DEFAULTS, onChange, readLink, state, update } from "./state.js";
+import { setGiven } from "./verdict.js";
 import { language, said, t, word } from "./words.js";
 
 const PANELS = {
@@ -18,7 +19,11 @@ const PANELS = {
 };
 
 const given = JSON.parse(document.getElementById("given").textContent);
-if (given) state.config = given.text;
+if (given) {
+  const { factors, ...numbers } = numbersOf(given.text) ?? {};
+  Object.assign(state, numbers, { config: given.text });
+  setGiven(given);
+}
 Object.assign(state, readLink(location.hash));
 
 function head() {
@@ -82,6 +87,7 @@ function show() {
 }
 onChange(show);
 show();
+if (given && !location.hash) document.getElementById("config").scrollIntoView({ behavior: "instant" });
 
 addEventListener("hashchange", () => {
   const found = readLink(location.hash);
@@ -89,4 +95,4 @@ addEventListener("hashchange", () => {
 });
 
 // For tests, which hold these to posenc.
-window.explorer = { formulas, state, defaults: DEFAULTS, update, answers, roundings };
+window.explorer = { formulas, state, defaults: DEFAULTS, update, answers, isClear, words: t, roundings };

@@ -124,11 +124,8 @@ class Case:
         if not self.judges:
             answers = [(name, self.computed[name]) for name in self.named]
             said = [f"{n}: {c.error if n in self.versions else c.answer}" for n, c in answers]
-            raise UnknownFamilyError(f"{self._name}: {'; '.join(said)}")
-
-    @property
-    def _name(self) -> str:
-        return self.model.model_type if self.metadata is None else self.metadata.architecture
+            own = self.model.model_type if self.metadata is None else self.metadata.architecture
+            raise UnknownFamilyError(f"{own}: {'; '.join(said)}")
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:

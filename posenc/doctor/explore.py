@@ -45,22 +45,32 @@ def explore(
 
 
 def given_of(path: Path) -> dict[str, Any]:
-    """Return a model's config as text, and what each runtime computes from it.
+    """Return a model's config as text, what the doctor finds, and what each runtime computes.
 
     Raises: ValueError for what is no config; OSError where it cannot be read.
     """
     from posenc.dialects.files.source import load
-    from posenc.dialects.runtimes import emulate
+    from posenc.dialects.meaning import UnknownFamilyError
+    from posenc.doctor.case import Case
+    from posenc.doctor.rules import findings
+    from posenc.doctor.running import ignored
 
     source = load(path)
     if source.metadata is not None:
         raise ValueError(f"{path}: a GGUF file has no config.json; posenc doctor reads it.")
-    said = {name: computed.as_json() for name, computed in emulate(source.config).items()}
-    shown = ("answer", "error", "layers", "switch", "max_length")
+    case, found, unjudged = Case(source), [], ""
+    try:
+        case.require_known()
+        found = findings(case, ignored(source.folder))
+        unjudged = "" if found else case.why_unclear
+    except UnknownFamilyError as unknown:
+        unjudged = str(unknown)
     return {
         "text": json.dumps(source.config, indent=2, ensure_ascii=False),
         "path": shlex.quote(str(path)),
-        "runtimes": {name: {key: one[key] for key in shown} for name, one in said.items()},
+        "findings": [finding.as_json() for finding in found],
+        "unjudged": unjudged,
+        "runtimes": {name: computed.as_json() for name, computed in case.computed.items()},
     }
 
 

@@ -1,7 +1,7 @@
 """A rule: what it checks, its severity, and its page in `pages/`."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from typing import Literal
@@ -31,6 +31,9 @@ class Hit:
 def wrong(message: str, cure: str = "") -> Hit:
     """Return a hit for a file that contradicts itself, whatever reads it."""
     return Hit(message, (), ALL, True, cure)
+
+
+Check = Callable[[Case], Iterable[Hit]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Rule:
 
     code: str
     severity: Severity
-    check: Callable[[Case], Iterable[Hit]]
+    check: Check
 
     @cached_property
     def page(self) -> str:
@@ -99,27 +102,19 @@ class Rule:
             yield Finding(self.code, severity, hit.message, runtimes, cure, hit.contradiction)
 
 
-@dataclass
-class Table:
-    """The rules by code."""
-
-    rules: dict[str, Rule] = field(default_factory=dict)
-
-    def rule(
-        self, code: str, severity: Severity
-    ) -> Callable[[Callable[[Case], Iterable[Hit]]], Callable[[Case], Iterable[Hit]]]:
-        """Decorate check(case) -> hits."""
-
-        def add(check: Callable[[Case], Iterable[Hit]]) -> Callable[[Case], Iterable[Hit]]:
-            assert code not in self.rules, code
-            self.rules[code] = Rule(code, severity, check)
-            return check
-
-        return add
+TABLE: dict[str, Rule] = {}
+"""The rules by code."""
 
 
-TABLE = Table()
-rule = TABLE.rule
+def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
+    """Decorate check(case) -> hits."""
+
+    def add(check: Check) -> Check:
+        assert code not in TABLE, code
+        TABLE[code] = Rule(code, severity, check)
+        return check
+
+    return add
 
 
 def names(runtimes: Iterable[str]) -> str:

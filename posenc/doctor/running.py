@@ -83,7 +83,7 @@ def _run(options: Options) -> tuple[str, int]:
         _require_clear(case)
         named, versions = _named(options), _versions(options)
         return fix(source, options.out, named, options.length, options.like, versions)
-    found = findings(case, _ignored(source.folder))
+    found = findings(case, ignored(source.folder))
     if not found and case.why_unclear:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
     code = 1 if any(f.severity == "E" for f in found) else 0
@@ -271,7 +271,7 @@ def _case(source: Source, options: Options) -> Case:
     return Case(source, (server,), options.length, served, versions)
 
 
-def _ignored(folder: Path) -> frozenset[str]:
+def ignored(folder: Path) -> frozenset[str]:
     """Return the codes that a file `.posenc` next to the config silences: # posenc:
     ignore=PD013,PD021."""
     path = folder / SIDECAR

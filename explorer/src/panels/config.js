@@ -1,10 +1,11 @@
 // A pasted config.json: what each runtime computes from it.
 
-import { RUNTIMES, answers, numbersOf } from "../configs.js";
+import { RUNTIMES, letters, numbersOf } from "../configs.js";
 import { el, number, short, whole } from "../draw.js";
 import { TURN } from "../formulas.js";
 import { state, update } from "../state.js";
-import { t } from "../words.js";
+import { findings, found, isGiven, lines, path } from "../verdict.js";
+import { sentences, t } from "../words.js";
 
 // YaRN for vLLM and transformers 5 with the base where transformers 4 does not look.
 const EXAMPLE = {
@@ -14,39 +15,7 @@ const EXAMPLE = {
   rope_parameters: { rope_type: "yarn", factor: 4, original_max_position_embeddings: 32768, rope_theta: 1000000 },
 };
 
-// What `posenc explore MODEL` asked of the emulators themselves, in the shape of answers().
-function exact(given) {
-  const runtimes = {};
-  for (const [name, found] of Object.entries(given.runtimes)) {
-    const a = { computes: "computes", refuses: "refuses", "no such model": "no model" }[found.answer] ?? "unknown";
-    const kinds = Object.entries(found.layers).map(([kind, layer]) => ({ kind, freq: layer.inv_freq, scale: layer.multiplier }));
-    runtimes[name] = { a, why: found.error, kinds, limit: found.max_length, switch: found.switch };
-  }
-  return { runtimes, exact: true };
-}
-
 const kindsOf = (answer) => answer.kinds ?? [{ kind: "all", freq: answer.freq, scale: answer.scale }];
-
-function same(a, b) {
-  const [x, y] = [kindsOf(a), kindsOf(b)];
-  const near = (p, q) => Math.abs(p - q) <= 1e-6 * Math.max(Math.abs(p), Math.abs(q));
-  return x.length === y.length && x.every((one, i) =>
-    one.kind === y[i].kind && near(one.scale, y[i].scale) && one.freq.length === y[i].freq.length &&
-    one.freq.every((f, k) => near(f, y[i].freq[k])));
-}
-
-// Letters for different rotations: the same letter, the same numbers.
-function letters(runtimes) {
-  const groups = [];
-  const found = {};
-  for (const [name, answer] of Object.entries(runtimes)) {
-    if (answer.a !== "computes") continue;
-    let at = groups.findIndex((other) => same(answer, other));
-    if (at < 0) at = groups.push(answer) - 1;
-    found[name] = String.fromCharCode(65 + at);
-  }
-  return { found, count: groups.length };
-}
 
 function words(answer, v) {
   if (answer.a === "refuses") return t("answer.refuses", { why: answer.why });
@@ -90,20 +59,20 @@ function table(found) {
     el("tbody", {}, Object.entries(found.runtimes).map(row)));
 }
 
-function headline(found) {
-  const all = Object.values(found.runtimes);
-  const counted = (a) => all.filter((answer) => answer.a === a).length;
-  const { count } = letters(found.runtimes);
-  const said = [];
-  if (count > 1) said.push(t("answer.differ", { count }));
-  if (count === 1) said.push(t(counted("computes") > 1 ? "answer.agree" : "answer.one", { n: counted("computes") }));
-  if (counted("refuses")) said.push(t("answer.refused", { n: counted("refuses") }));
-  if (counted("doctor")) said.push(found.stop ? t("answer.stopped", { key: found.stop }) : t("answer.some"));
-  return said.join(" ");
+function list(all) {
+  return [
+    el("p", { class: "small-print" }, t("finding.head")),
+    el("ul", { class: "findings" }, all.map(({ code, message, cure, grave }) =>
+      el("li", { class: grave ? "grave" : null },
+        el("p", {}, code && el("strong", {}, code), code && " ", message),
+        el("p", { class: "method" }, t("finding.cure", { cure }))))),
+  ];
 }
 
 export function config(given) {
-  const area = el("textarea", { spellcheck: "false", autocomplete: "off", autocapitalize: "off", id: "config-text" });
+  const area = el("textarea", {
+    spellcheck: "false", autocomplete: "off", autocapitalize: "off", id: "config-text", class: given ? "given" : null,
+  });
   area.addEventListener("input", () => update({ config: area.value }));
   const label = el("label", { for: "config-text", class: "small-print" });
   const button = (act) => el("button", { type: "button", class: "action", onclick: act });
@@ -114,6 +83,7 @@ export function config(given) {
     update({ ...numbers, position: 0 });
     document.getElementById("wave").scrollIntoView();
   });
+  const wrong = el("div", { "aria-live": "polite" });
   const finding = el("p", { class: "finding", "aria-live": "polite" });
   const result = el("div", { class: "table" });
   const notes = el("p", { class: "method" });
@@ -126,17 +96,19 @@ export function config(given) {
     clear.textContent = t("config.clear");
     use.textContent = t("config.use");
     use.disabled = !numbersOf(state.config);
-    const found = given && state.config === given.text ? exact(given) : answers(state.config);
-    const ran = Boolean(found.runtimes);
-    finding.textContent = ran ? headline(found) : t(found.problem, found.values);
-    result.replaceChildren(...(ran ? [table(found)] : []));
-    notes.textContent = ran ? t(found.exact ? "answer.exact" : "answer.notes") : t("config.private");
+    const shown = found();
+    const all = findings();
+    const ran = Object.values(shown.runtimes ?? {}).some(({ a }) => a !== "doctor");
+    wrong.replaceChildren(...(all.length ? list(all) : []));
+    finding.textContent = sentences(lines());
+    result.replaceChildren(...(ran ? [table(shown)] : []));
+    notes.textContent = ran ? t(shown.exact ? "answer.exact" : "answer.notes") : t("config.private");
     after.textContent = t("config.run");
-    line.textContent = `posenc doctor ${given && state.config === given.text ? given.path : "config.json"}`;
-    line.hidden = after.hidden = found.problem === "config.empty" || found.problem === "config.long";
+    line.textContent = `posenc doctor ${path()}`;
+    line.hidden = after.hidden = !isGiven() && ["config.empty", "config.long"].includes(shown.problem);
   };
   return {
-    node: [label, area, el("div", { class: "tools" }, example, use, clear), finding, result, notes, after, line],
+    node: [label, area, el("div", { class: "tools" }, example, use, clear), wrong, finding, result, notes, after, line],
     render,
   };
 }

@@ -7,6 +7,7 @@ import { choice, slider, steps } from "../controls.js";
 import { apart, el, figure, number, powers, short, whole, xAxis, yAxis } from "../draw.js";
 import { SCALINGS, TURN, scaled, trained } from "../formulas.js";
 import { state } from "../state.js";
+import { caution } from "../verdict.js";
 import { t } from "../words.js";
 
 let seen = null;
@@ -128,9 +129,16 @@ export function finding() {
   });
 }
 
+// True if the sliders show what the config says.
+function ofConfig() {
+  const numbers = numbersOf(state.config);
+  return Boolean(numbers) && ["base", "dim", "original", "factor"].every((key) => !(key in numbers) || numbers[key] === state[key]);
+}
+
 export function wavelength() {
   const chart1 = figure(() => t("wave.title"), chart);
   const table = el("div", { class: "table overview" });
+  const warning = el("p", { class: "warning", "aria-live": "polite" });
   const headline = el("p", { class: "finding", "aria-live": "polite" });
   const method = el("p", { class: "method" });
   const keys = el("div", {});
@@ -141,9 +149,11 @@ export function wavelength() {
       slider("factor", [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 64], (x) => `× ${number(x)}`),
       slider("dim", sizes, whole),
       slider("original", steps.geometric(512, 2, 262144), whole)),
-    scalingChoice(), headline, method, chart1.node, keys, table,
+    scalingChoice(), warning, headline, method, chart1.node, keys, table,
   ];
   const render = () => {
+    warning.textContent = ofConfig() ? caution() : "";
+    warning.hidden = !warning.textContent;
     headline.textContent = finding();
     method.textContent = t(`about.${chosen()}`);
     keys.replaceChildren(legend());

@@ -16,7 +16,7 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
     weights,
 )
 
-RULES: dict[str, Rule] = dict(sorted(TABLE.rules.items()))
+RULES: dict[str, Rule] = dict(sorted(TABLE.items()))
 ORDER = {"E": 0, "W": 1, "I": 2}
 REFUSALS = ("PD015", "PD042")
 """Warnings that already report a refusal."""

@@ -57,7 +57,7 @@ def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
         computed, seen = case.computed[name], case.differences[name]
         if name in explained or not seen:
             continue
-        rule_ = TABLE.rules["PD039" if computed.error else "PD038"]
+        rule_ = TABLE["PD039" if computed.error else "PD038"]
         where = f"{name}'s {computed.read}" if computed.read else name
         said = f"{name} refuses the file: {computed.error}"
         cure = (

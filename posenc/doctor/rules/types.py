@@ -82,14 +82,12 @@ def missing_key(case: Case) -> Iterator[Hit]:
         return
     for name, p in case.of_type(*NEEDED):
         missing = [key for key in NEEDED[type_of(p)] if p.get(key) is None]
-        if type_of(p) == "dynamic" and p.get("alpha") is not None:
-            missing = []
         largest, original = case.config.get("max_position_embeddings"), case.original_length(p)
         cure = ""
         if missing == ["factor"] and isinstance(largest, int) and isinstance(original, int):
             ratio = largest / original
             cure = f'Write "factor": {ratio:g}, which is {largest} / {original}, if that is meant.'
-        if missing:
+        if missing and (type_of(p) != "dynamic" or p.get("alpha") is None):
             yield Hit(
                 f"{name} is {type_of(p)} and has no {names(missing)}",
                 case.concerned(ALL),
