@@ -20,7 +20,14 @@ LABELS = {
     "tuned": "`ntk-2x`, tuned 200 steps",
     "lora": "`ntk-2x`, adapters tuned 200 steps",
 }
-DRAWN = {"none": "as trained", "ntk": "NTK-aware, x4", "search": "searched", "tuned": "tuned"}
+DRAWN = {
+    "none": "as trained",
+    "linear": "linear",
+    "ntk": "ntk",
+    "yarn": "yarn",
+    "ntk-2x": "ntk-2x",
+    "tuned": "ntk-2x, tuned",
+}
 COSTS = {
     "quick": "`--method ntk --out`",
     "all": "all methods, without `--out`",

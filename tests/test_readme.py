@@ -124,7 +124,7 @@ def test_links_lead_somewhere(document):
             assert (folder / target.partition("#")[0]).exists(), target
 
 
-@pytest.mark.parametrize("name", ["compare", "extend", "inspect", "doctor"])
+@pytest.mark.parametrize("name", ["compare", "extend", "inspect", "doctor", "explore"])
 def test_a_translation_names_the_same_options_methods_and_files(name):
     english, chinese = (
         (ROOT / f"docs/{name}{kind}.md").read_text(encoding="utf-8") for kind in ("", ".zh-CN")

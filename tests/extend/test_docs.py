@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_numbers_come_from_the_files(docs, tmp_path):
         ]
         (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n")
 
-    write("all", none=0.0, ntk=0.1, search=math.log(1.5))
+    drawn = {"linear": 0.3, "yarn": 0.2, "ntk-2x": 0.1}
+    write("all", none=0.0, ntk=0.1, search=math.log(1.5), **drawn)
     write("tuned", none=0.0, window=-0.5, search=0.2, tuned=-0.4)
     write("lora", none=0.0, tuned=-0.3)
     cost = ["name,seconds,cpu_seconds,peak_megabytes"]
@@ -66,3 +68,14 @@ def test_numbers_come_from_the_files(docs, tmp_path):
     again = text
     script.main(tmp_path, docs)
     assert (docs / "extend.md").read_text() == again
+
+
+@pytest.mark.parametrize("page", ["scaling.md", "scaling.zh-CN.md"])
+def test_the_lesson_on_scaling_has_the_numbers_of_the_page(page):
+    text = (ROOT / "docs/learn" / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+`) \| (.+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) == 5
+    whole = (ROOT / "docs/extend.md").read_text(encoding="utf-8").partition("numbers: untuned")[2]
+    for name, middle, last, price in rows:
+        (row, *_) = whole.split(f"\n| {name} |")[1].splitlines()
+        assert row.endswith(f" | {middle} | {last} | {price} |"), name
