@@ -130,8 +130,8 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
             result[name] = _as_number(result[name], name, doubts)
     result = {k: v for k, v in result.items() if v is not None or k not in {"rope_theta", *own}}
     for name in ("rope_scaling", "rope_parameters"):
-        if isinstance(result.get(name), Mapping):
-            result[name] = _settle_all(result[name], result, doubts)
+        if isinstance(given := result.get(name), Mapping):
+            result[name] = _settle_all(given, result, doubts)
     old, new = result.get("rope_scaling"), result.get("rope_parameters")
     if model.nested and old and not new and any(isinstance(v, Mapping) for v in old.values()):
         doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
