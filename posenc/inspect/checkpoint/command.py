@@ -1,5 +1,6 @@
 """`posenc inspect ./model`: measure, print, write the page."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -20,9 +21,10 @@ def inspect_checkpoint(
 ) -> None:
     """Print the answer and the measurements, write the page, and its figures into `figures`."""
     path = out or (None if as_json else Path("runs/inspect.html"))
-    check_outputs(figures, path)
+    importlib.import_module("transformers")  # if it is missing, no folder is made
     if path or figures:
         require("matplotlib", "the page")
+    check_outputs(figures, path)
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:

@@ -28,9 +28,9 @@ def run(
 ) -> None:
     """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
     path = out or (None if as_json else Path("runs/inspect.html"))
-    check_outputs(figures, path)
     if path or figures:
         require("matplotlib", "the page")
+    check_outputs(figures, path)
     sheets = measure_all(names, shape, tell)
     tell("")
     if as_json:
