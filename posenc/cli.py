@@ -32,7 +32,7 @@ COMMANDS = {
     "explore": "posenc.doctor.explore:explore",
 }
 """The function of each command, as "module:function"."""
-NEEDS = dict.fromkeys(("compare", "report", "leaderboard", "inspect"), "compare")
+NEEDS: dict[str, str] = dict.fromkeys(("compare", "report", "leaderboard", "inspect"), "compare")
 NEEDS |= {"extend": "hf", "doctor": "doctor"}
 """The extra that is enough for a command; "torch" for others."""
 
