@@ -6,14 +6,47 @@ from pathlib import Path
 
 import pytest
 
+from posenc.report.page import page as pages
 from posenc.report.page.drawing import figure
-from posenc.report.page.page import SITE, Caution, Code, Headline, Page, Plot, words
+from posenc.report.page.page import Caution, Code, Headline, Page, Plot, words
 from posenc.report.page.table import Cell, Heading, Table
 from posenc.sentence import catalogue, speaking
 from posenc.tasks.known import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"
+ADDRESS = "https://example.org/me/posenc"
+IN_DOCS = f"{ADDRESS}/blob/main/docs/"
 LINK = re.compile(r'<a href="([^"]*)" title="([^"]*)">([^<]*)</a>')
+
+
+@pytest.fixture(autouse=True)
+def _installed_release(monkeypatch):
+    """A release knows the address of its repository; a clone does not."""
+    monkeypatch.setattr(pages, "repository", lambda: ADDRESS)
+
+
+def test_without_an_address_a_word_names_the_file_and_leads_nowhere(monkeypatch):
+    monkeypatch.setattr(pages, "repository", lambda: "")
+    page = html("Tied: no encoding is better.")
+    assert '<abbr title="docs/compare.md">Tied</abbr>' in page and 'href="http' not in page
+
+
+@pytest.mark.parametrize("urls", [None, [], ["Issues, x"], [f"Repository, {ADDRESS}"]])
+def test_address_is_that_of_the_installed_release(urls, monkeypatch):
+    monkeypatch.undo()
+
+    class Installed:
+        def get_all(self, name):
+            assert name == "Project-URL"
+            return urls
+
+    def installed(name):
+        if urls is None:
+            raise pages.metadata.PackageNotFoundError(name)
+        return Installed()
+
+    monkeypatch.setattr(pages.metadata, "metadata", installed)
+    assert pages.repository.__wrapped__() == (ADDRESS if urls and ADDRESS in urls[-1] else "")
 
 
 def dead(targets: Iterator[str]) -> list[str]:
@@ -62,7 +95,7 @@ def test_a_word_is_a_link_where_an_explanation_first_has_it():
     cell = Cell("1", small="tied")
     table = Table([Heading("loss", "bits per byte"), "tied"], [[cell, "more context"]])
     found = LINK.findall(html(table, "Tied: bits per byte, untied, tied-up.", "More context <b>."))
-    compare = f"{SITE}compare.html"
+    compare = f"{IN_DOCS}compare.md"
     assert sorted(found) == sorted([
         (f"{compare}#how-to-read-it", "docs/compare.md", "bits per byte"),
         (f"{compare}#how-differences-are-judged", "docs/compare.md", "tied"),
@@ -86,7 +119,7 @@ def test_answers_commands_and_foreign_markup_stay():
 def test_a_chinese_page_leads_to_chinese_explanations():
     with speaking("zh"):
         found = LINK.findall(html("“并列”：每字节比特数相同。"))
-    assert [(to.removeprefix(SITE), said) for to, _, said in found] == [
-        ("compare.zh-CN.html#差别怎样判定", "并列"),
-        ("compare.zh-CN.html#怎样读结果", "每字节比特数"),
+    assert [(to.removeprefix(IN_DOCS), said) for to, _, said in found] == [
+        ("compare.zh-CN.md#差别怎样判定", "并列"),
+        ("compare.zh-CN.md#怎样读结果", "每字节比特数"),
     ]

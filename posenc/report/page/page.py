@@ -9,7 +9,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from functools import cache
+from importlib import metadata, resources
 from itertools import count, groupby
 from pathlib import Path
 
@@ -21,8 +22,6 @@ from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
 from posenc.sentence import phrase
 
-SITE = "https://posenc.readthedocs.io/en/latest/"
-"""Address of the documentation."""
 _HEADING = r"th scope=col[^>]*(?:>[^<]*<small)?"
 _OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING})>"
 """Begins the elements in which words become links."""
@@ -170,14 +169,27 @@ def words() -> dict[str, str]:
     return json.loads(resources.files("posenc.report.page").joinpath("words.json").read_bytes())
 
 
+@cache
+def repository() -> str:
+    """Return the address of posenc's repository, which an installed release has; "" if unknown."""
+    try:
+        urls = metadata.metadata("posenc").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    return next((url[12:] for url in urls if url.startswith("Repository, ")), "")
+
+
 def _linked(body: str) -> str:
-    """Return a page's body with a link from each word, where an explanation or the heading of a
-    column first has it, to the site."""
+    """Return a page's body in which each word leads to the document that explains it, where an
+    explanation or the heading of a column first has it. Without an address it names the file."""
     for word, target in words().items():
-        page, _, place = phrase(target).partition("#")
-        link = f'<a href="{SITE}{page}.html{"#" * bool(place)}{place}" title="docs/{page}.md">'
-        pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({escape(phrase(word))})(?![A-Za-z-])"
-        body = re.sub(pattern, rf"\1{link}\2</a>", body, count=1, flags=re.IGNORECASE)
+        page, hash_, place = phrase(target).partition("#")
+        file, start, end = f"docs/{page}.md", "<abbr", "</abbr>"
+        if repository():
+            start, end = f'<a href="{repository()}/blob/main/{file}{hash_}{place}"', "</a>"
+        pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({re.escape(escape(phrase(word)))})(?![A-Za-z-])"
+        link = rf'\1{start} title="{file}">\2{end}'
+        body = re.sub(pattern, link, body, count=1, flags=re.IGNORECASE)
     return body
 
 

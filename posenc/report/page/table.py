@@ -47,6 +47,14 @@ class Table:
     caption: str = ""
     cards: bool = False
 
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(
+                    f"Table: every row needs {len(self.header)} cells like the header, "
+                    f"got {len(row)} in {list(row)!r}."
+                )
+
 
 def table_html(table: Table) -> str:
     """Return the table as HTML, its caption above it and its notes below."""
