@@ -158,7 +158,7 @@ def _share(model: Model) -> float:
 def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length: int) -> Layer:
     """Return frequencies and multiplier at a length."""
     facts = model.facts["transformers4"]
-    head_dim = int(model.config.get(facts.get("head_key", "")) or model.head_dim)
+    head_dim = int(model.get(facts.get("head_key", "")) or model.head_dim)
     dim = int(head_dim * _share(model))
     plain = formulas.plain(dim, theta)
     if facts.get("null_head") == "refused" and model.config.get("head_dim", 0) is None:

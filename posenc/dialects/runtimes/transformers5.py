@@ -101,6 +101,9 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
     config, facts = model.config, model.facts["transformers5"]
     given = config.get("rope_parameters")
     inner: dict[str, Parameters] = {}
+    for key in facts.get("never_null", ()):
+        if any(key in each and each[key] is None for each in (config, given or {})):
+            raise RefusedError(f"TypeError: {key} is None")
     if isinstance(given, Mapping):
         inner = {k: dict(v) for k, v in given.items() if isinstance(v, Mapping)}
     old = config.get("rope_scaling")
@@ -131,7 +134,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         theta = (defaults or {}).get("rope_theta", 10000.0)
         key = facts.get("theta_keys", {}).get(kind, "")
         key = facts.get("flat_theta", key) if kind in inner and isinstance(old, Mapping) else key
-        theta = config.get(key, theta)
+        if config.get(key) is not None or not facts.get("null_base"):
+            theta = config.get(key, theta)
         if isinstance(theta, list):  # one for each layer
             theta = theta[min(model.layers_of(kind), default=0)]
         parameters = inner.get(kind)
@@ -194,7 +198,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     theta = number(parameters["rope_theta"], "rope_theta")
     share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     head_dim, trained = model.head_dim, model.max_positions
-    head_dim = int(model.config.get(facts.get("head_key", "")) or head_dim)
+    head_dim = int(model.get(facts.get("head_key", "")) or head_dim)
     if kind not in facts.get("types", (kind,)):
         raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
     if "axes" in facts:

@@ -8,6 +8,7 @@ import pytest
 
 from posenc.dialects.families import all_families
 from posenc.dialects.model import model_of
+from posenc.dialects.runtimes import RUNTIMES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -158,3 +159,30 @@ def test_rope_interleave_decides_the_layout_where_the_class_reads_it():
     for name, wanted in (("deepseek_v3", "half-split"), ("deepseek_v32", "interleaved")):
         (kind,) = frequencies({"model_type": name, "rope_interleave": False})["kinds"]
         assert kind["layout"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"model_type": "deepseek_v4", "rope_theta": None}, "rope_theta is None"),
+        (
+            {"model_type": "lfm3", "rope_parameters": {"full_attention": None}},
+            "full_attention is None",
+        ),
+    ],
+)
+def test_a_null_that_the_class_refuses_is_refused(config, refused):
+    assert (RUNTIMES["transformers-5"](config).error or "").endswith(refused)
+
+
+@pytest.mark.parametrize("runtime", ["transformers-4", "transformers-5"])
+def test_longcat_takes_the_class_head_dim_where_none_is_given(runtime):
+    """Printed by the modules of transformers: 32 pairs, whatever qk_rope_head_dim."""
+    got = RUNTIMES[runtime]({"model_type": "longcat_flash", "qk_rope_head_dim": 32})
+    assert len(got.layers["all"].inv_freq) == 32
+
+
+def test_neomme_takes_each_kinds_base_for_null():
+    got = RUNTIMES["transformers-5"]({"model_type": "neomme", "rope_theta": None})
+    want = RUNTIMES["transformers-5"]({"model_type": "neomme"})
+    assert got.error is None and got.layers == want.layers
