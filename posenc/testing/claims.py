@@ -7,10 +7,8 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attend.attention import attention
-from posenc.attend.cache import KVCache
 from posenc.encodings import PositionEncoding
 from posenc.testing.harness import (
-    LENGTH,
     SHAPE,
     Make,
     build,
@@ -25,9 +23,7 @@ from posenc.testing.harness import (
     tokens,
     turned,
 )
-
-FAR = 20_011
-"""Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
+from posenc.testing.sequences import in_steps, shifted
 
 
 def _hold(name: str, claimed: bool, holds: bool) -> None:
@@ -36,20 +32,8 @@ def _hold(name: str, claimed: bool, holds: bool) -> None:
 
 def assert_shift_invariance_as_claimed(make: Make) -> None:
     model = layer(make)
-    encoding = model.encoding
-    limit = encoding.claims.max_positions
-    if limit is None:
-        length, shift = LENGTH, FAR
-    elif encoding.claims.num_axes > 1:
-        length, shift = LENGTH, limit // 2
-    else:
-        length = min(LENGTH, limit // 2)
-        shift = min(FAR, limit - length)
-    x, positions = hidden(length), tokens(encoding, length)
-    if limit is not None and encoding.claims.num_axes > 1:
-        positions = positions % (limit - shift)
-    changed = differs(model(x, positions), model(x, positions + shift))
-    _hold("shift_invariant", encoding.claims.shift_invariant, not changed)
+    changed = any(differs(moved, plain) for moved, plain, _ in shifted(model, SHAPE))
+    _hold("shift_invariant", model.encoding.claims.shift_invariant, not changed)
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
@@ -89,15 +73,8 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
     """Check that decoding steps, which get only the length so far, equal one pass if claimed."""
-    model, x, positions = example(make)
-    length = len(positions)
-    full = model(x, positions, length=length)
-    cache = KVCache()
-    steps = [
-        model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=t + 1)
-        for t in range(length)
-    ]
-    changed = differs(full, torch.cat(steps, dim=1))
+    model = layer(make)
+    changed = any(differs(steps, full) for steps, full, _ in in_steps(model, SHAPE))
     _hold("cache_safe", model.encoding.claims.cache_safe, not changed)
 
 

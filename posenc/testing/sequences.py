@@ -9,6 +9,7 @@ from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.harness import (
+    LENGTH,
     SHAPE,
     Layer,
     Make,
@@ -20,6 +21,11 @@ from posenc.testing.harness import (
     room,
     tokens,
 )
+
+FAR = 20_011
+"""Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
+Pairs = Iterator[tuple[Tensor, Tensor, str]]
+"""Results that should be equal, and a few words on the first."""
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
@@ -34,20 +40,6 @@ def assert_decoding_matches_prefill(make: Make) -> None:
             steps.append(model(x[:, part], positions[part], cache=cache, length=length))
             start += size
         assert_same(torch.cat(steps, dim=1), want, f"in {len(cuts)} steps")
-
-
-def assert_rows_are_independent(make: Make) -> None:
-    """Check that a row's result does not depend on other rows, even at far positions."""
-    model, x, near = example(make, 17, batch=3)
-    limit = model.encoding.claims.max_positions
-    far = near.flip(0) if limit is not None else near + 5000
-    alone = model(x[:1], near[None])
-    together = model(x, torch.stack([near, far, near]))
-    assert_same(together[:1], alone, "first of three rows")
-    other = x.clone()
-    other[1:] = 7 * x[1:]
-    assert_same(model(other, torch.stack([near, far, near]))[:1], alone, "next to other rows")
-    assert_same(together[2:], model(x[2:], near), "batched against shared positions")
 
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
@@ -76,7 +68,7 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
     return valid, torch.stack(rows)
 
 
-def next_to_padding(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor, str]]:
+def next_to_padding(model: Layer, shape: ModelShape) -> Pairs:
     """Yield the result of each padded sequence, its result alone, and which sequence it is."""
     encoding = model.encoding
     lengths = [room(encoding, 13), 5, 1]
@@ -90,7 +82,7 @@ def next_to_padding(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, T
             yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
 
 
-def in_a_pack(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor, str]]:
+def in_a_pack(model: Layer, shape: ModelShape) -> Pairs:
     """Yield the result of each document of a packed sequence, its result alone, and which it is."""
     encoding = model.encoding
     lengths = [6, 1, room(encoding, 10)]
@@ -104,14 +96,64 @@ def in_a_pack(model: Layer, shape: ModelShape) -> Iterator[tuple[Tensor, Tensor,
         yield out[:, own], alone, f"document {number} of {length} tokens"
 
 
-def assert_padding_is_invisible(make: Make) -> None:
-    for result, alone, which in next_to_padding(layer(make), SHAPE):
+def among_other_rows(model: Layer, shape: ModelShape) -> Pairs:
+    """Yield results of rows of a batch, their results alone, and what is next to them: rows at far
+    positions, and with other content."""
+    encoding = model.encoding
+    near = tokens(encoding, room(encoding, 17))
+    far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
+    x, positions = hidden(len(near), batch=3, shape=shape), torch.stack([near, far, near])
+    alone, together = model(x[:1], near[None]), model(x, positions)
+    yield together[:1], alone, "first of three rows"
+    yield together[2:], model(x[2:], near), "batched against shared positions"
+    other = torch.cat([x[:1], 7 * x[1:]])
+    yield model(other, positions)[:1], alone, "next to other rows"
+
+
+def in_steps(model: Layer, shape: ModelShape) -> Pairs:
+    """Yield the result of decoding token by token, that of one pass, and how it was decoded. Each
+    step knows the length so far, which passes the training length on the way."""
+    encoding = model.encoding
+    length = room(encoding)
+    x, positions = hidden(length, shape=shape), tokens(encoding, length)
+    cache, before = KVCache(), max(0, shape.train_length - length // 2)
+    steps = [
+        model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=before + t + 1)
+        for t in range(length)
+    ]
+    yield torch.cat(steps, dim=1), model(x, positions, length=before + length), "token by token"
+
+
+def shifted(model: Layer, shape: ModelShape) -> Pairs:
+    """Yield the result with all positions shifted by one number, that without, and the number."""
+    encoding = model.encoding
+    limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
+    length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
+    x, positions, by = hidden(length, shape=shape), tokens(encoding, length), FAR
+    if limit is not None and axes > 1:
+        positions, by = positions % max(1, limit // 2), limit // 2
+    elif limit is not None:
+        by = max(1, min(FAR, limit - length))
+    elif axes == 1:  # beyond the training length: maps act there
+        positions = positions * -(-2 * shape.train_length // length)
+    yield model(x, positions + by), model(x, positions), f"shifted by {by}"
+
+
+def _assert_equal(pairs: Pairs) -> None:
+    for result, alone, which in pairs:
         assert_same(result, alone, which)
+
+
+def assert_padding_is_invisible(make: Make) -> None:
+    _assert_equal(next_to_padding(layer(make), SHAPE))
 
 
 def assert_packing_is_invisible(make: Make) -> None:
-    for result, alone, which in in_a_pack(layer(make), SHAPE):
-        assert_same(result, alone, which)
+    _assert_equal(in_a_pack(layer(make), SHAPE))
+
+
+def assert_rows_are_independent(make: Make) -> None:
+    _assert_equal(among_other_rows(layer(make), SHAPE))
 
 
 def assert_the_future_is_invisible(make: Make) -> None:
