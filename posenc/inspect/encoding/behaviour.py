@@ -4,6 +4,8 @@ time."""
 import copy
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,32 +86,33 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
 
 def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.compile(fullgraph=True) does not trace a layer."""
-    layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
-    length = room(encoding, 12)
-    x, positions = hidden(length, shape).float(), tokens(encoding, length)
-
-    def run() -> bool:
-        torch._dynamo.reset()
-        compiled = torch.compile(layer, fullgraph=True, backend="eager")
-        return _close(compiled(x, positions), layer(x, positions))
-
-    return _answer(run)
+    return _traced(
+        encoding, shape, lambda layer, *_: torch.compile(layer, fullgraph=True, backend="eager")
+    )
 
 
 def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.export does not make a program for any length."""
+    return _traced(
+        encoding, shape, lambda layer, *first: exported(layer, *first, room(encoding, 4096))
+    )
+
+
+def _traced(encoding: PositionEncoding, shape: ModelShape, trace: Callable[..., Any]) -> str:
+    """Return "yes" if what `trace` makes of a layer and its inputs is right for longer inputs."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
     first, last = (
         (hidden(n, shape).float(), tokens(encoding, n))
         for n in (room(encoding, 12), room(encoding, 31))
     )
-
-    def run() -> bool:
-        torch._dynamo.reset()
-        program = exported(layer, *first, room(encoding, 4096))
-        return _close(program(*last), layer(*last))
-
-    return _answer(run)
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            right = torch.allclose(trace(layer, *first)(*last), layer(*last), atol=1e-4)
+            return "yes" if right else "no: another result"
+        except Exception as error:  # the tracers have classes of their own for what they lack
+            return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
 
 
 PAIRS = 21
@@ -144,18 +147,5 @@ def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, f
     return ratios[5], ratios[PAIRS // 2], ratios[-6]
 
 
-def _answer(run) -> str:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        try:
-            return "yes" if run() else "no: another result"
-        except Exception as error:  # the tracers have classes of their own for what they lack
-            return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
-
-
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a - b).abs() <= 1e-12).all())
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.allclose(a, b, atol=1e-4))
