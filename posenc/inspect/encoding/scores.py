@@ -56,7 +56,8 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
         same = _last_row(exact, shape, x[:, -1:].expand_as(x))[..., keys]
     flat = random.flatten(0, 1)
     cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
-    low, high = flat.quantile(cuts, dim=0) if flat.isfinite().all() else _finite_cuts(flat, cuts)
+    visible = flat.isfinite().all(0)  # NaN for a column with an infinite score
+    low, high = flat.masked_fill(~visible, torch.nan).quantile(cuts, dim=0)
     same_mean = same.flatten(0, 1).mean(0)
     found = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
     return Decay(distances, *map(_numbers, found))
@@ -177,15 +178,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.isfinite(), b.isfinite())) and bool(
         ((a - b).nan_to_num().abs() <= 1e-9 * (1 + b.nan_to_num().abs())).all()
     )
-
-
-def _finite_cuts(values: Tensor, cuts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two quantiles of each column, NaN for a column with an infinite score."""
-    visible = values.isfinite().all(0)
-    out = torch.full((2, values.shape[1]), torch.nan, dtype=values.dtype)
-    if visible.any():
-        out[:, visible] = values[:, visible].quantile(cuts, dim=0)
-    return out[0], out[1]
 
 
 def _numbers(values: Tensor) -> list[float | None]:

@@ -48,7 +48,6 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 """The measured properties by subject, and what each name means."""
-MORE = "More"
 
 
 _INVARIANT = {
@@ -64,9 +63,7 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
     """Return, by subject, the measured properties with their meaning, and a row for each sheet that
     begins with its name. Properties that no sheet has are left out."""
     lines = [rows(sheet) for sheet in sheets]
-    known = {label for group in GROUPS.values() for label in group}
-    left = {label: "" for each in lines for label in each if label not in known}
-    for subject, group in {**GROUPS, MORE: left}.items():
+    for subject, group in GROUPS.items():
         meanings = {k: v for k, v in group.items() if any(k in each for each in lines)}
         if meanings:
             named = zip(sheets, lines, strict=True)
