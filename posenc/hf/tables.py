@@ -98,12 +98,20 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
     keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
     with torch.no_grad():
         longer = METHODS[method][1](weight.detach(), length, offset_rows=table.offset_rows)
-    buffers = _position_buffers(model, table.length + table.counted_rows)
+    before, after = (count + table.counted_rows for count in (table.length, length))
+    buffers = [  # one column per position, as in BERT
+        (owner, name, buffer)
+        for owner in model.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if name in ("position_ids", "token_type_ids") and buffer.shape[-1] == before
+    ]
     module.weight, module.num_embeddings = nn.Parameter(longer), len(longer)
     for key in keys:
-        setattr(config, key, length + table.counted_rows)
+        setattr(config, key, after)
     for owner, name, buffer in buffers:
-        setattr(owner, name, _longer_buffer(name, buffer, length + table.counted_rows))
+        row = buffer.new_zeros(1, after)
+        counted = torch.arange(after, device=row.device).expand(1, -1)
+        setattr(owner, name, counted if name == "position_ids" else row)
     try:
         yield model
     finally:
@@ -112,19 +120,3 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
             setattr(config, key, maximum)
         for owner, name, buffer in buffers:
             setattr(owner, name, buffer)
-
-
-def _position_buffers(model: nn.Module, length: int) -> list[tuple[nn.Module, str, Tensor]]:
-    """Return buffers, with owner and name, that have one column per position, as in BERT."""
-    return [
-        (owner, name, buffer)
-        for owner in model.modules()
-        for name, buffer in owner.named_buffers(recurse=False)
-        if name in ("position_ids", "token_type_ids") and buffer.shape[-1] == length
-    ]
-
-
-def _longer_buffer(name: str, buffer: Tensor, length: int) -> Tensor:
-    if name == "position_ids":
-        return torch.arange(length, device=buffer.device).expand(1, -1)
-    return buffer.new_zeros(1, length)
