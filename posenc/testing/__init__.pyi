@@ -1,7 +1,7 @@
+from posenc.testing.as_pytest import test_contract as test_contract
 from posenc.testing.checks import CHECKS as CHECKS
 from posenc.testing.checks import VOIDING as VOIDING
 from posenc.testing.checks import Verdict as Verdict
 from posenc.testing.checks import every_check as every_check
 from posenc.testing.checks import maker as maker
-from posenc.testing.checks import test_contract as test_contract
 from posenc.testing.checks import verdicts as verdicts

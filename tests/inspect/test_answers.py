@@ -10,7 +10,7 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import answer as of_checkpoint
-from posenc.inspect.checkpoint import figures as checkpoint_figures
+from posenc.inspect.checkpoint import captions as checkpoint_captions
 from posenc.inspect.checkpoint import page
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
 from posenc.inspect.checkpoint.structure import Structure
@@ -243,20 +243,20 @@ def test_who_saw_whom(causal, removed, said):
 
 def test_what_is_seen_in_a_checkpoint():
     eye = np.eye(4)
-    assert "2 look mostly at the token itself" in checkpoint_figures.caption_of_attention(
+    assert "2 look mostly at the token itself" in checkpoint_captions.in_attention(
         np.stack([eye] * 2)
     )
     first = np.zeros((1, 4, 4))
     first[..., 0] = 1
-    assert "1 looks mostly at the first token" in checkpoint_figures.caption_of_attention(first)
+    assert "1 looks mostly at the first token" in checkpoint_captions.in_attention(first)
     flat = np.full((3, 4, 4), 0.25)
-    assert "None of the 3 heads" in checkpoint_figures.caption_of_attention(flat)
-    mixed = checkpoint_figures.caption_of_attention(np.concatenate([first, flat]))
+    assert "None of the 3 heads" in checkpoint_captions.in_attention(flat)
+    mixed = checkpoint_captions.in_attention(np.concatenate([first, flat]))
     assert mixed.endswith("; 3 elsewhere.")
-    moved = checkpoint_figures.caption_of_changed_words({"with positions": [0.1, 0.9]}, ["a", "b"])
+    moved = checkpoint_captions.in_changed_words({"with positions": [0.1, 0.9]}, ["a", "b"])
     assert moved == "With positions, 'b' moves most (0.9) and 'a' least (0.1)."
     layers = {"with": [0, 0.1], "without": [0.0, 1e-9]}
-    said = checkpoint_figures.caption_of_changed_layers(layers, 1e-5)
+    said = checkpoint_captions.in_changed_layers(layers, 1e-5)
     assert said == "With it moves from layer 1 on, up to 0.1; without nothing moves."
     changes = (0.0, 6e-8, 0.002, float("nan"))  # digits of rounding differ between processors
     assert [page._moved(change) for change in changes] == ["0", "rounding", "0.002", "nan"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posenc.inspect.checkpoint import figures
+from posenc.inspect.checkpoint import captions, figures
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
@@ -172,7 +172,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
                 f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
                 "look at.",
                 f"{heads} maps of {len(labels)} by {len(labels)} tokens.",
-                figures.caption_of_attention(maps),
+                captions.in_attention(maps),
                 f"attention{f'-{stack}' * bool(stack)}-layer-{layer}",
                 wide=True,
             )
@@ -198,7 +198,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "How far the last layer's state of each token moves when the words change places.",
         "; ".join(f"{name} up to {max(c.by_group):.2g}" for name, c in changes.items()),
-        figures.caption_of_changed_words({n: c.by_group for n, c in changes.items()}, labels),
+        captions.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "changed-words",
         wide=len(labels) > 20,
     )
@@ -212,6 +212,6 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",
         "; ".join(f"{n}: {', '.join(map(_moved, vs))}" for n, vs in by_layer.items()),
-        figures.caption_of_changed_layers(by_layer, ROUNDING),
+        captions.in_changed_layers(by_layer, ROUNDING),
         "changed-layers",
     )

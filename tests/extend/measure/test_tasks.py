@@ -16,7 +16,8 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import regression, short_pieces
 from posenc.extend.measure.intervals import Estimate, share_interval
 from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.tasks import CITIES, PUZZLES, TASKS, Score, TaskGrid, check_tasks
+from posenc.extend.measure.sentences import CITIES, PUZZLES
+from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, check_tasks
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
 from posenc.tasks.puzzles import COMMON
