@@ -3,20 +3,16 @@ process."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
-from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.model import TRAINED_KEY, model_of
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.writers.changes import config_changes
-from posenc.dialects.writers.proof import failures
-from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, switching
+from posenc.extend.export.config import exported
+from posenc.extend.export.pooling import MODULES, copy_sentence_files
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import mapped_page, page, plain_page
@@ -24,8 +20,7 @@ from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import copy_file, make_inside, text_of
-from posenc.report.files.record import bounded_json
+from posenc.report.files.opened import copy_file, make_inside
 from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
@@ -146,81 +141,3 @@ def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
         if isinstance(limit, int | float) and limit < longest:
             text = json.dumps({**kept, "model_max_length": longest}, indent=2, ensure_ascii=False)
             write_atomically(settings, text + "\n")
-
-
-def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
-    """Return the recipe, which most runtimes read correctly, for a model's rotary settings, and
-    their meaning.
-
-    The weights are not changed, so no temperature is folded into them.
-
-    Args:
-        saved: config.json as transformers 5 writes it.
-        longest: the new length in tokens.
-
-    The meaning is None for families without rotary keys and those unknown to the dialects: only
-    transformers is known to read them.
-    """
-    # The code that auto_map names is not in the new folder.
-    config = {k: v for k, v in saved.items() if k != "auto_map"}
-    if not config.get("rope_parameters"):
-        return Recipe("no rotary keys: its positions are in the weights", config), None
-    if not model_of(config).known:
-        return Recipe(f"a {config['model_type']} model's rotary keys", config), None
-    meaning = meaning_of(config)
-    if changes_with_length(meaning):
-        return switching(config, meaning, longest), meaning
-    try:
-        recipe = best(config, meaning)
-    except ValueError:
-        wrong = failures(config, meaning.computed, RUNTIMES)
-        recipe = Recipe("the dialect of transformers 5", config, cannot=wrong)
-    if meaning_of(recipe.config).trained_length != meaning.trained_length:
-        kept = {**recipe.config, TRAINED_KEY: meaning.trained_length}
-        recipe = replace(recipe, config=kept)
-    return recipe, meaning
-
-
-MODULES = "modules.json"
-LENGTH_FILE = "sentence_bert_config.json"
-FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
-MODULE_FILES = ("config.json", "model.safetensors")
-"""Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
-or code."""
-
-
-def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
-    """Copy the modules after the encoder, which make a folder one of sentence-transformers, for one
-    that reads `longest` tokens. Returns: the modules' folders.
-
-    Raises: ValueError for a modules.json that leads out of the folder.
-    """
-    if not (source / MODULES).is_file():
-        return []
-    for name in FILES:
-        if (source / name).exists():
-            copy_file(inside(source, name, "sentence-transformers"), target / name)
-    folders = _module_folders(source)
-    for name in folders:
-        make_inside(target / name)
-        for file in MODULE_FILES:
-            if (source / name / file).exists():
-                copy_file(inside(source / name, file, MODULES), target / name / file)
-    settings = target / LENGTH_FILE
-    kept: dict[str, Any] = read_json(settings) if settings.exists() else {}
-    if isinstance(limit := kept.get("max_seq_length"), int) and limit < longest:
-        write_atomically(settings, json.dumps({**kept, "max_seq_length": longest}, indent=2) + "\n")
-    return folders
-
-
-def _module_folders(source: Path) -> list[str]:
-    path = inside(source, MODULES, "sentence-transformers")
-    try:
-        listed = bounded_json(text_of(path))
-        names = [module["path"] for module in listed]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: expected a list of modules with a path each.") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
-            raise ValueError(f"{path}: {name!r} is not a folder next to it.")
-    return [name for name in names if name and (source / name).is_dir()]

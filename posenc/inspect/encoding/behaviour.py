@@ -94,7 +94,7 @@ def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
 def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.export does not make a program for any length."""
     return _traced(
-        encoding, shape, lambda layer, *first: exported(layer, *first, room(encoding, 4096))
+        encoding, shape, lambda layer, x, where: exported(layer, x, where, room(encoding, 4096))
     )
 
 

@@ -36,6 +36,7 @@ TRIES = 3
 """Model classes that are tried for a config."""
 
 
+@cache
 def config_classes() -> dict[str, type]:
     """Every config class of transformers with a key about rotary positions, by its name."""
     return {n: c for n, c in every().items() if any(ABOUT.search(k) for k in _keys(c))}

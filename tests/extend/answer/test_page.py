@@ -11,13 +11,7 @@ import pytest
 from rich.console import Console
 
 from posenc.extend import run
-from posenc.extend.answer.figures import (
-    caption_of_contexts,
-    caption_of_entropies,
-    caption_of_losses,
-    caption_of_passkeys,
-    caption_of_wavelengths,
-)
+from posenc.extend.answer import captions
 from posenc.extend.answer.page import make_page
 from posenc.extend.answer.terminal import extend_and_show, show_losses, write_csv
 from posenc.extend.export.prover import Proof
@@ -150,30 +144,30 @@ def test_figures_are_written_with_their_numbers(page):
 def test_what_is_seen_in_the_figures():
     ends = (128, 256, 512)
     losses = {"none": [2, 2, 6.0], "ntk": [2, 2, 3.0], "window": [2, 2, 3.5]}
-    assert caption_of_losses(losses, ends, 256) == (
+    assert captions.in_losses(losses, ends, 256) == (
         "Beyond 256 tokens the unchanged model reads 2.50 nats worse than with only the last 256; "
         "lowest beyond 256 tokens: ntk, at 3.00 nats."
     )
     # Harder text beyond 256 tokens is no loss of the model: the window finds it as hard.
-    alike = caption_of_losses({"none": [2, 2, 6.0], "window": [2, 2, 6.0]}, ends, 256)
+    alike = captions.in_losses({"none": [2, 2, 6.0], "window": [2, 2, 6.0]}, ends, 256)
     assert "reads as well as with only the last 256" in alike
     nan = math.nan
-    assert "cannot read beyond" in caption_of_losses({"none": [2, 2, nan]}, ends, 256)
+    assert "cannot read beyond" in captions.in_losses({"none": [2, 2, nan]}, ends, 256)
     falls, rises = {256: 3.0, 512: 2.5}, {256: 3.0, 512: 4.0}
     assert "Improved by context beyond 256 tokens: ntk; none loses most, 1.00" in (
-        caption_of_contexts({"none": rises, "ntk": falls}, 256)
+        captions.in_contexts({"none": rises, "ntk": falls}, 256)
     )
-    assert "No method improves" in caption_of_contexts({"none": rises}, 256)
-    assert "was measured with more context" in caption_of_contexts({"none": {256: 3.0}}, 256)
-    spread = caption_of_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
+    assert "No method improves" in captions.in_contexts({"none": rises}, 256)
+    assert "was measured with more context" in captions.in_contexts({"none": {256: 3.0}}, 256)
+    spread = captions.in_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
     assert "over about 20 tokens with ntk, over 7 with none" in spread
-    assert "with" not in caption_of_entropies({"none": [1, 2.0]})
-    assert caption_of_wavelengths(2, 4) == "2 of 4 pairs do not finish a turn in training."
-    assert "All 4 pairs finish" in caption_of_wavelengths(0, 4)
+    assert "with" not in captions.in_entropies({"none": [1, 2.0]})
+    assert captions.in_wavelengths(2, 4) == "2 of 4 pairs do not finish a turn in training."
+    assert "All 4 pairs finish" in captions.in_wavelengths(0, 4)
     found = {"ntk": {(256, 0.0): 0.9, (512, 0.0): 0.8}, "none": {(256, 0.0): 1, (512, 0.0): 0.1}}
-    assert caption_of_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
+    assert captions.in_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
     poor = {name: dict.fromkeys(grid, 0.1) for name, grid in found.items()}
-    assert "Read nothing into this" in caption_of_passkeys(poor)
+    assert "Read nothing into this" in captions.in_passkeys(poor)
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):

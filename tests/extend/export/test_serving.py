@@ -10,7 +10,7 @@ import torch
 
 from posenc import extend as hf
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.extend.export.folder import exported
+from posenc.extend.export.config import exported
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import page
 from posenc.extend.options import Options

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc.encodings.queries_keys import rope_scaling as rs
-from posenc.extend.export.folder import exported
+from posenc.extend.export.config import exported
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, rotary_frequencies

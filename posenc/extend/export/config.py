@@ -1,0 +1,44 @@
+"""Write the config.json of an extended checkpoint, by the recipe that most runtimes read
+correctly."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.model import TRAINED_KEY, model_of
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, switching
+
+
+def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
+    """Return the recipe for a model's rotary settings, and their meaning.
+
+    The weights are not changed, so no temperature is folded into them.
+
+    Args:
+        saved: config.json as transformers 5 writes it.
+        longest: the new length in tokens.
+
+    The meaning is None for families without rotary keys and those unknown to the dialects: only
+    transformers is known to read them.
+    """
+    # The code that auto_map names is not in the new folder.
+    config = {k: v for k, v in saved.items() if k != "auto_map"}
+    if not config.get("rope_parameters"):
+        return Recipe("no rotary keys: its positions are in the weights", config), None
+    if not model_of(config).known:
+        return Recipe(f"a {config['model_type']} model's rotary keys", config), None
+    meaning = meaning_of(config)
+    if changes_with_length(meaning):
+        return switching(config, meaning, longest), meaning
+    try:
+        recipe = best(config, meaning)
+    except ValueError:
+        wrong = failures(config, meaning.computed, RUNTIMES)
+        recipe = Recipe("the dialect of transformers 5", config, cannot=wrong)
+    if meaning_of(recipe.config).trained_length != meaning.trained_length:
+        kept = {**recipe.config, TRAINED_KEY: meaning.trained_length}
+        recipe = replace(recipe, config=kept)
+    return recipe, meaning

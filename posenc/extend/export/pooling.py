@@ -1,0 +1,55 @@
+"""Copy the modules after the encoder, which make a folder one of sentence-transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import read_json
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import copy_file, make_inside, text_of
+from posenc.report.files.record import bounded_json
+
+MODULES = "modules.json"
+LENGTH_FILE = "sentence_bert_config.json"
+FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
+MODULE_FILES = ("config.json", "model.safetensors")
+"""Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
+or code."""
+
+
+def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
+    """Copy the modules next to the weights, for an encoder that reads `longest` tokens. Returns:
+    the modules' folders.
+
+    Raises: ValueError for a modules.json that leads out of the folder.
+    """
+    if not (source / MODULES).is_file():
+        return []
+    for name in FILES:
+        if (source / name).exists():
+            copy_file(inside(source, name, "sentence-transformers"), target / name)
+    folders = _module_folders(source)
+    for name in folders:
+        make_inside(target / name)
+        for file in MODULE_FILES:
+            if (source / name / file).exists():
+                copy_file(inside(source / name, file, MODULES), target / name / file)
+    settings = target / LENGTH_FILE
+    kept: dict[str, Any] = read_json(settings) if settings.exists() else {}
+    if isinstance(limit := kept.get("max_seq_length"), int) and limit < longest:
+        write_atomically(settings, json.dumps({**kept, "max_seq_length": longest}, indent=2) + "\n")
+    return folders
+
+
+def _module_folders(source: Path) -> list[str]:
+    path = inside(source, MODULES, "sentence-transformers")
+    try:
+        listed = bounded_json(text_of(path))
+        names = [module["path"] for module in listed]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: expected a list of modules with a path each.") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
+            raise ValueError(f"{path}: {name!r} is not a folder next to it.")
+    return [name for name in names if name and (source / name).is_dir()]
