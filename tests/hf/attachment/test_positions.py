@@ -133,7 +133,10 @@ def test_a_cache_that_rounds_is_refused_before_it_holds_anything(name):
 
     model = build("llama")
     attach(model, posenc.create(name, shape_of(model)))
-    cache = QuantizedCache("fp8", model.config)
+    try:
+        cache = QuantizedCache("fp8", model.config)
+    except ValueError as error:  # the others need packages of their own
+        pytest.skip(f"{error}: this transformers has no fp8 cache")
     with pytest.raises(ValueError, match="a quantised cache rounds what it stores"):
         model(TOKENS[:, :6], past_key_values=cache, use_cache=True)
     assert cache.get_seq_length() == 0
