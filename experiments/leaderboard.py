@@ -4,17 +4,21 @@ python experiments/leaderboard.py                     # one representative of ev
 python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
 python experiments/leaderboard.py --seeds 5 rope t5   # more seeds where tiers touch
 python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
+python experiments/leaderboard.py --tasks text --steps 3000 --lr 0.004 --check-lr --text novel.txt \
+    --rows novel.jsonl --out runs/novel            # a text and rates of its own: rows of their own
 
 A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
 to results/leaderboard/trials.jsonl. The same command goes on: here from the last checkpoint of what
 was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
-runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`.
+runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. The trials by which
+--check-lr chose stand beside the others, in the file with _rates in its name.
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from refused import check_file, check_runs, refusing
@@ -24,13 +28,14 @@ import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.plan import plan_trials
 from posenc.compare.reports.board import PUBLISHED, ROWS
 from posenc.compare.reports.leaderboard import Row, read_rows, study_of
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
 from posenc.compare.trial.config import RECIPE
-from posenc.compare.trial.files import is_done, save_result
+from posenc.compare.trial.files import is_done, load_results, save_result
 from posenc.encodings.base.shape import ModelShape
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.failure import RunFailed, Stopped
@@ -38,12 +43,12 @@ from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
 REPRESENTATIVES = (
-    "nope", "sinusoidal", "learned", "rope", "alibi", "t5", "kerple", "fire", "shaw", "cope", "fox",
-    "dape",
+    "nope", "sinusoidal", "learned", "rope", "rove", "alibi", "t5", "kerple", "fire", "shaw",
+    "cope", "fox", "dape",
 )  # fmt: skip
-"""One of each family: none; fixed and learned at the embeddings; rotation; a bias that is fixed, in
-buckets, a learned kernel, a learned function; keys and values by distance; counted by content;
-forgetting; a bias that reads the scores."""
+"""One of each family: none; fixed and learned at the embeddings; rotation of queries and keys, and
+of values too; a bias that is fixed, in buckets, a learned kernel, a learned function; keys and
+values by distance; counted by content; forgetting; a bias that reads the scores."""
 
 
 def in_a_row() -> list[str]:
@@ -68,7 +73,7 @@ def lay_out(rows: list[Row], folder: Path) -> int:
     missing = [row.result for row in rows if not is_done(folder, row.result.config)]
     if missing and not (folder / STUDY).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / STUDY, study_of(rows).to_json())
+        write_atomically(folder / STUDY, study_of(rows[:1]).to_json())
     for result in missing:
         home = folder / result.config.folder
         home.mkdir(exist_ok=True)
@@ -80,8 +85,9 @@ def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) ->
     """The trials of a task with the seeds before `seeds`."""
     steps = SUITES["standard"].steps if task == TEXT and given.steps is None else given.steps
     return Options(
-        names, task=[task], seeds=seeds, steps=steps, precision=given.precision,
-        workers=given.workers, out=given.out, **SUITE_SIZES,
+        names, task=[task], seeds=seeds, steps=steps, precision=given.precision, lr=given.lr,
+        check_lr=given.check_lr, text=given.text if task == TEXT else None, workers=given.workers,
+        out=given.out, **SUITE_SIZES,
     )  # fmt: skip
 
 
@@ -95,6 +101,18 @@ def run_piece(
         print(f"{task}, seed {seeds - 1}: {error}", flush=True)
         study = Study.from_json((given.out / STUDY).read_text(encoding="utf-8"))
         return study, isinstance(error, Stopped)
+
+
+def rates_file(rows: Path) -> Path:
+    """Where the trials of --check-lr are kept."""
+    return rows.with_stem(f"{rows.stem}_rates")
+
+
+def rates_of(study: Study, given: argparse.Namespace) -> Study:
+    """Return the trials by which the rates of a study were chosen, as a study of their own."""
+    checks = rate_trials([replace(trial, lr=given.lr) for trial in study.trials])
+    found, _ = load_results(given.out, checks)
+    return replace(study, trials=checks, results=tuple(found.values()))
 
 
 def check_steps(known: list[Row], pieces: list[Options]) -> None:
@@ -121,11 +139,15 @@ def run_pieces(given: argparse.Namespace) -> None:
     pieces = [piece(names, task, given.seeds, given) for task in given.tasks]
     check_runs(pieces)
     check_steps(known, pieces)
-    if known:
-        print(f"{lay_out(known, given.out)} trials are taken from {given.rows}")
+    rates = rates_file(given.rows)
+    for file in (given.rows, rates):
+        if file.is_file():
+            print(f"{lay_out(read_rows(file), given.out)} trials are taken from {file}")
     for seeds in range(1, given.seeds + 1):
         for task in given.tasks:
             study, stopped = run_piece(names, task, seeds, given)
+            if given.check_lr:
+                add_rows(rates, rows_of(rates_of(study, given), code))
             added = add_rows(given.rows, rows_of(study, code))
             print(f"{task}, seed {seeds - 1}: {added} new rows in {given.rows}", flush=True)
             if stopped:
@@ -141,6 +163,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
     parser.add_argument("--steps", type=int, help="in place of the suite's; with its own --rows")
+    parser.add_argument("--lr", type=float, default=Options.lr)
+    parser.add_argument("--check-lr", action="store_true", help="choose it for each encoding")
+    parser.add_argument("--text", action="append", help="in place of Python's standard library")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")

@@ -49,7 +49,7 @@ def check_runs(runs: Sequence[Options]) -> None:
 
     Raises: ValueError, OSError.
     """
-    needs: dict[Need, Path] = {}
+    needs: dict[Need, Options] = {}
     for options in runs:
         assert options.encodings and options.out
         compared = read_encodings(options.encodings)
@@ -58,14 +58,13 @@ def check_runs(runs: Sequence[Options]) -> None:
         for trial in planned:
             if trial.task == TEXT:
                 need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
-                needs[need] = options.out
+                needs[need] = options
         find_void(compared, allowed=False)
         check_folder("--out", options.out)
         check_ours(options.out)
-    if needs:
-        source = find_text(runs[0].text) if runs[0].text else embedded()
-        for need, folder in needs.items():
-            cut_text(source, need, folder)
+    for need, options in needs.items():
+        assert options.out
+        cut_text(find_text(options.text) if options.text else embedded(), need, options.out)
 
 
 def check_folder(option: str, folder: Path) -> None:

@@ -147,9 +147,9 @@ class Options:
     check_lr: Annotated[
         bool,
         option(
-            "First train every encoding on every task with 0.5, 1 and 2 times --lr, one seed "
-            "each, and use the rate with the lowest validation loss. Only the training length is "
-            "measured for this.",
+            "First train every encoding on every task for a fifth of the steps with 0.5, 1 and 2 "
+            "times --lr, one seed each, and use the rate with the lowest validation loss. Only "
+            "the training length is measured for this.",
             "--check-lr",
         ),
     ] = False

@@ -7,6 +7,9 @@ from dataclasses import replace
 from posenc.compare.results import FACTORS, RateCheck, RateTried, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 
+RATE_STEPS = 5
+"""A rate is chosen by trials of a fifth of the steps."""
+
 
 def check_rates(lr: float) -> None:
     """Raise ValueError if a rate that would be tried is not positive and finite."""
@@ -20,11 +23,16 @@ def check_rates(lr: float) -> None:
 
 
 def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
-    """Return trials of every task and encoding with its first seed at each rate, tested at the
-    training length only."""
+    """Return trials of every task and encoding with its first seed at each rate, of a fifth of the
+    steps, tested at the training length only."""
     first = {(trial.task, trial.encoding): trial for trial in reversed(trials)}
     return tuple(
-        replace(trial, lr=trial.lr * factor, test_lengths=(trial.train_length,))
+        replace(
+            trial,
+            lr=trial.lr * factor,
+            steps=max(1, trial.steps // RATE_STEPS),
+            test_lengths=(trial.train_length,),
+        )
         for trial in reversed(first.values())
         for factor in FACTORS
     )

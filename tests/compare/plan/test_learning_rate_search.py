@@ -67,6 +67,8 @@ def test_each_encoding_and_task_has_its_own_three_rates_of_one_seed():
     rates = rate_trials(trials)
     assert len(rates) == len(set(rates)) == 12 and {trial.seed for trial in rates} == {0}
     assert [trial.lr for trial in rates[:3]] == [TEXT.lr / 2, TEXT.lr, TEXT.lr * 2]
+    assert {trial.steps for trial in rates} == {TEXT.steps // 5}
+    assert rate_trials([dataclasses.replace(TEXT, steps=4)])[0].steps == 1
     assert len({trial.folder for trial in rates}) == 12
 
 

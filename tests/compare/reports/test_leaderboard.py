@@ -308,10 +308,34 @@ def test_published_trials_are_not_run_again_and_others_are(tmp_path):
 @pytest.mark.parametrize("task, usual", [("copy", None), ("text", 600)])
 def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
     script = experiment("leaderboard")
-    given = argparse.Namespace(precision="bfloat16", workers=1, out=tmp_path, steps=None)
+    given = argparse.Namespace(
+        precision="bfloat16", workers=1, out=tmp_path, steps=None, lr=0.002, check_lr=False,
+        text=["a.txt"],
+    )  # fmt: skip
     assert script.piece(["rope"], task, 1, given).steps == usual
     given.steps = 9
     assert script.piece(["rope"], task, 1, given).steps == 9
+    assert script.piece(["rope"], task, 1, given).text == (["a.txt"] if task == "text" else None)
+
+
+def test_chosen_rates_have_rows_of_their_own_and_are_not_tried_again(tmp_path, monkeypatch, run):
+    script = experiment("leaderboard")
+    monkeypatch.setattr(script, "SUITE_SIZES", {"width": 8, "layers": 1, "heads": 2})
+    path = tmp_path / "trials.jsonl"
+    given = ("rope", "--tasks", "offset", "--steps", "5", "--check-lr", "--seeds", "1", "--rows",
+             path, "--commit", "x", "--workers", "1")  # fmt: skip
+    assert run(script, *given, "--out", tmp_path / "first")[0] == 0
+    rates = tmp_path / "trials_rates.jsonl"
+    tried = read_rows(rates)
+    assert next(row.result.config.lr for row in read_rows(path)) in (0.001, 0.002, 0.004)
+    assert sorted(row.result.config.lr for row in tried) == [0.001, 0.002, 0.004]
+    assert {row.result.config.steps for row in tried} == {1}
+    path.unlink()
+    code, out, _ = run(script, *given, "--out", tmp_path / "second")
+    assert code == 0 and f"3 trials are taken from {rates}" in out
+    assert [row.hash for row in read_rows(rates)] == [row.hash for row in tried]
+    timed = [row.result.timing for row in read_rows(rates)]
+    assert timed == [row.result.timing for row in tried]
 
 
 def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkeypatch, run):
