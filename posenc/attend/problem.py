@@ -217,7 +217,9 @@ class Problem:
                 farthest = runs[0] + stop - 1 - runs[1] - self.first_key
                 row = term.by_distance(farthest, count + self.kv_len - 1, self.q)
                 check_heads(self.encoding, row.shape[0], self.q)
-                return (row[:, None] if count == 1 else row.unfold(1, self.kv_len, 1).flip(1))[None]
+                if count == 1:
+                    return row[None, :, None]
+                return row.unfold(1, self.kv_len, 1).flip(1)[None]
             if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
                 return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
             product = term.product(rows, self.span) if isinstance(term, ByDistance) else None

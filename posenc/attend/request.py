@@ -70,10 +70,9 @@ def problems_of(
             keys = keys.given(rotated[1])
         keys, v = _with_past(cache, encoding, keys, v)
     mask = _bound(mask, queries, keys)
-    passes = encoding.passes(queries.positions, keys.positions)
+    passes = _passes(encoding, queries, keys)
     problems = []
-    for part in passes:
-        seen_q, seen_k = _in_pass(queries, keys, part)
+    for seen_q, seen_k, own in passes:
         if rotated is None:
             new_q, new_k = _transformed(encoding, seen_q, seen_k)
         else:
@@ -90,8 +89,7 @@ def problems_of(
             wrong = f"must return a Term, such as Dense, or None, got {type(term).__name__}"
             raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
         visible = mask
-        if part.mask is not None:
-            own = part.mask
+        if own is not None:
             visible = own.bind(queries.where, keys.where) if mask is None else own & mask
         problems.append(
             Problem(
@@ -142,6 +140,17 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
         mask = mask.bind(*where)
     check_documents(mask)
     return mask
+
+
+def _passes(
+    encoding: PositionEncoding, queries: Tokens, keys: Tokens
+) -> list[tuple[Tokens, Tokens, Mask | None]]:
+    """Return queries, keys and own mask of each pass. A range of positions stays one unless the
+    encoding maps it."""
+    if type(encoding).passes is PositionEncoding.passes:
+        return [(queries, keys, None)]
+    passes = encoding.passes(queries.positions, keys.positions)
+    return [(*_in_pass(queries, keys, part), part.mask) for part in passes]
 
 
 def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:

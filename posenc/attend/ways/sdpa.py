@@ -25,7 +25,8 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
         bias = problem.ready(problem.q_len).bias(0, problem.q_len)
         return _kernel(problem, 0, problem.q_len, bias=bias), None
     causal = problem.known.causal_by_index
-    if causal or problem.mask is None or _mask_in_one(problem):
+    all_seen = problem.all_visible(0, problem.q_len) == (0, problem.kv_len)
+    if causal or all_seen or _mask_in_one(problem):
         return _kernel(problem, 0, problem.q_len, causal=causal), None
     starts = range(0, problem.q_len, MASKED_ROWS)
     spans = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]

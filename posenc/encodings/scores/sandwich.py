@@ -16,8 +16,8 @@ from posenc.positions import FlatKeys, FlatQueries
 
 CHUNK = 256
 """Distances whose dim/2 cosines are in memory at a time."""
-KEYS = 128
-"""Keys in a grid with every 128th query, which gives each distance once."""
+KEYS = 64
+"""Keys in a grid with every 64th query, which gives each distance once."""
 
 
 class Sandwich(DistanceBias):
@@ -75,9 +75,11 @@ class Sandwich(DistanceBias):
         self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of falling distances from a grid of few queries and keys."""
-        steps = torch.arange(-(-count // KEYS), dtype=dtype, device=device)
-        keys = torch.arange(KEYS, dtype=dtype, device=device)
-        return self.dense(farthest - KEYS * steps, keys).flatten(1)[:, :count]
+        queries = range(farthest, farthest - count, -KEYS)
+        where = torch.tensor([*queries, *range(KEYS)], dtype=dtype, device=device)
+        both = torch.cat(self.angles.cos_sin(where, torch.float64), dim=-1)
+        total = both[: len(queries)] @ both[len(queries) :].mT
+        return self._shared(total.flatten()[:count], real(where).dtype)
 
     def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
         total = total - self.offset
