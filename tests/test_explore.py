@@ -368,6 +368,7 @@ BAD = {
     "a list": ("[1, 2]", "config.noobject"),
     "no family": ('{"hidden_size": 64}', "config.nofamily"),
     "an unknown family": ('{"model_type": "<b onclick=pwned=1>newest</b>"}', "config.unknown"),
+    "a misspelled family": ('{"model_type": "lama"}', "config.meant"),
     "nothing rotates": ('{"model_type": "gpt2"}', "config.nothing"),
     "several towers": ('{"model_type": "x", "text_config": {}}', "config.several"),
     "5 MB": (None, "config.long"),
@@ -385,7 +386,7 @@ def test_what_is_no_config_gets_one_sentence_and_executes_nothing(browser, page,
     view(browser, config=text or "{" * 5_000_000, lang=language)
     shown = page("document.querySelector('#config .finding').textContent")
     family = json.loads(text)["model_type"] if text and "model_type" in text else ""
-    assert shown == STRINGS[key][language].format(size="5.0", family=family)
+    assert shown == STRINGS[key][language].format(size="5.0", family=family, meant="llama")
     assert page("document.querySelector('#config .table').children.length") == 0
     after = page(
         "document.querySelectorAll('*').length - document.querySelectorAll('#config *').length"

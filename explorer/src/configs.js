@@ -4,6 +4,7 @@
 import data from "./data.json";
 import { longropeScale, plain, scaled, yarnFrequencies, yarnScale } from "./formulas.js";
 import { differing, familyOf, findings, missing, sameRotation, unjudged } from "./rules.js";
+import { nearest } from "./similar.js";
 
 const table = data.runtimes;
 export const RUNTIMES = table.runtimes;
@@ -46,7 +47,10 @@ export function parse(text) {
   if (typeof family !== "string" || !family) return { problem: "config.nofamily" };
   const values = { family: family.length > 60 ? `${family.slice(0, 60)}…` : family };
   if (unrotated.has(family)) return { problem: "config.nothing", values };
-  if (!known.has(family)) return { problem: "config.unknown", values };
+  if (!known.has(family)) {
+    const meant = nearest(family, table.known, 0.75);
+    return meant ? { problem: "config.meant", values: { ...values, meant } } : { problem: "config.unknown", values };
+  }
   return { config, family };
 }
 

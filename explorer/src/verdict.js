@@ -47,20 +47,23 @@ export function findings() {
 
 // Sentences about the config as a whole.
 export function lines() {
-  const { runtimes, problem, values, missing = [], stop } = found();
+  const { runtimes, family, problem, values, missing = [], stop } = found();
   if (problem && !last.exact) return [t(problem, values)];
   const named = (a) => Object.entries(runtimes).filter(([, answer]) => answer.a === a).map(([name]) => name);
   const many = (key, names, one, all) => names.length ? [t(names.length > 1 ? all : one, { [key]: names })] : [];
   const { count } = letters(runtimes);
-  const n = named("computes").length;
+  const computing = named("computes");
+  const agree = `answer.agree${computing.length < Object.keys(runtimes).length ? "some" : ""}`;
+  const still = !stop && findings().some(({ code }) => code) ? "still" : "";
   const open = named("doctor");
   const said = [...many("keys", missing.slice(0, 4), "finding.missing", "finding.missingmany")];
   if (last.exact && given.unjudged) said.push(t("finding.unjudged", { why: given.unjudged.replace(/\.$/, "") }));
   else if (last.exact && !given.findings.length) said.push(t("finding.clean"));
   const mend = stop && last.found.findings.some(({ rank }) => rank < 2);
-  if (stop) said.push(mend ? t("finding.until", { path: path() }) : t("finding.stopped", { key: stop, path: path() }));
+  if (mend) said.push(t("finding.until", { path: path() }));
+  else if (stop) said.push(t(stop === "model_type" ? "finding.family" : "finding.stopped", { key: stop, family, path: path() }));
   if (count > 1) said.push(t("answer.differ", { count }));
-  if (count === 1) said.push(t(n > 1 ? "answer.agree" : "answer.one", { n }));
+  if (count === 1) said.push(computing.length > 1 ? t(agree + still, { n: computing.length }) : t("answer.one", { names: computing }));
   said.push(...many("names", named("refuses"), "answer.refusedone", "answer.refused"));
   if (open.length < Object.keys(runtimes).length) said.push(...many("names", open, "answer.someone", "answer.some"));
   return said;

@@ -110,8 +110,10 @@ def known_family(model: Model) -> None:
             "config.json has no model_type, and its architectures name no family that posenc "
             "knows: write model_type"
         )
+    parts = "text" in all_families().get(model.model_type, {})
     close = get_close_matches(model.model_type, all_families(), 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    near = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = " without a text_config" if parts else near
     raise UnknownFamilyError(
         f"posenc does not know the family {model.model_type!r}{hint} and judges nothing of it"
     )

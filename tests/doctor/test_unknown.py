@@ -48,6 +48,20 @@ def test_a_typo_is_asked_about(file):
     assert "did you mean 'llama'?" in run(Options((file({**SIMPLE, "model_type": "lama"}),)))[0]
 
 
+def test_a_family_of_several_parts_is_not_asked_about_as_itself(file):
+    said, code = run(Options((file({**SIMPLE, "model_type": "glm4v"}),)))
+    assert code == 3 and "did you mean" not in said
+    assert "does not know the family 'glm4v' without a text_config" in said
+
+
+def test_the_last_line_promises_no_copy_where_fix_refuses(file):
+    rope = {"rope_type": "yarn", "original_max_position_embeddings": 1024}
+    path = file({**SIMPLE, "rope_scaling": rope})
+    with pytest.raises(ValueError, match="--fix writes nothing"):
+        run(Options((path,), fix=True, out=path.parent / "new"))
+    assert "writes a mended copy, or says why not." in run(Options((path,)))[0]
+
+
 @pytest.mark.parametrize("what", ["fix", "overrides", "convert", "compare", "json"])
 def test_nothing_is_written_for_an_unknown_family(file, tmp_path, what):
     path, out = file({**BROKEN, "model_type": "lama"}), tmp_path / "new"

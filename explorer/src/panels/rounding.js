@@ -38,12 +38,12 @@ function draw(width) {
       yAxis(y, [1e-8, 1e-6, 1e-4, 1e-2, 1], (v) => (v < 0.01 ? v.toExponential(0).replace("-", "−") : number(v)), left, right, t("round.y")),
       xAxis(x, powers(1, FAR), short, bottom, bottom, t("round.x")),
       el("line", { x1: left, x2: right, y1: y(Math.PI), y2: y(Math.PI), class: "reference" }),
-      el("text", { x: left + 6, y: y(Math.PI) + 15, class: "reference-label" }, t("round.half")),
       state.original < FAR && [
         el("line", { x1: x(state.original), x2: x(state.original), y1: top, y2: bottom, class: "reference" }),
         el("text", { x: x(state.original) + 5, y: bottom - 8, class: "reference-label" }, t("round.length")),
       ],
       curves.map(({ dtype, points }, i) => el("path", { d: path(points), class: `main curve${i}` })),
+      el("text", { x: left + 6, y: y(Math.PI) + 15, class: "reference-label" }, t("round.half")),
       labels.map(({ dtype, at }, i) => el("text", { x: right + 8, y: at, class: `name curve-name${Object.keys(DTYPES).indexOf(dtype)}` }, dtype)),
     ].flat(),
   };

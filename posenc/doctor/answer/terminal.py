@@ -112,11 +112,8 @@ def _verdict(case: Case, found: Sequence[Finding]) -> str:
     if not found:
         return f"Nothing to complain about, for {', '.join(case.judges)}.{rest}"
     said = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
-    return (
-        f"{said} `posenc doctor --explain {found[0].code}` tells more."
-        + (" `--fix --out NEW` writes a copy that the runtimes read alike." if errors else "")
-        + rest
-    )
+    mend = " `--fix --out NEW` writes a mended copy, or says why not." if errors else ""
+    return f"{said} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"
 
 
 def explain(rule: Rule) -> str:
