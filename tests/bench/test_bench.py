@@ -252,7 +252,9 @@ def test_live_bytes_are_those_alive_together():
 
 def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
     size = 4 * 8 * 64 * 64  # of the output, and of each gradient
-    assert calls.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 4
+    assert (
+        calls.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 2
+    )  # with two threads
     case = Case("memory", ("nope",), ("SDPA",), 64, backward=True)
     small, more = calls.attention_memory(case)["SDPA"], 3 * 2**20
     assert small < 2 * size
