@@ -78,7 +78,7 @@ def of_encodings() -> dict[str, Plot]:
         ),
         "learn-slopes": (
             figures.slopes(posenc.ALiBi(num_heads=12).slopes),
-            "ALiBi's slopes of twelve heads: eight in one sequence, then four between them.",
+            "ALiBi's slopes of twelve heads: those of eight heads, then four of those of sixteen.",
         ),
     }
     return {name: Plot(drawn, "", said) for name, (drawn, said) in drawn.items()}
