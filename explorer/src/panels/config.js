@@ -22,8 +22,9 @@ function words(answer, v) {
   if (answer.a !== "computes") return t(`answer.${answer.a.replace(" ", "")}`);
   if (answer.kinds) {
     return answer.kinds.map(({ kind, freq }) => {
-      const slow = freq.filter((f) => f > 0).at(-1);
-      const said = t("answer.pairs", { pairs: freq.filter((f) => f > 0).length, slow: slow ? short(TURN / slow) : "–" });
+      const moving = freq.filter((f) => f > 0);
+      const turn = (freq) => freq ? short(TURN / freq) : "–";
+      const said = t("answer.pairs", { pairs: moving.length, middle: turn(moving[moving.length >> 1]), slow: turn(moving.at(-1)) });
       return answer.kinds.length > 1 ? `${kind}: ${said}` : said;
     }).join(" · ") || t("answer.still");
   }
