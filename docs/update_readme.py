@@ -42,7 +42,7 @@ def as_json(rows: list[dict[str, Any]]) -> str:
 
 def current_table() -> str:
     """Return what `posenc list --markdown` prints."""
-    command = [sys.executable, "-m", "posenc.cli", "list", "--markdown"]
+    command = [sys.executable, "-m", "posenc", "list", "--markdown"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

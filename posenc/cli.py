@@ -137,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             code = _complain(in_words(error), 2, error)
     except ModuleNotFoundError as error:
-        extra = hint(error, NEEDS.get(next(iter(arguments), ""), "torch"))
+        of_model = "inspect" in arguments[:1] and any(map(os.path.isdir, arguments))
+        extra = hint(error, "hf" if of_model else NEEDS.get(next(iter(arguments), ""), "torch"))
         code = _complain(extra or f"{error}", 2 if extra else 1, error)
     except (ValueError, TypeError, ImportError) as error:
         code = _complain(str(error), 2, error)
@@ -186,7 +187,3 @@ def _complain(text: str, code: int, error: BaseException | None = None) -> int:
         traceback.print_exception(error)
     sys.stderr.write(f"posenc: {visible(' '.join(text.split()))}\n")
     return code
-
-
-if __name__ == "__main__":
-    main()

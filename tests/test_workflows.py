@@ -123,4 +123,4 @@ def test_the_hook_and_the_action_install_no_torch():
     assert hook["language"] == "python" and "additional_dependencies" not in hook
     action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
     (install,) = [step["run"] for step in action["runs"]["steps"] if "pip" in step.get("run", "")]
-    assert install.endswith('"$POSENC[doctor]"')
+    assert install.endswith('"${POSENC}[doctor]"')

@@ -211,3 +211,16 @@ def test_pre_commit_runs_the_hook_that_the_page_shows(examples, repository):
 def test_no_page_names_an_owner_that_nobody_chose():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "action.yml"]:
         assert "OWNER" not in path.read_text("utf-8"), path
+
+
+@pytest.mark.prose
+def test_the_skills_commands_run(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("PATH", "OLD"):
+        Path(folder).mkdir()
+        Path(folder, "config.json").write_text(json.dumps(GOOD), encoding="utf-8")
+    skill = (ROOT / "docs/skill/SKILL.md").read_text("utf-8")
+    commands = re.findall(r"`posenc (doctor [^`]+)`", skill)
+    said = {command: call(*command.split()) for command in commands}
+    assert len(said) == 5 and {(code, err) for code, _, err in said.values()} == {(0, "")}, said
+    assert Path("NEW/config.json").is_file()

@@ -348,7 +348,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
 @pytest.mark.skipif(not LLAMA.exists(), reason="../shared/checkpoints/llama2xs is not there")
 def test_quick_path_from_the_shell(tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "posenc.cli", "extend", str(LLAMA), "--to", "320"]
+    command = [sys.executable, "-m", "posenc", "extend", str(LLAMA), "--to", "320"]
     command += ["--method", "ntk", "--text", str(STORIES), "--windows", "2", "--out", str(out)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

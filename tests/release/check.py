@@ -129,11 +129,14 @@ def run(command: list, code: int = 0, cwd: Path = ROOT, **variables: str) -> str
 
 
 def build() -> tuple[Path, Path]:
-    """Build the source archive, and the wheel from it."""
+    """Build the source archive, and from it the wheel, as conda does: without the address."""
     for old in DIST.glob("posenc-*"):
         old.unlink()
-    run([sys.executable, "-m", "build", "--outdir", DIST], POSENC_REPOSITORY=ADDRESS)
-    (source,), (wheel,) = DIST.glob("posenc-*.tar.gz"), DIST.glob("posenc-*.whl")
+    run([sys.executable, "-m", "build", "--sdist", "--outdir", DIST], POSENC_REPOSITORY=ADDRESS)
+    (source,) = DIST.glob("posenc-*.tar.gz")
+    wheel_of = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", DIST]
+    run([*wheel_of, source], POSENC_REPOSITORY="")
+    (wheel,) = DIST.glob("posenc-*.whl")
     return source, wheel
 
 

@@ -113,6 +113,9 @@ def test_the_recipe_and_the_floors_agree_with_pyproject():
     for name in ("typer", "rich"):
         (oldest,) = re.findall(rf'"{name}>=([\d.]+)"', project)
         assert f"- {name} >={oldest}\n" in recipe
+    (python,) = re.findall(r'^requires-python = ">=(.*)"$', project, re.MULTILINE)
+    assert f'python_min: "{python}"' in recipe
+    assert re.findall(r"Python :: (3\.\d+)", project)[0] == python
     floors = (ROOT / "constraints-floors.txt").read_text("utf-8")
     names = (
         "torch numpy jaxtyping safetensors scipy matplotlib transformers gguf typer rich".split()

@@ -16,6 +16,7 @@ from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.compare.trial.objectives import objective_of
+from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import text_of
@@ -75,6 +76,7 @@ def show_leaderboard(
 
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
+    require("scipy", "the verdict")
     check_outputs(figures)
     spoken(lang)
     lines: list[str] = []

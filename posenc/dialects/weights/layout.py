@@ -23,7 +23,7 @@ def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
     rows = find(folder, model)
     adapter = all("lora_" in r.entry.name for r in rows)
     if not rows:
-        raise ValueError(f"{folder} has no rows of q and k that are known")
+        raise ValueError("the folder has no rows of q and k that are known")
     if not adapter:
         require_all(rows, model, "q")
         require_all(rows, model, "k")

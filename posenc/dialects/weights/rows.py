@@ -54,7 +54,7 @@ def find(folder: Path, model: Model) -> list[Rows]:
         raise ValueError("the weights are quantised: rows cannot be changed exactly")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{folder} has no safetensors")
+        raise ValueError("the folder has no safetensors")
     found = []
     for path in files:
         for entry in entries(path):

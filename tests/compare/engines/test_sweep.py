@@ -74,7 +74,7 @@ def run_here_in(folder: Path, trials, workers: int, log) -> None:
 
 
 def start_compare(folder: Path, out: str, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "posenc.cli", "compare", "t5"]
+    command = [sys.executable, "-m", "posenc", "compare", "t5"]
     command += ["--text", str(folder / "text.txt"), "--out", str(folder / out), *SIZES, *more]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder

@@ -30,3 +30,12 @@ def test_layout_runs_no_code_of_the_folder_even_if_told_to(where, tmp_path, call
     else:
         assert code == 2 and said.count("\n") == 1, said
     assert not witness.exists()
+
+
+def test_an_error_does_not_name_the_hidden_copy(tmp_path, call):
+    folder = checkpoint(tmp_path / "model", "llama")
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    given = ("doctor", folder, "--convert-layout", "interleaved", "--out", tmp_path / "new")
+    assert call(*given) == (2, "", "posenc: the folder has no safetensors\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
