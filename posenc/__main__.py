@@ -19,6 +19,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.hexversion < 0x030B0000:
+        sys.stderr.write(f"posenc: needs Python 3.11 or newer, this is {sys.version.split()[0]}.\n")
+        sys.exit(2)
     if not sys.flags.safe_path:
         # -m puts the current folder first in the path, so a torch.py next to the user's text would
         # run. posenc is already imported.

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -467,3 +468,13 @@ def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "书 &amp; book" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_old_python_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "hexversion", 0x030A0DF0)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("posenc", run_name="__main__")
+    assert ended.value.code == 2
+    assert re.fullmatch(
+        r"posenc: needs Python 3.11 or newer, this is \S+\n", capsys.readouterr().err
+    )
