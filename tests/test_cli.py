@@ -66,6 +66,10 @@ def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command,
     code, out, err = call(command, "-h")
     assert (code, err) == (0, "") and "Usage: " in out and "…" not in out
     assert {len(line) for line in out.splitlines()} <= {0, 80}
+    assert "<list" not in out and "<path>" not in out and "default: (none)" not in out
+    paragraphs = out.partition("╭")[0].split("\n" + 80 * " " + "\n")
+    broken = [line.rstrip() for each in paragraphs for line in each.splitlines()[:-1]]
+    assert all(len(line) > 60 for line in broken if line)
     options = [p for p in cli.app().commands[command].params if p.param_type_name == "option"]
     assert options and all(p.rich_help_panel in cli.PANELS for p in options)
     assert all(name in out for p in options for name in p.opts)
@@ -138,6 +142,13 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
     assert (out / result.config.folder / "result.json").stat().st_mtime_ns == before
 
 
+def test_json_of_compare_is_alone_on_stdout(call, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    out = tmp_path / "out"
+    code, shown, _ = call("compare", "rope", "--text", text, "--out", out, *TINY, "--json")
+    assert code == 0 and json.loads(shown)["trials"]["planned"] == 1
+
+
 def test_default_folder_is_below_runs_and_the_same_each_time(call, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
@@ -190,7 +201,8 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(compare, "write_atomically", full)
     answer = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
-    assert "No space left on device" in complains(answer, 1)
+    assert complains(answer, 1).startswith("posenc: the disk is full: ")
+    assert "study.json: No space left on device." in complains(answer, 1)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +382,8 @@ def test_full_disk_while_the_text_is_copied_is_code_1_and_leaves_no_half_copy(ca
         answer = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "the disk is full" in complains(answer, 1)
+    assert "the disk is full: " in complains(answer, 1)
+    assert "train.u16: File too large." in complains(answer, 1)
     assert not list((tmp_path / "out").glob("corpus-*"))
 
 

@@ -14,7 +14,13 @@ from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_disk
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import make_folder, open_new, open_ordinary, remove_folder
+from posenc.report.files.opened import (
+    make_folder,
+    naming,
+    open_new,
+    open_ordinary,
+    remove_folder,
+)
 from posenc.text import Source
 
 SEPARATOR = 256
@@ -94,7 +100,8 @@ class Cut:
                 free = shutil.disk_usage(folder).free
                 check_disk("The text's copy", size, free, ADVICE)
                 for split in SPLITS:
-                    with open_new(partial / f"{split}.u16") as out:
+                    path = target / f"{split}.u16"
+                    with naming(path), open_new(partial / path.name) as out:
                         for symbols in self._symbols(split):
                             out.write(symbols)
             self._check_unchanged()
