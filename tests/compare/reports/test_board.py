@@ -47,6 +47,18 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     assert json.loads(done.stdout)["use"] == ["dape", "shaw"]
 
 
+def test_the_command_shows_the_stored_answer_and_says_what_takes_long(call, tmp_path, monkeypatch):
+    def never(*given, **options):
+        raise AssertionError("the trials are read")
+
+    monkeypatch.setattr(leaderboard, "published", never)
+    assert call("leaderboard")[1].startswith("Published leaderboard")
+    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(report_runs, "write_page", never)
+    code, _, said = call("leaderboard", "--out", tmp_path / "page")
+    assert code == 1 and "Drawing the page of the published trials: about half a minute." in said
+
+
 def test_json_has_the_numbers_behind_the_answer(tmp_path):
     given = studies.conclude(six())
     found = json.loads(answer_json(given, tmp_path))
