@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _complain(AGAIN, CTRL_C)
     except _UsageError as error:
         said: Any = error
-        command = said.ctx.command_path if said.ctx else "posenc"
+        command = said.ctx.command_path if said.ctx else " ".join(["posenc", *arguments[:1]])
         code = _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
     except RunFailed as error:
         code = _complain(str(error), 1)

@@ -64,12 +64,15 @@ def list_encodings(
     elif markdown:
         print(_markdown(rows))
     else:
+        from rich.box import SIMPLE_HEAD
+
         from posenc.report.page.console import stdout, text_table
 
         console = stdout(160)
         # What a narrow terminal has no room for is in --json.
         count = len(_HEADINGS) if console.width >= WIDE else _HEADINGS.index("keras")
-        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows))
+        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
+        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows), **tight)
         table.columns[0].no_wrap = True
         console.print(table)
 

@@ -95,6 +95,12 @@ def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
     assert all(row["checked"] in ("golden", "reference", "unchecked") for row in rows)
 
 
+def test_list_fits_80_columns_in_few_lines(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("list")[1].splitlines()
+    assert len(lines) < 1.5 * len(registry.names()) and max(map(len, lines)) <= 80
+
+
 def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
     code, out, err = call("list", "--markdown")
     lines = out.splitlines()
@@ -208,13 +214,14 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ropee"], "Unknown encoding 'ropee'. Did you mean 'rope'?"),
+        (["ropee"], "Unknown encoding 'ropee'. Did you mean 'rope'?\n"),
+        (["zzz"], "Unknown encoding 'zzz'. Known: nope, "),
         (["--text", "/nowhere.txt"], "No such file: /nowhere.txt"),
         (["--text", "{empty}"], "needs at least"),
         (["--text", "{short}"], "it has 50 bytes in 1 file; training at 128 bytes"),
         (["--train-length", "64", "--test-lengths", "32,128"], "32 is below --train-length 64"),
         (["--test-lengths", "128;256"], "whole numbers separated by commas, got '128;256'"),
-        (["--heads", "3"], "num_heads must divide embed_dim"),
+        (["--heads", "3"], "posenc: --heads 3 does not divide --width 128."),
         (["--heads", "4", "--kv-heads", "3"], "num_kv_heads must divide num_heads"),
         (["rope", "--width", "12", "--heads", "4"], "head_dim must be even, got 3"),
         (["--out", "{short}"], "is not a folder"),
@@ -306,6 +313,11 @@ def test_every_option_with_choices_is_misspelt_here():
 def test_a_file_that_is_not_there_is_named_without_numbers_of_errors(call):
     said = complains(call("compare", "rope", "--config", "nowhere.json"))
     assert said == "posenc: nowhere.json: no such file or folder.\n"
+
+
+@pytest.mark.parametrize("line", ["inspect rope --swap a", "extend model", "report"])
+def test_hints_name_the_subcommand(call, line):
+    assert complains(call(*line.split())).endswith(f"; see posenc {line.split()[0]} --help.\n")
 
 
 def test_unknown_command_is_one_line_and_code_2(call):

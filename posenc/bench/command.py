@@ -241,13 +241,13 @@ def _planned(
         check_time(f"bench: {name}", int(surely + least // 10_000), False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
-            needs = f"about {_duration(takes)}, at least {readable_size(size)}"
+            needs = f"{_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
         if named or not large:
             found.append(case)
             total += takes
     tail = "; --all or --only runs those left out" if len(found) < len(cases) else ""
-    return found, [*notes, f"bench: {len(found)} cases, about {_duration(total)}{tail}"]
+    return found, [*notes, f"bench: {len(found)} cases, {_duration(total)}{tail}"]
 
 
 def _json(found: dict[str, Any]) -> str:
@@ -275,7 +275,9 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    if seconds < 10:  # the first calls take longer than the rounds
+        return "a few seconds"
+    return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -169,7 +169,9 @@ def show_losses(outcome: Outcome, console: Console) -> None:
     for table in _tables(outcome, console.width):
         console.print(table)
     marks = {_mark(outcome, name) for name in outcome.evaluations()}
-    words = [f"{mark} {why}." for mark, why in MARKS.items() if mark in marks]
+    words = [
+        f"{mark} {why.removeprefix('yes, but ')}." for mark, why in MARKS.items() if mark in marks
+    ]
     console.print(" ".join([*words, "95 % intervals are on the page."]), markup=False)
 
 
@@ -178,8 +180,9 @@ def show_tasks(outcome: Outcome, console: Console) -> None:
     header, rows = task_rows(outcome)
     if rows:
         asked = any(each.tasks for each in outcome.evaluations().values())
-        title = "Tasks answered exactly; " * asked + "change of perplexity on short texts"
-        console.print(text_table(header, rows, named="method", title=title))
+        title = "Tasks answered exactly; change" if asked else "Change"
+        console.print(f"{title} of perplexity on short texts", markup=False, highlight=False)
+        console.print(text_table(header, rows, named="method"))
 
 
 def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
