@@ -113,13 +113,7 @@ def encodings(
                 "name": spec.label or str(spec),
                 "places": list(encoding.claims.places),
                 "parameters": encoding.num_parameters,
-                "shift_invariant": encoding.claims.shift_invariant,
-                "permutation_invariant": encoding.claims.permutation_invariant,
-                "causal_only": encoding.claims.causal_only,
-                "cache_safe": encoding.claims.cache_safe,
-                "max_positions": encoding.claims.max_positions,
-                "num_axes": encoding.claims.num_axes,
-                "scope": encoding.claims.scope,
+                **{claim: getattr(encoding.claims, claim) for claim in _CLAIMS.split()},
                 "checked": line.checked,
                 "origin": line.origin,
                 "keras": KERAS_LAYERS.get(type(encoding).__name__),
@@ -150,6 +144,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+_CLAIMS = "shift_invariant permutation_invariant causal_only cache_safe "
+_CLAIMS += "max_positions num_axes scope"
 WIDE = 120
 """Columns of a terminal that shows the whole table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]

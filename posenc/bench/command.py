@@ -224,7 +224,7 @@ def _planned(
 ) -> "tuple[list[Case], list[str]]":
     """Return the cases to run, and lines with their estimated durations. Leave out cases above
     `limit` seconds or 2 GB unless `named`. Raise ValueError for cases that cannot run."""
-    from posenc.report.files.bounds import check_memory, check_time, readable_size
+    from posenc.report.files.bounds import check_room, check_time, readable_size
     from posenc.report.machine.machine import memory_bytes
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
@@ -232,7 +232,7 @@ def _planned(
     for case in cases:
         name, size = f"{case.group} {case.title}", case.bytes()
         most, seconds, least = (1, 0.0, 1) if case.group == "memory" else rounds
-        check_memory(f"bench: tensors of {name}", size, memory_bytes(), advice)
+        check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
         takes = sum(
             max((2 * least + 2) * case.round_seconds(n), min(seconds, most * case.round_seconds(n)))
             for n in threads

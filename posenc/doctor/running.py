@@ -82,7 +82,11 @@ def _run(options: Options) -> tuple[str, int]:
         from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
-        _require_clear(case)
+        if found := _by_hand(case, findings(case)):
+            raise ValueError(
+                f"{source.path}: --fix writes nothing, correct the file by hand first. "
+                f"{found.code}: {found.message}. {found.cure}"
+            )
         named, versions = _named(options), _versions(options)
         return fix(source, options.out, named, options.length, options.like, versions)
     found = findings(case, ignored(source.folder))
@@ -94,15 +98,6 @@ def _run(options: Options) -> tuple[str, int]:
     if options.as_sarif:
         return json.dumps(sarif.report(case, found), indent=2), code
     return terminal.text(case, found, fixes=_by_hand(case, found) is None), code
-
-
-def _require_clear(case: Case) -> None:
-    """Raise ValueError if nobody but the file's author can say what it means."""
-    if found := _by_hand(case, findings(case)):
-        raise ValueError(
-            f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
-            f"{found.code}: {found.message}. {found.cure}"
-        )
 
 
 def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:

@@ -83,16 +83,12 @@ def extend_and_show(
         console.print(caution, markup=False)
     written = None if outcome.proof is None else out
     page = report or (written / "extend.html" if written is not None else None)
-    if page is not None:
-        make_page(outcome, command, caution).write(page)
-        console.print(f"Page: {page}", markup=False)
-        write_csv(outcome, page.with_suffix(".csv"))
-    if figures is not None:
-        from posenc.report.page.figure_files import write_figures
+    if page is not None or figures is not None:
+        from posenc.report.page.figure_files import write_and_say
 
-        said = write_figures(make_page(outcome, command, caution).plots(), figures)
-        for line in (*said, f"Figures: {figures}"):
-            console.print(line, markup=False, highlight=False)
+        write_and_say(make_page(outcome, command, caution), page, figures)
+    if page is not None:
+        write_csv(outcome, page.with_suffix(".csv"))
     if failed is not None:
         raise failed
     if out is not None and written is None:
