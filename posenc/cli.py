@@ -17,6 +17,7 @@ from rich.markup import escape
 from posenc import __version__
 from posenc.lazy import EXTRAS, hint
 from posenc.report.machine import facts
+from posenc.report.machine.options import option
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full, in_words
 from posenc.report.page.visible import visible
 
@@ -76,7 +77,10 @@ def app() -> Any:
         application.command(name)(functions[name])
     group: Any = typer.main.get_command(application)
     for name, function in functions.items():
-        _arrange(group.commands[name].params, function)
+        command = group.commands[name]
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+        _arrange(command.params, function)
     return group
 
 
@@ -88,6 +92,7 @@ def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
     given = inspect.signature(function, eval_str=True).parameters
     for param in params:
         if param.param_type_name != "option":
+            param.display_type_rich = lambda ctx: None  # "<list[str]>" helps nobody
             continue
         param.rich_help_panel = panels.get(param.name)
         param.help = escape(param.help)  # rich takes [lm-eval] for a style
@@ -124,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _complain(AGAIN, CTRL_C)
     except _UsageError as error:
         said: Any = error
-        command = said.ctx.command_path if said.ctx else "posenc"
+        command = said.ctx.command_path if said.ctx else " ".join(["posenc", *arguments[:1]])
         code = _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
     except RunFailed as error:
         code = _complain(str(error), 1)
@@ -133,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 1
     except OSError as error:
         if disk_is_full(error):
-            code = _complain(f"the disk is full: {error}", 1, error)
+            code = _complain(f"the disk is full: {in_words(error)}", 1, error)
         else:
             code = _complain(in_words(error), 2, error)
     except ModuleNotFoundError as error:
@@ -153,10 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+        bool, option("Print the version and exit.", "--version", is_eager=True, metavar="")
     ] = False,
     versions: Annotated[
-        bool, typer.Option("--versions", help="Print the versions to report, and exit.")
+        bool, option("Print the versions to report, and exit.", "--versions", metavar="")
     ] = False,
 ) -> None:
     """Position encodings for Transformers: use, compare, extend, inspect."""

@@ -64,12 +64,15 @@ def list_encodings(
     elif markdown:
         print(_markdown(rows))
     else:
+        from rich.box import SIMPLE_HEAD
+
         from posenc.report.page.console import stdout, text_table
 
         console = stdout(160)
         # What a narrow terminal has no room for is in --json.
         count = len(_HEADINGS) if console.width >= WIDE else _HEADINGS.index("keras")
-        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows))
+        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
+        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows), **tight)
         table.columns[0].no_wrap = True
         console.print(table)
 
@@ -110,13 +113,7 @@ def encodings(
                 "name": spec.label or str(spec),
                 "places": list(encoding.claims.places),
                 "parameters": encoding.num_parameters,
-                "shift_invariant": encoding.claims.shift_invariant,
-                "permutation_invariant": encoding.claims.permutation_invariant,
-                "causal_only": encoding.claims.causal_only,
-                "cache_safe": encoding.claims.cache_safe,
-                "max_positions": encoding.claims.max_positions,
-                "num_axes": encoding.claims.num_axes,
-                "scope": encoding.claims.scope,
+                **{claim: getattr(encoding.claims, claim) for claim in _CLAIMS.split()},
                 "checked": line.checked,
                 "origin": line.origin,
                 "keras": KERAS_LAYERS.get(type(encoding).__name__),
@@ -147,6 +144,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+_CLAIMS = "shift_invariant permutation_invariant causal_only cache_safe "
+_CLAIMS += "max_positions num_axes scope"
 WIDE = 120
 """Columns of a terminal that shows the whole table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]

@@ -49,9 +49,11 @@ def phrase(template: str, **values: object) -> str:
     '2 trials failed'
     """
     said = catalogue(_language.get()).get(template, template)
+    if not values:  # perhaps the word of a foreign file
+        return said
     one, _, several = said.partition("|")
     said = several if several and values["number"] != 1 else one
-    return said.format(**values) if values else said
+    return said.format(**values)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -67,6 +67,10 @@ def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command,
     code, out, err = call(command, "-h")
     assert (code, err) == (0, "") and "Usage: " in out and "…" not in out
     assert {len(line) for line in out.splitlines()} <= {0, 80}
+    assert "<list" not in out and "<path>" not in out and "default: (none)" not in out
+    paragraphs = out.partition("╭")[0].split("\n" + 80 * " " + "\n")
+    broken = [line.rstrip() for each in paragraphs for line in each.splitlines()[:-1]]
+    assert all(len(line) > 60 for line in broken if line)
     options = [p for p in cli.app().commands[command].params if p.param_type_name == "option"]
     assert options and all(p.rich_help_panel in cli.PANELS for p in options)
     assert all(name in out for p in options for name in p.opts)
@@ -90,6 +94,12 @@ def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
     needed = {"name", "places", "shift_invariant", "causal_only", "cache_safe", "source", "checked"}
     assert all(needed <= set(row) for row in rows)
     assert all(row["checked"] in ("golden", "reference", "unchecked") for row in rows)
+
+
+def test_list_fits_80_columns_in_few_lines(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("list")[1].splitlines()
+    assert len(lines) < 1.5 * len(registry.names()) and max(map(len, lines)) <= 80
 
 
 def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
@@ -137,6 +147,13 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
     assert (code, again) == (0, shown)
     assert "step" not in told.split("results in")[1]
     assert (out / result.config.folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_json_of_compare_is_alone_on_stdout(call, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    out = tmp_path / "out"
+    code, shown, _ = call("compare", "rope", "--text", text, "--out", out, *TINY, "--json")
+    assert code == 0 and json.loads(shown)["trials"]["planned"] == 1
 
 
 def test_default_folder_is_below_runs_and_the_same_each_time(call, text, tmp_path, monkeypatch):
@@ -191,19 +208,21 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(compare, "write_atomically", full)
     answer = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
-    assert "No space left on device" in complains(answer, 1)
+    assert complains(answer, 1).startswith("posenc: the disk is full: ")
+    assert "study.json: No space left on device." in complains(answer, 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ropee"], "Unknown encoding 'ropee'. Did you mean 'rope'?"),
+        (["ropee"], "Unknown encoding 'ropee'. Did you mean 'rope'?\n"),
+        (["zzz"], "Unknown encoding 'zzz'. Known: nope, "),
         (["--text", "/nowhere.txt"], "No such file: /nowhere.txt"),
         (["--text", "{empty}"], "needs at least"),
         (["--text", "{short}"], "it has 50 bytes in 1 file; training at 128 bytes"),
         (["--train-length", "64", "--test-lengths", "32,128"], "32 is below --train-length 64"),
         (["--test-lengths", "128;256"], "whole numbers separated by commas, got '128;256'"),
-        (["--heads", "3"], "num_heads must divide embed_dim"),
+        (["--heads", "3"], "posenc: --heads 3 does not divide --width 128."),
         (["--heads", "4", "--kv-heads", "3"], "num_kv_heads must divide num_heads"),
         (["rope", "--width", "12", "--heads", "4"], "head_dim must be even, got 3"),
         (["--out", "{short}"], "is not a folder"),
@@ -297,6 +316,11 @@ def test_a_file_that_is_not_there_is_named_without_numbers_of_errors(call):
     assert said == "posenc: nowhere.json: no such file or folder.\n"
 
 
+@pytest.mark.parametrize("line", ["inspect rope --swap a", "extend model", "report"])
+def test_hints_name_the_subcommand(call, line):
+    assert complains(call(*line.split())).endswith(f"; see posenc {line.split()[0]} --help.\n")
+
+
 def test_unknown_command_is_one_line_and_code_2(call):
     assert "No such command 'compar'. Did you mean 'compare'?" in complains(call("compar"))
 
@@ -371,7 +395,8 @@ def test_full_disk_while_the_text_is_copied_is_code_1_and_leaves_no_half_copy(ca
         answer = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "the disk is full" in complains(answer, 1)
+    assert "the disk is full: " in complains(answer, 1)
+    assert "train.u16: File too large." in complains(answer, 1)
     assert not list((tmp_path / "out").glob("corpus-*"))
 
 

@@ -59,6 +59,14 @@ def test_no_place_to_write_is_one_line_before_the_work(line, place, never, place
     assert sorted(p.name for p in places.iterdir()) == ["file", "pipe", "run"]
 
 
+@pytest.mark.parametrize(
+    "option", ["--task 16", "--method yran", "--device tpu", "--precision int8"]
+)
+def test_a_wrong_choice_of_extend_is_said_before_the_model_is_loaded(option, never, llama, call):
+    code, out, said = call("extend", llama, "--to", 128, *option.split())
+    assert (code, out, said.count("\n")) == (2, "", 1) and option.split()[0] in said
+
+
 @pytest.mark.parametrize("option", ["--heads", "--head-dim"])
 def test_inspect_refuses_sizes_that_no_model_has(option, never, call):
     code, _, said = call("inspect", "rope", option, 1_000_000_000)

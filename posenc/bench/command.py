@@ -224,7 +224,7 @@ def _planned(
 ) -> "tuple[list[Case], list[str]]":
     """Return the cases to run, and lines with their estimated durations. Leave out cases above
     `limit` seconds or 2 GB unless `named`. Raise ValueError for cases that cannot run."""
-    from posenc.report.files.bounds import check_memory, check_time, readable_size
+    from posenc.report.files.bounds import check_room, check_time, readable_size
     from posenc.report.machine.machine import memory_bytes
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
@@ -232,7 +232,7 @@ def _planned(
     for case in cases:
         name, size = f"{case.group} {case.title}", case.bytes()
         most, seconds, least = (1, 0.0, 1) if case.group == "memory" else rounds
-        check_memory(f"bench: tensors of {name}", size, memory_bytes(), advice)
+        check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
         takes = sum(
             max((2 * least + 2) * case.round_seconds(n), min(seconds, most * case.round_seconds(n)))
             for n in threads
@@ -241,13 +241,13 @@ def _planned(
         check_time(f"bench: {name}", int(surely + least // 10_000), False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
-            needs = f"about {_duration(takes)}, at least {readable_size(size)}"
+            needs = f"{_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
         if named or not large:
             found.append(case)
             total += takes
     tail = "; --all or --only runs those left out" if len(found) < len(cases) else ""
-    return found, [*notes, f"bench: {len(found)} cases, about {_duration(total)}{tail}"]
+    return found, [*notes, f"bench: {len(found)} cases, {_duration(total)}{tail}"]
 
 
 def _json(found: dict[str, Any]) -> str:
@@ -275,7 +275,9 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    if seconds < 10:  # the first calls take longer than the rounds
+        return "a few seconds"
+    return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ class Options:
         option(
             "A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
             "other options set them.",
-            shown="none",
+            shown=False,
         ),
     ] = None
     small: Annotated[

@@ -24,8 +24,9 @@ from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.files import is_done, load_results
 from posenc.lazy import require
-from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.report.files.lock import LOCK, locked
+from posenc.report.files.new_folder import UNPROVED
 from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
@@ -81,7 +82,9 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     made = missing(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
-        sweep.remove_leftovers(folder)
+        for path in folder.glob(f".corpus-*{UNPROVED}"):  # left by killed runs
+            remove_folder(path)
+        remove_partials(folder)
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
         own = runs_below([RUNS])
@@ -198,15 +201,11 @@ def check_ours(folder: Path) -> str | None:
         except ValueError as error:
             return f"{folder / STUDY} is damaged ({error})"
         return None
-    others = [p.name for p in folder.iterdir() if not _is_ours(p)]
-    if others:
+    # A run that was killed before it wrote study.json leaves the lock, texts and partial files.
+    others = [p.name for p in folder.iterdir() if p.name != LOCK and not is_partial(p)]
+    if others := [name for name in others if not name.lstrip(".").startswith("corpus-")]:
         raise ValueError(
             f"--out: {folder} is not empty and was not written by posenc compare (it contains "
             f"{others[0]}). Choose another folder."
         )
     return None
-
-
-def _is_ours(path: Path) -> bool:
-    """Return True if a run that was killed before it wrote study.json can have left this file."""
-    return path.name == LOCK or path.name.lstrip(".").startswith("corpus-") or is_partial(path)

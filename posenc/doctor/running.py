@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
+from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 from posenc.lazy import require
@@ -80,7 +82,11 @@ def _run(options: Options) -> tuple[str, int]:
         from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
-        _require_clear(case)
+        if found := _by_hand(case, findings(case)):
+            raise ValueError(
+                f"{source.path}: --fix writes nothing, correct the file by hand first. "
+                f"{found.code}: {found.message}. {found.cure}"
+            )
         named, versions = _named(options), _versions(options)
         return fix(source, options.out, named, options.length, options.like, versions)
     found = findings(case, ignored(source.folder))
@@ -91,21 +97,17 @@ def _run(options: Options) -> tuple[str, int]:
         return json.dumps(terminal.as_json(case, found), indent=2), code
     if options.as_sarif:
         return json.dumps(sarif.report(case, found), indent=2), code
-    return terminal.text(case, found), code
+    return terminal.text(case, found, fixes=_by_hand(case, found) is None), code
 
 
-def _require_clear(case: Case) -> None:
-    """Raise ValueError if nobody but the file's author can say what it means."""
-    if case.metadata is not None:
-        return
-    for found in findings(case):
-        unclear = found.contradiction and found.code not in SETTLED
-        guessed = found.severity == "E" and (case.why_unclear or found.code in UNCLEAR)
+def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
+    """Return the first finding that --fix leaves to the file's author."""
+    for each in found if case.metadata is None else ():
+        unclear = each.contradiction and each.code not in SETTLED
+        guessed = each.severity == "E" and (case.why_unclear or each.code in UNCLEAR)
         if unclear or guessed:
-            raise ValueError(
-                f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
-                f"{found.code}: {found.message}. {found.cure}"
-            )
+            return each
+    return None
 
 
 def _check(options: Options) -> None:

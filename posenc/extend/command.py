@@ -58,7 +58,7 @@ def extend(
         option(
             "Run these tasks of lm-eval on the exported folder; "
             "needs pip install 'posenc[lm-eval]'.",
-            shown="none",
+            shown=False,
             metavar="TASKS",
         ),
     ] = None,

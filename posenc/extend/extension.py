@@ -222,6 +222,8 @@ def _measure_all(
             reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
             if name == "none" and isinstance(error, NotFinite):
                 raise ValueError(f"{checkpoint.folder}: as it is, {reason}.") from error
+            if isinstance(error, OSError) and name == method:  # of the disk, not of the model
+                raise
             if name in ("none", method):
                 raise RunFailed(f"{name} cannot be measured on this model: {reason}") from error
             failed[name] = reason

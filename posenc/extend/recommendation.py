@@ -138,7 +138,7 @@ def _better_map(measured: Measured, chosen: Evaluation) -> str:
         if variant.needs_runtime and variant.window is None
     }
     first = min(maps, key=lambda name: maps[name], default=None)
-    if first is None or not chosen.average() - maps[first] > 0:  # NaN is none
+    if first is None or not chosen.average() - maps[first] > LEVEL:  # NaN is none
         return ""
     gain = chosen.average() - maps[first]
     return f" {first} reads {gain:.2f} nats better over all positions, but no stock tool runs it."

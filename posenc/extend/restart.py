@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import held
-from posenc.report.files.opened import make_folder, text_of
+from posenc.report.files.opened import text_of
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.visible import visible
 
@@ -74,7 +74,6 @@ _OF_THE_FOLDER = ("_name_or_path", "transformers_version")
 
 def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
     """Write content with the identity of its run and a hash."""
-    make_folder(path.parent)
     write_atomically(path, seal({"of": whose, "content": content}))
 
 

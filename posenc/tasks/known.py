@@ -32,4 +32,4 @@ def task_named(name: str) -> Task:
     known = (TEXT, *TASKS)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"Unknown task {name!r}.{hint} Known: {', '.join(known)}.")
+    raise ValueError(f"Unknown task {name!r}.{hint or ' Known: ' + ', '.join(known) + '.'}")

@@ -127,6 +127,11 @@ def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(call, dry)
     assert "16k" in [case.title for case in dry]
 
 
+def test_what_takes_seconds_is_not_said_to_take_none(call, dry):
+    said = call("bench", "--quick", "--only", "rotation", "--lengths", "8")[2]
+    assert said.endswith("bench: 5 cases, a few seconds\n")
+
+
 def test_quick_takes_small_cases_only(call, dry):
     assert call("bench", "--quick")[0] == 0
     assert {"attention", "rotation"} <= {case.group for case in dry}

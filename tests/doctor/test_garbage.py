@@ -1,19 +1,22 @@
 """Nonsense in any rotary key ends in a judgement or in one clear error, never in a traceback."""
 
+import collections
 import copy
 import json
 import random
 
 import pytest
 
+from posenc.dialects.files.source import load
 from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.recipes import best, require_static
 from posenc.doctor.answer import terminal
+from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.doctor.running import run
+from posenc.doctor.running import _by_hand, run
 from tests.dialects.golden_cases import FOLDER
 from tests.doctor.judging import case
 from tests.doctor.threads import BASE
@@ -88,3 +91,18 @@ def test_infinity_outside_of_the_rotary_keys_is_as_transformers_writes_it(tmp_pa
     path.write_text(json.dumps({**BASE, "rope_theta": float("inf")}))
     with pytest.raises(ValueError, match="rope_theta must be a finite number, got inf"):
         run(Options((path,)))
+
+
+def test_a_copy_is_promised_only_where_fix_writes_one(tmp_path):
+    path, counts = tmp_path / "config.json", collections.Counter()
+    unknown = {**BASE, "rope_theta": 1e4, "rope_scaling": {"rope_type": "yarnn", "factor": 2.0}}
+    for config in (unknown, *CONFIGS):
+        path.write_text(json.dumps(config))
+        try:
+            said = run(Options((path,)))[0]
+        except ValueError:
+            continue
+        promised = "`--fix --out NEW` writes a mended copy" in said
+        by_hand = _by_hand(found := Case(load(path)), findings(found)) is not None
+        counts[by_hand, promised] += 1
+    assert not counts[True, True] and counts[True, False] and counts[False, True]

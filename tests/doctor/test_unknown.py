@@ -59,7 +59,7 @@ def test_the_last_line_promises_no_copy_where_fix_refuses(file):
     path = file({**SIMPLE, "rope_scaling": rope})
     with pytest.raises(ValueError, match="--fix writes nothing"):
         run(Options((path,), fix=True, out=path.parent / "new"))
-    assert "writes a mended copy, or says why not." in run(Options((path,)))[0]
+    assert "writes a mended copy" not in run(Options((path,)))[0]
 
 
 @pytest.mark.parametrize("what", ["fix", "overrides", "convert", "compare", "json"])

@@ -259,6 +259,16 @@ def test_a_full_disk_is_a_failed_run_and_not_wrong_input(llama, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_is_gone_is_not_blamed_on_the_model(llama, tmp_path, monkeypatch):
+    def gone(*given: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "state")
+
+    monkeypatch.setattr("posenc.extend.search.evolution.write_sealed", gone)
+    options = Options(windows=1, search_evaluations=2, state=tmp_path / "state")
+    with pytest.raises(FileNotFoundError, match="No such file or directory: 'state'"):
+        hf.extend(llama, TARGET, DOCUMENTS, method="search", options=options)
+
+
 def _umask() -> int:
     before = os.umask(0)
     os.umask(before)

@@ -67,6 +67,7 @@ def test_tuned_weights_are_written_in_the_dtype_and_the_sizes_they_came_in(halve
     assert len(shards(out)) >= 2
     for path in out.glob("*.safetensors"):
         assert path.stat().st_size < 1.2 * largest
+        assert path.stat().st_mode == (out / "config.json").stat().st_mode
         with safe_open(path, framework="pt") as opened:
             assert {opened.get_slice(name).get_dtype() for name in opened.keys()} == {"BF16"}
     assert shards(out) != shards(halves)

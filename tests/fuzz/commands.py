@@ -258,7 +258,7 @@ def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> lis
                 ended = run(arguments)
                 codes[ended.code] += 1
                 if ended.code == 0:  # a file that is named as the output may be replaced
-                    words = " ".join(arguments).replace("=", " ").split()
+                    words = [word for each in arguments for word in each.split("=", 1)]
                     named |= {value for option, value in pairwise(words) if option in OUTPUTS}
                 slowest = max(slowest, ended.seconds)
                 if problem := ended.wrong():

@@ -53,6 +53,14 @@ def test_good_and_bad_command_lines_are_let_pass():
     assert (ended.code, ended.wrong()) == (2, "")
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_an_output_with_a_space_in_its_name_may_be_replaced(tmp_path, monkeypatch, joined):
+    out = ["--out=notes [1].txt"] if joined else ["--out", "notes [1].txt"]
+    monkeypatch.setattr(commands, "draw", lambda rng, known: ["explore", *out])
+    (tmp_path / "inner").mkdir()
+    assert commands.fuzz(1, 0, tmp_path / "inner") == []
+
+
 def test_leftovers_and_changed_files_are_seen(tmp_path, monkeypatch):
     def spoil(arguments):
         (tmp_path / "text.txt").write_bytes(b"")

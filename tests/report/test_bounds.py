@@ -2,21 +2,21 @@
 
 import pytest
 
-from posenc.report.files.bounds import check_disk, check_memory, check_time, readable_size
+from posenc.report.files.bounds import check_room, check_time, readable_size
 from posenc.report.machine.machine import memory_bytes
 
 
 def test_memory_is_refused_from_the_first_byte_too_many():
-    check_memory("Two models", 100, 100, "")
-    check_memory("Two models", 10**30, None, "")  # a system that does not say
+    check_room("Two models", 100, 100, "")
+    check_room("Two models", 10**30, None, "")  # a system that does not say
     with pytest.raises(ValueError, match=r"Two models need at least 101 bytes .* are 100 bytes"):
-        check_memory("Two models", 101, 100, "Take one.")
+        check_room("Two models", 101, 100, "Take one.")
 
 
 def test_disk_is_refused_from_the_first_byte_too_many():
-    check_disk("The copy", 100, 100, "")
-    with pytest.raises(ValueError, match="The copy needs 101 bytes on disk"):
-        check_disk("The copy", 101, 100, "")
+    check_room("The copies", 100, 100, "", "disk")
+    with pytest.raises(ValueError, match="The copies need at least 101 bytes of disk"):
+        check_room("The copies", 101, 100, "", "disk")
 
 
 def test_a_week_is_let_pass_and_more_only_where_it_is_meant():

@@ -185,6 +185,59 @@ def test_results_that_no_posenc_writes_are_one_line(home, said, call):
     assert not (home / "report.html").exists()
 
 
+HIDDEN = "rope\x1b[31m\u202e"
+STUDY = Study(FORMAT, "", "", {}, {}, None, (TRIAL,), (SCORED,))
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        replace(STUDY, labels={"nope": "nope\nUse evil"}),
+        replace(STUDY, trials=(replace(TRIAL, encoding="a\u2028b"),), results=()),
+    ],
+)
+def test_a_name_with_a_line_break_is_refused(home, study, call):
+    (home / "study.json").write_text(study.to_json())
+    code, out, error = call("report", home)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert "the name of an encoding has a line break" in error
+
+
+def test_names_of_a_stranger_s_study_are_escapes_in_json_too(home, call):
+    (home / "study.json").write_text(replace(STUDY, labels={"nope": HIDDEN}).to_json())
+    code, out, error = call("report", home, "--json")
+    assert code == 0 and "\u202e" not in out + error
+    (place,) = json.loads(out)["places"]
+    assert [each["encoding"] for each in place["encodings"]] == [HIDDEN]
+
+
+def test_a_name_with_a_bar_is_no_plural(home, call):
+    odd = "name|names of {0.__class__}"
+    study = replace(STUDY, hardware={odd: odd}, versions={odd: odd})
+    (home / "study.json").write_text(study.to_json())
+    assert call("report", home)[0] == 0
+    assert odd in (home / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("place", ["folder", "lock"])
+def test_the_run_of_another_user_is_reported_elsewhere(home, monkeypatch, call, place):
+    if getattr(os, "geteuid", lambda: 1)():
+        pytest.skip("only root can become another user")
+    (home / "study.json").write_text(STUDY.to_json())
+    if place == "lock":
+        (home / ".lock").touch()
+        home.chmod(0o777)
+    monkeypatch.chdir(home)
+    assert call("report", home, "--out", home / "warm")[0] == 0  # imports what that takes
+    os.seteuid(65534)
+    try:
+        code, out, error = call("report", ".")
+    finally:
+        os.seteuid(0)
+    assert (code, out) == (2, "")
+    assert error == "posenc: . is not yours to write. Give --out FOLDER.\n"
+
+
 def test_a_result_without_scores_is_damaged(home):
     (home / "result.json").write_text(TrialResult(TRIAL).to_json())
     with pytest.raises(CorruptResult, match="no score of its task"):

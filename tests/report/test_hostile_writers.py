@@ -146,13 +146,31 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing(home, writer, monkeyp
     assert writer == "rows" or (home / name).read_text() == "old"
 
 
-@pytest.mark.parametrize("writer", [name for name in REPLACED if name not in ("state", "rows")])
+@pytest.mark.parametrize("writer", [name for name in REPLACED if name != "rows"])
 def test_a_disk_that_is_gone_is_not_made_anew(home, writer):
     name, write = REPLACED[writer]
     home.rmdir()
     with pytest.raises(FileNotFoundError):
         write(home / name)
     assert not home.exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("write", [through_atomically, lambda p: write_atomically(p, b"new")])
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_an_error_names_the_file_and_no_hidden_one(home, monkeypatch, call, write, error):
+    plain = getattr(os, call)
+
+    def fail(path, *given, **options):
+        if call == "open" and not str(path).endswith(".partial"):
+            return plain(path, *given, **options)
+        raise OSError(error, os.strerror(error), *([] if call == "fsync" else [path]))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError) as failed:
+        write(home / "a.bin")
+    monkeypatch.undo()
+    assert (failed.value.errno, failed.value.filename) == (error, str(home / "a.bin"))
 
 
 def events(path):

@@ -43,3 +43,10 @@ def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write there"):
         new_folder(tmp_path / "file/out").__enter__()
+
+
+def test_an_error_in_it_names_the_folder_that_was_given(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(FileNotFoundError) as failed, new_folder(out) as temporary:
+        (temporary / "missing" / "file").write_text("")
+    assert failed.value.filename == str(out / "missing" / "file")

@@ -12,7 +12,7 @@ from rich.console import Console
 from posenc.report.page.console import Terminal, print_table
 from posenc.report.page.drawing import to_svg
 from posenc.report.page.page import Page
-from posenc.report.page.progress import say
+from posenc.report.page.progress import say, tell
 from posenc.report.page.table import Table
 from posenc.report.page.visible import visible
 from tests.doctor.threads import BASE
@@ -67,6 +67,24 @@ def test_the_doctor_and_its_errors_show_escapes(tmp_path, call, more):
         _, out, err = call("doctor", path, *more)
         assert not set(out + err) & {"\x1b", "\x9b", "\x07", "\u202e", "\u2066"}
         assert more == ["--json"] or SHOWN in out + err
+
+
+@pytest.mark.parametrize("command", ["doctor", "report", "inspect"])
+def test_the_error_of_a_command_shows_escapes(tmp_path, call, command):
+    code, _, err = call(command, tmp_path / HOSTILE)
+    assert code == 2 and SHOWN in err and "\x1b" not in err and "\u202e" not in err
+
+
+def test_the_line_that_changes_shows_escapes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    tell(HOSTILE)
+    assert capsys.readouterr().err == f"\r\x1b[K{SHOWN}"
+
+
+def test_a_line_stays_one_line():
+    out = io.StringIO()
+    say(Terminal(file=out, width=20), "it failed\nUse evil: it is best.")
+    assert out.getvalue() == "it failed Use evil: it is best.\n"
 
 
 @pytest.mark.parametrize("more", [[], ["--each"]])

@@ -6,7 +6,7 @@ import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from posenc.compare.engines.engine import Heard
@@ -129,7 +129,8 @@ class Remote:
             return
         for corpus in {trial.corpus for trial in trials if trial.of_text}:
             self.storage.give_text(path_of(folder, corpus))
-        finished = self.storage.with_results()
+        results = self.storage.fs.glob(self.storage.path("*/result.json"))
+        finished = {PurePosixPath(result).parent.name for result in results}
         for trial in trials:
             if trial.folder in finished and not is_done(folder, trial):
                 take_result(self.storage, folder / trial.folder)

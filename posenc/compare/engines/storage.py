@@ -97,10 +97,6 @@ class Storage:
         found = self.fs.find(above) if self.fs.exists(above) else []
         return [PurePosixPath(path).relative_to(above).as_posix() for path in found]
 
-    def with_results(self) -> set[str]:
-        """List the folders of trials that have a result."""
-        return {PurePosixPath(p).parent.name for p in self.fs.glob(self.path("*/result.json"))}
-
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
         """Keep a file with a random word, which every machine must be able to read and to answer.

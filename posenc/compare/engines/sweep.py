@@ -12,9 +12,6 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import CorruptResult, load_result
-from posenc.report.files.atomic import remove_partials
-from posenc.report.files.new_folder import UNPROVED
-from posenc.report.files.opened import remove_folder
 from posenc.report.machine.machine import gpus, num_cores
 from posenc.report.page.failure import RunFailed
 
@@ -89,10 +86,3 @@ def _check_there(folder: Path, device: int) -> None:
             return
     gone = f"The results folder {folder} is gone, perhaps with its disk."
     raise RunFailed(f"{gone} Once it is back, the same command goes on from there.")
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the half-written files that killed runs left in a study's folder. Hold its lock."""
-    for path in folder.glob(f".corpus-*{UNPROVED}"):
-        remove_folder(path)
-    remove_partials(folder)

@@ -184,13 +184,8 @@ def _details(study: Study) -> Iterator[Block]:
         yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
     yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
     yield phrase("Method, tasks and statistics are described in docs/compare.md of the repository.")
-    yield Links(_links(study))
-
-
-def _links(study: Study) -> dict[str, str]:
-    """Return links to papers."""
     found = {r.config.encoding: _PAPER.search(r.spec.get("source", "")) for r in study.finished}
-    return {f"{n}: {p[0]}": f"https://arxiv.org/abs/{p[1]}" for n, p in found.items() if p}
+    yield Links({f"{n}: {p[0]}": f"https://arxiv.org/abs/{p[1]}" for n, p in found.items() if p})
 
 
 def _facts(study: Study) -> Mapping[str, object]:

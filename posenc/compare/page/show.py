@@ -12,6 +12,7 @@ from posenc.compare.results import Study, labelled
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
+from posenc.report.page.visible import visible
 from posenc.sentence import in_english, phrase, speaking
 from posenc.tasks.known import TEXT
 
@@ -51,7 +52,7 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
     """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
     if as_json:
         with speaking("en"):
-            print(answer_json(labelled(study), folder))
+            print(visible(answer_json(labelled(study), folder)))
         return
     out, shown = stdout(160), _shown(study)
     if study.corpus is not None:

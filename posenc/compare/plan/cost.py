@@ -13,7 +13,7 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import shape_of, sizes_of
 from posenc.compare.trial.windows import HELD_OUT_BYTES
 from posenc.encodings import PositionEncoding, create, parse
-from posenc.report.files.bounds import check_memory, check_time
+from posenc.report.files.bounds import check_room, check_time
 from posenc.report.machine import machine
 from posenc.report.page.progress import clock
 from posenc.tasks.known import TEXT
@@ -49,7 +49,7 @@ def check_cost(
     """
     each = seeds * len(encodings)
     count = each * len(planned)
-    check_memory(
+    check_room(
         f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
     )
     for trial in planned:
@@ -175,7 +175,7 @@ def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
     if seen:  # otherwise there is none, or on another machine
         available = min(torch.cuda.get_device_properties(i).total_memory for i in range(seen))
         workers, where = -(-workers // seen), " on one GPU"
-    check_memory(
+    check_room(
         f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
         f"parameters and {trial.batch:,} {_windows(trial)} a step",
         workers * each,

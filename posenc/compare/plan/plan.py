@@ -217,7 +217,8 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
 def _shared(options: Options, encoding: str) -> dict[str, Any]:
     """Return the options that the trials of all tasks share."""
     device = check_choice("--device", options.device, ("auto", "cpu", "cuda"))
-    device = machine.default_device() if device == "auto" else device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     elsewhere = options.engine != "local" and not torch.cuda.is_available()
     if device == "cuda" and elsewhere and options.precision == "auto":
         raise ValueError(

@@ -36,6 +36,8 @@ def sizes_of(options: Options) -> dict[str, int]:
         sizes = {**_of_config(text_config(path), path, options.small, given), **given}
         if "heads" in given:  # the config's kv_heads may not fit another number of query heads
             sizes["kv_heads"] = given.get("kv_heads", given["heads"])
+    if sizes["width"] % sizes["heads"]:
+        raise ValueError(f"--heads {sizes['heads']} does not divide --width {sizes['width']}.")
     return {"kv_heads": sizes["heads"], **sizes}
 
 

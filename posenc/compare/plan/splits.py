@@ -12,9 +12,15 @@ import numpy as np
 
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, path_of
-from posenc.report.files.bounds import check_disk
+from posenc.report.files.bounds import check_room
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import make_folder, open_new, open_ordinary, remove_folder
+from posenc.report.files.opened import (
+    make_folder,
+    naming,
+    open_new,
+    open_ordinary,
+    remove_folder,
+)
 from posenc.text import Source
 
 SEPARATOR = 256
@@ -23,7 +29,7 @@ HELD_OUT = 0.05
 """Fraction of the bytes in validation, and the same in test."""
 
 _CHUNK = 1 << 24
-ADVICE = "Give less text, or choose an --out on another disk."
+COPIES, ADVICE = "The text's copies", "Give less text, or choose an --out on another disk."
 
 Stretch = tuple[str, int, int]
 """A file's name, and its range of bytes [start, stop)."""
@@ -92,9 +98,10 @@ class Cut:
             if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
                 size = 2 * sum(b - a + 1 for s in SPLITS for _, a, b in self.stretches[s])
                 free = shutil.disk_usage(folder).free
-                check_disk("The text's copy", size, free, ADVICE)
+                check_room(COPIES, size, free, ADVICE, "disk")
                 for split in SPLITS:
-                    with open_new(partial / f"{split}.u16") as out:
+                    path = target / f"{split}.u16"
+                    with naming(path), open_new(partial / path.name) as out:
                         for symbols in self._symbols(split):
                             out.write(symbols)
             self._check_unchanged()
@@ -159,7 +166,8 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     if any(totals[split] < need.bytes[split] for split in SPLITS):
         raise need.complain(totals, source)
     here = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
-    check_disk("The text's copy", 2 * sum(sizes.values()), shutil.disk_usage(here).total, ADVICE)
+    disk = shutil.disk_usage(here).total
+    check_room(COPIES, 2 * sum(sizes.values()), disk, ADVICE, "disk")
     digest, counts = hashlib.sha256(), np.zeros(256, np.int64)
     for name, path in source.files:
         digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))

@@ -1,6 +1,7 @@
 """Print the published leaderboard from a stored file, without computing anything."""
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
         board = json.loads(text)
         said = board if in_english() else board["zh"]
         out, named = stdout(160), phrase("encoding")
-        header = [named, *(each["where"] for each in said["places"])]
-        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "overflow": "fold"}
+        wheres = (each["where"] for each in said["places"])
+        header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
+        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         title: Any = {"title": phrase("Published leaderboard"), "title_justify": "left"}
         print_table(out, header, matrix(board), named=named, **tight, **title)
         cannot = phrase("What this cannot say: {limits}", limits=said["cannot_say"])

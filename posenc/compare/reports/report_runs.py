@@ -1,5 +1,6 @@
 """`posenc report`: the page of one run again, or of several runs together."""
 
+import errno
 import hashlib
 import shlex
 import sys
@@ -51,8 +52,13 @@ def report_runs(
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
         writer = "posenc compare, which writes the report when it ends,"
-        with locked(home, writer), spoken(lang):
-            study, lines = write_report(study, home)
+        try:
+            with locked(home, writer), spoken(lang):
+                study, lines = write_report(study, home)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise ValueError(f"{home} is not yours to write. Give --out FOLDER.") from error
     else:
         damaged: list[str] = []
         study, conflicts = merge([_collected(folder, damaged, each) for folder, each in runs])
@@ -126,6 +132,8 @@ def _read(folder: Path) -> Study:
             objective_of(trial)  # or it is none
             if not len(trial.encoding) <= MOST or not len(trial.test_lengths) <= MOST:
                 raise ValueError(f"a name or list of test lengths has more than {MOST} parts")
+            if len(f"{trial.encoding}{study.labels.get(trial.encoding)}".splitlines()) > 1:
+                raise ValueError("the name of an encoding has a line break")
         return study
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None

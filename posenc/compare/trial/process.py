@@ -142,7 +142,7 @@ class TrialProcess:
             hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
             return f"its process was ended by {name}{hint}"
         log = self.home / "log.txt"
-        text = text_of(log, errors="replace") if log.exists() else ""
+        text = text_of(log, None, errors="replace") if log.exists() else ""
         said = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
         return f"its process ended with code {self.process.returncode}{said}"
 

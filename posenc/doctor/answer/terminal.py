@@ -25,8 +25,8 @@ def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def text(case: Case, found: Sequence[Finding]) -> str:
-    """Return the answer for a terminal."""
+def text(case: Case, found: Sequence[Finding], *, fixes: bool = True) -> str:
+    """Return the answer for a terminal. fixes: True if --fix writes a copy."""
     lines = [_headline(case), ""]
     lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
     lines += ["", LEGEND]
@@ -34,7 +34,7 @@ def text(case: Case, found: Sequence[Finding]) -> str:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
         lines += ["", *_finding(finding)]
-    return "\n".join([*lines, "", _verdict(case, found)])
+    return "\n".join([*lines, "", _verdict(case, found, fixes=fixes)])
 
 
 def _headline(case: Case) -> str:
@@ -104,7 +104,7 @@ def _finding(finding: Finding) -> list[str]:
     return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
 
 
-def _verdict(case: Case, found: Sequence[Finding]) -> str:
+def _verdict(case: Case, found: Sequence[Finding], *, fixes: bool) -> str:
     errors = sum(f.severity == "E" for f in found)
     warnings = sum(f.severity == "W" for f in found)
     unread = case.among("unknown")
@@ -112,7 +112,7 @@ def _verdict(case: Case, found: Sequence[Finding]) -> str:
     if not found:
         return f"Nothing to complain about, for {', '.join(case.judges)}.{rest}"
     said = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
-    mend = " `--fix --out NEW` writes a mended copy, or says why not." if errors else ""
+    mend = " `--fix --out NEW` writes a mended copy, or says why not." if fixes and errors else ""
     return f"{said} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"
 
 

@@ -45,7 +45,7 @@ def entry(name: str) -> Entry:
     alike = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
     near = max(known, key=alike.__getitem__)  # the first of equals: rope, not rove, for roep
     hint = f" Did you mean {near!r}?" if alike[near] >= 0.4 else ""
-    raise ValueError(f"Unknown encoding {name!r}.{hint} Known: {', '.join(known)}.")
+    raise ValueError(f"Unknown encoding {name!r}.{hint or ' Known: ' + ', '.join(known) + '.'}")
 
 
 def class_of(name: str) -> "type[PositionEncoding]":

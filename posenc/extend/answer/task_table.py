@@ -35,9 +35,7 @@ def _cell(score: Score, counts: bool) -> str:
     return f"{exact if counts else 'not learned'}, {score.loss.mean:.2f} nats"
 
 
-def _percent(mean: float, low: float, high: float) -> str:
-    """Convert a rise of the loss to one of the perplexity."""
-    if math.isnan(low):
-        return f"{100 * math.expm1(min(mean, 50.0)):+.1f} %"
-    mean, low, high = (100 * math.expm1(min(value, 50.0)) for value in (mean, low, high))
-    return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"
+def _percent(*rise: float) -> str:
+    """Convert a rise of the loss and its interval, NaN for none, to one of the perplexity."""
+    mean, low, high = (round(100 * math.expm1(min(each, 50.0)), 1) + 0.0 for each in rise)
+    return f"{mean:+.1f} %" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")

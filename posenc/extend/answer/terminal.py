@@ -83,16 +83,12 @@ def extend_and_show(
         console.print(caution, markup=False)
     written = None if outcome.proof is None else out
     page = report or (written / "extend.html" if written is not None else None)
-    if page is not None:
-        make_page(outcome, command, caution).write(page)
-        console.print(f"Page: {page}", markup=False)
-        write_csv(outcome, page.with_suffix(".csv"))
-    if figures is not None:
-        from posenc.report.page.figure_files import write_figures
+    if page is not None or figures is not None:
+        from posenc.report.page.figure_files import write_and_say
 
-        said = write_figures(make_page(outcome, command, caution).plots(), figures)
-        for line in (*said, f"Figures: {figures}"):
-            console.print(line, markup=False, highlight=False)
+        write_and_say(make_page(outcome, command, caution), page, figures)
+    if page is not None:
+        write_csv(outcome, page.with_suffix(".csv"))
     if failed is not None:
         raise failed
     if out is not None and written is None:
@@ -169,7 +165,9 @@ def show_losses(outcome: Outcome, console: Console) -> None:
     for table in _tables(outcome, console.width):
         console.print(table)
     marks = {_mark(outcome, name) for name in outcome.evaluations()}
-    words = [f"{mark} {why}." for mark, why in MARKS.items() if mark in marks]
+    words = [
+        f"{mark} {why.removeprefix('yes, but ')}." for mark, why in MARKS.items() if mark in marks
+    ]
     console.print(" ".join([*words, "95 % intervals are on the page."]), markup=False)
 
 
@@ -178,8 +176,9 @@ def show_tasks(outcome: Outcome, console: Console) -> None:
     header, rows = task_rows(outcome)
     if rows:
         asked = any(each.tasks for each in outcome.evaluations().values())
-        title = "Tasks answered exactly; " * asked + "change of perplexity on short texts"
-        console.print(text_table(header, rows, named="method", title=title))
+        title = "Tasks answered exactly; change" if asked else "Change"
+        console.print(f"{title} of perplexity on short texts", markup=False, highlight=False)
+        console.print(text_table(header, rows, named="method"))
 
 
 def _tables(outcome: Outcome, width: int) -> Iterator[Table]:

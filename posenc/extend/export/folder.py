@@ -91,6 +91,8 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
         # One file stays one: a little more than its size, since names may grow.
         shard = largest if len(files) > 1 else 2 * largest
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
+        for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
+            path.chmod((folder / "config.json").stat().st_mode)
         return
     for path in files:
         copy_file(path, folder / path.name)

@@ -137,7 +137,8 @@ def measure_reader(
     scores, left_out = {}, {}
     if tasks is not None:
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
-    short = short_losses(reader, windows, trained) if short_text else None
+    pieces = short_pieces(windows, trained).tokens if short_text else None
+    short = None if pieces is None else reader.all_losses(pieces).numpy()
     return Evaluation(
         edges,
         by_position,
@@ -163,12 +164,6 @@ def short_pieces(windows: Windows, trained: int) -> Windows:
     tokens = windows.tokens[:, : each * trained].reshape(-1, trained)
     documents = windows.documents[:, : each * trained].reshape(-1, trained)
     return Windows(tokens[:MOST], documents[:MOST])
-
-
-def short_losses(reader: Reader, windows: Windows, trained: int) -> np.ndarray:
-    """Return the loss of every token of the short texts in nats, NaN for tokens that are not
-    predicted."""
-    return reader.all_losses(short_pieces(windows, trained).tokens).numpy()
 
 
 def regression(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:

@@ -152,7 +152,11 @@ class Search:
                 mask_token=reader.mask_token,
                 scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
             )
-            self._recall(state)
+            kept = read_sealed(state, self.identity) or {"tried": []}
+            for factors, temperature, *scores in kept["tried"]:
+                genome = Genome(tuple(factors), temperature)
+                score, first = (math.inf if s is None else s for s in scores)
+                self.known[genome.key] = Tried(genome, score, first)
         self.probe = Probe(reader, settings, self.windows, trained)
         self.check = Probe(reader, settings, rest, trained)
         self.tried: dict[str, Tried] = {}
@@ -247,13 +251,6 @@ class Search:
                 for t in self.known.values()
             ]
             write_sealed(self.state, self.identity, {"tried": rows})
-
-    def _recall(self, state: Path) -> None:
-        kept = read_sealed(state, self.identity) or {"tried": []}
-        for factors, temperature, *scores in kept["tried"]:
-            genome = Genome(tuple(factors), temperature)
-            score, first = (math.inf if s is None else s for s in scores)
-            self.known[genome.key] = Tried(genome, score, first)
 
 
 def _json(score: float) -> float | None:

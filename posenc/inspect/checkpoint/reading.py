@@ -122,7 +122,8 @@ def listening(model: Any) -> Iterator[list[Tensor]]:
     """Record, inside the block, the terms that DeBERTa's first layer adds to its scores, (heads,
     length, length)."""
     heard: list[Tensor] = []
-    owner, name = _disentangled(model)
+    inside = ((m, name) for m in model.modules() for name in DISENTANGLED if hasattr(m, name))
+    owner, name = next(inside, (None, ""))
     if owner is None:
         yield heard
         return
@@ -138,11 +139,3 @@ def listening(model: Any) -> Iterator[list[Tensor]]:
         yield heard
     finally:
         delattr(owner, name)
-
-
-def _disentangled(model: Any) -> tuple[Any, str]:
-    for module in model.modules():
-        for name in DISENTANGLED:
-            if hasattr(module, name):
-                return module, name
-    return None, ""

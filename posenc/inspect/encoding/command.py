@@ -17,6 +17,9 @@ from posenc.report.files.atomic import check_outputs
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
 
+MOST_COLUMNS = 4
+"""Up to this many encodings have a column each; of more, each has a row."""
+
 
 def run(
     names: Sequence[str],
@@ -80,10 +83,10 @@ def _print(sheets: list[SpecSheet], compare: bool) -> None:
     for group in [sheets] if compare else [[sheet] for sheet in sheets]:
         for subject, meanings, rows in tables(group):
             title = subject if compare else f"{group[0].name}: {subject[:1].lower()}{subject[1:]}"
-            if compare:
-                print_table(console, ["", *meanings], rows, title=title, overflow="fold")
-            else:
-                each = zip(meanings, rows[0][1:], meanings.values(), strict=True)
-                print_table(
-                    console, ["", "measured", "what it says"], each, title=title, overflow="fold"
-                )
+            columns = {row[0] if compare else "measured": row[1:] for row in rows}
+            if not compare:
+                columns["what it says"] = list(meanings.values())
+            header, lines = ["", *columns], zip(meanings, *columns.values(), strict=True)
+            if len(rows) > MOST_COLUMNS:
+                header, lines = ["", *meanings], rows
+            print_table(console, header, lines, title=title, overflow="fold")

@@ -118,6 +118,9 @@ def measure_encoding(
     tell("cost")
     found["cost"] = running.cost(layer, shape)
     scaling = next((m.scaling for m in layer.modules() if getattr(m, "scaling", None)), None)
+    axis = shape.train_length  # for three axes, too, where text counts along all at once
+    if layer.claims.num_axes == 2:  # the side of a square grid
+        axis = math.isqrt(axis - 1) + 1
     return SpecSheet(
         name=name,
         shape=shape,
@@ -125,17 +128,9 @@ def measure_encoding(
         per_layer=encoding.claims.scope == "layer",
         max_positions=encoding.claims.max_positions,
         num_pairs=len(waves),
-        axis_length=(axis := _axis_length(layer, shape)),
+        axis_length=axis,
         scaling=None if scaling is None else str(scaling),
         unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis],
         wavelengths=[wave if wave < math.inf else None for wave in waves],
         **found,
     )
-
-
-def _axis_length(encoding: PositionEncoding, shape: ModelShape) -> int:
-    """Return the length of each axis: for two axes the side of a square grid; for three, where text
-    counts along all at once, the training length."""
-    if encoding.claims.num_axes != 2:
-        return shape.train_length
-    return math.isqrt(shape.train_length - 1) + 1

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.opened import NOT_ORDINARY, make_folder
+from posenc.report.files.opened import NOT_ORDINARY, make_folder, naming
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _BY_FOLDER = os.rename in os.supports_dir_fd
@@ -35,12 +35,12 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
     block it is flushed to disk and, with `replace`, takes the place of `path`; after an error it is
     deleted.
 
-    Raises: OSError where something else has the name of the new file by then, or `path` is a pipe,
-    a device or a folder.
+    Raises: OSError that names `path`, also where something else has the name of the new file by
+    then, or `path` is a pipe, a device or a folder.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    with _folder_of(path) as folder:
-        old, new = (partial, path) if folder is None else (partial.name, path.name)
+    old, new = (partial.name, path.name) if _BY_FOLDER else (partial, path)
+    with naming(path, old, str(partial)), _folder_of(path) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         flags |= getattr(os, "O_BINARY", 0)
         with contextlib.suppress(FileNotFoundError):  # nobody gets a device or a pipe back

@@ -4,29 +4,21 @@ MOST_DAYS = 7
 """Longest expected time, in days, that needs no --yes."""
 
 
-def check_memory(what: str, needed: int, available: int | None, advice: str) -> None:
-    """Refuse work that cannot fit in memory.
+def check_room(
+    what: str, needed: int, available: int | None, advice: str, place: str = "memory"
+) -> None:
+    """Refuse work that cannot fit in memory or on the disk.
 
     Args:
         what: subject of the message.
         needed: a lower bound in bytes.
         available: bytes; None if unknown.
-        advice: what to do instead.
+        advice: what to do instead. place: "memory" or "disk".
 
     Raises: ValueError with both numbers.
     """
     if available is not None and needed > available:
-        needs = f"{what} need at least {readable_size(needed)} of memory"
-        raise ValueError(f"{needs}, and there are {readable_size(available)}. {advice}")
-
-
-def check_disk(what: str, needed: int, available: int, advice: str) -> None:
-    """Refuse to write more bytes than fit on the disk.
-
-    Raises: ValueError with both numbers.
-    """
-    if needed > available:
-        needs = f"{what} needs {readable_size(needed)} on disk"
+        needs = f"{what} need at least {readable_size(needed)} of {place}"
         raise ValueError(f"{needs}, and there are {readable_size(available)}. {advice}")
 
 

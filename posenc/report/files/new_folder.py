@@ -39,7 +39,12 @@ def new_folder(out: Path) -> Iterator[Path]:
         except OSError as error:
             raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
         stack.callback(remove_folder, temporary)
-        yield temporary
+        try:
+            yield temporary
+        except OSError as error:
+            if error.filename is not None:
+                error.filename = str(error.filename).replace(temporary.name, out.name)
+            raise
         _to_disk(temporary)
         try:
             temporary.rename(out)

@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -38,6 +38,17 @@ def open_as(
         return handle
     os.close(handle)
     raise ValueError(f"{path}: {wrong}")
+
+
+@contextlib.contextmanager
+def naming(path: Path, *hidden: object) -> Iterator[None]:
+    """Make errors of the system that name nothing, or one of `hidden`, name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, *hidden):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def open_ordinary(path: Path) -> BinaryIO:
@@ -93,7 +104,7 @@ def open_new(path: Path) -> BinaryIO:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy an ordinary file to a new one; on file systems that can, blocks are shared."""
-    with open_ordinary(source) as file, open_new(target) as out:
+    with open_ordinary(source) as file, naming(target), open_new(target) as out:
         try:
             import fcntl
 

@@ -12,10 +12,6 @@ import torch
 from posenc.report.machine.processor import instructions, processor
 
 
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def default_precision(device: str) -> str:
     """Return "bfloat16" (autocast) if the hardware multiplies it, otherwise "float32"."""
     if device == "cuda":

@@ -36,17 +36,21 @@ def text_table(
     *,
     overflow: OverflowMethod = "ellipsis",
     named: str | None = None,
+    whole: bool = False,
     **options: Any,
 ) -> Table:
     """Return a table of text for the terminal; `options` are passed to rich's Table.
 
     overflow: rich's treatment of words wider than their column. named: the column with the names of
-    the rows, which are never cut; the other columns are numbers, which align right.
+    the rows, which are never cut; the other columns are numbers, which align right. whole: no cell
+    is broken into lines.
     """
     table = Table(**options)
     for name in header:
         side = "left" if named in (None, name) else "right"
-        table.add_column(escape(name), overflow=overflow, justify=side, no_wrap=name == named)
+        table.add_column(
+            escape(name), overflow=overflow, justify=side, no_wrap=whole or name == named
+        )
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -18,8 +18,8 @@ def tell(text: str) -> None:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line without markup and without wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print one line without markup and without wrapping."""
+    console.print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
 
 
 def clock(seconds: float) -> str:

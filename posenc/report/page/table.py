@@ -66,12 +66,13 @@ def table_html(table: Table) -> str:
         f"<th scope=col{_class(number)}>{_heading(heading)}</th>"
         for heading, number in zip(headings, numeric, strict=True)
     )
+    labels = [f' data-label="{escape(h.text)}"' if table.cards else "" for h in headings]
     rows = []
     for row in table.rows:
         cells = [f"<th scope=row{_class(False, row[0])}>{_cell(row[0], notes)}</th>"]
         cells += [
-            f"<td{_class(number, value)}{_label(table, heading)}>{_cell(value, notes)}</td>"
-            for value, number, heading in zip(row[1:], numeric[1:], headings[1:], strict=True)
+            f"<td{_class(number, value)}{label}>{_cell(value, notes)}</td>"
+            for value, number, label in zip(row[1:], numeric[1:], labels[1:], strict=True)
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
@@ -109,10 +110,6 @@ def _text(value: str | int | float) -> str:
 def _heading(heading: Heading) -> str:
     meaning = f"<small>{escape(heading.meaning)}</small>" if heading.meaning else ""
     return escape(heading.text) + meaning
-
-
-def _label(table: Table, heading: Heading) -> str:
-    return f' data-label="{escape(heading.text)}"' if table.cards else ""
 
 
 def _class(number: bool, value: Value = None) -> str:

@@ -178,7 +178,9 @@ def test_text_beyond_the_disk_is_refused_before_it_is_read(tmp_path, monkeypatch
     monkeypatch.setattr(splits, "_chunks", lambda *arguments: pytest.fail("read"))
     usage = splits.shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
     monkeypatch.setattr(splits.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match=r"needs 8,192\.0 GiB on disk, and there are 1,024\.0"):
+    with pytest.raises(
+        ValueError, match=r"need at least 8,192\.0 GiB of disk, and there are 1,024\.0"
+    ):
         splits.cut_text(find_text([str(tmp_path / "huge")]), NEED, tmp_path / "not" / "made")
 
 

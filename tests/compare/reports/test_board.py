@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from posenc.compare import study as studies
 from posenc.compare.options import Options
@@ -45,6 +46,30 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["use"] == ["dape", "shaw"]
+
+
+def test_the_command_shows_the_stored_answer_and_says_what_takes_long(call, tmp_path, monkeypatch):
+    def never(*given, **options):
+        raise AssertionError("the trials are read")
+
+    monkeypatch.setattr(leaderboard, "published", never)
+    assert call("leaderboard")[1].startswith("Published leaderboard")
+    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(report_runs, "write_page", never)
+    code, _, said = call("leaderboard", "--out", tmp_path / "page")
+    assert code == 1 and "Drawing the page of the published trials: about half a minute." in said
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch, lang):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("leaderboard", "--lang", lang)[1].splitlines()
+    matrix = lines[: next(i for i, line in enumerate(lines) if line.startswith("learned")) + 1]
+    found = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
+    assert max(map(cell_len, matrix)) <= 80 and "…" not in "".join(matrix)
+    rows = matrix[-len(board.matrix(found)) :]
+    for line, cells in zip(rows, board.matrix(found), strict=True):
+        assert line.split() == " ".join(cells).split()
 
 
 def test_json_has_the_numbers_behind_the_answer(tmp_path):

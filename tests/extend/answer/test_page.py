@@ -105,6 +105,17 @@ def test_csv_holds_every_bucket_that_could_be_read(tmp_path):
     assert "tuned,0,64,2.200000,2.100000,2.300000,256" in rows
 
 
+def test_the_legend_of_marks_answers_no_question():
+    found = outcome()
+    found.measured["dynamic"] = (
+        Variant("dynamic", "", nullcontext, (), cache_safe=False),
+        evaluation(2),
+    )  # type: ignore[arg-type]
+    console = Console(width=100, record=True, file=io.StringIO())
+    show_losses(found, console)
+    assert "* its cache is inexact." in console.export_text()
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_no_number(width):
     found = outcome()

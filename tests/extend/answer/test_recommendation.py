@@ -38,6 +38,11 @@ def test_recommendation_weighs_short_and_long_alike_and_skips_what_stock_tools_c
     assert "self-extend reads 0.52 nats better over all positions, but no stock tool" in reason
     worse = {**measured, "self-extend": (named("self-extend", needs_runtime=True), flat(*[3] * 5))}
     assert "no stock tool runs it" not in recommend(worse, 64, QUICK)[1]
+    alike = {
+        **measured,
+        "self-extend": (named("self-extend", needs_runtime=True), flat(2.2, 2.2, 2.2, 3, 2.97)),
+    }
+    assert "no stock tool runs it" not in recommend(alike, 64, QUICK)[1]
     allowed = dataclasses.replace(QUICK, allow_cache_unsafe=True)
     assert recommend(measured, 64, allowed)[0] == "dynamic"
 

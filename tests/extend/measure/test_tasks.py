@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.answer.task_table import task_rows
+from posenc.extend.answer.task_table import _percent, task_rows
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import regression, short_pieces
 from posenc.extend.measure.intervals import Estimate, share_interval
@@ -187,6 +187,11 @@ def test_short_texts_are_the_same_before_and_after():
     rise = regression(before, after, pieces.documents.numpy())
     assert (rise.mean, rise.low, rise.high) == (0.25, 0.25, 0.25)
     assert rise.tokens == 12 * 63
+
+
+def test_no_change_has_no_sign_of_a_gain():
+    assert _percent(-1e-6, math.nan, math.nan) == "+0.0 %"
+    assert _percent(0.1, -0.0001, 0.2) == "+10.5 % (+0.0 to +22.1)"
 
 
 def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_path):

@@ -97,6 +97,17 @@ def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call
     assert [float(row["slope, logits per token"]) for row in rows] == [0.25, 0.0625, 2**-6, 2**-8]
 
 
+def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, call):
+    monkeypatch.setenv("COLUMNS", "80")
+    few = [sheets["alibi"], sheets["yarn"]]
+    monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: few)
+    monkeypatch.setattr("posenc.report.page.figure_files.write_and_say", lambda *_: None)
+    code, out, _ = call("inspect", "alibi", "yarn", "--compare")
+    assert code == 0 and out.count("│ alibi") == 0
+    for words in ("rows independent", "cache consistent", "symmetric", "directed", "untouched"):
+        assert words in out
+
+
 @pytest.mark.parametrize("command", [["inspect", "rope"], ["inspect", "."]])
 def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, call, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
