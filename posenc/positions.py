@@ -95,6 +95,21 @@ def run_shift(q_positions: Known, kv_positions: Known) -> int | None:
     return None if q is None or k is None else q.start - k.start
 
 
+def take(
+    positions: Shaped[Tensor, "..."] | range | None,
+    batch: Int[Tensor, "..."],
+    index: Int[Tensor, "..."],
+) -> Shaped[Tensor, "..."]:
+    """Return positions, (len), (batch, len) or a range, at an index; the index if they are None."""
+    if positions is None:
+        return index
+    if isinstance(positions, range):
+        return index * positions.step + positions.start
+    if positions.ndim == 2 and positions.shape[0] == 1:
+        positions = positions[0]
+    return positions[index] if positions.ndim == 1 else positions[batch, index]
+
+
 def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
     """Return booleans, True for tokens with a negative integer component, which have no place: the
     class token of a Vision Transformer is at (-1, -1). Real coordinates may be negative.

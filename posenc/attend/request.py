@@ -136,13 +136,13 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
     """
     if mask is None:
         return None
-    if not mask.bound and queries.num_axes == 1:
-        mask = mask.bind(queries.where, keys.where)
-    elif not mask.bound:
-        # If positions have several components, the order is that in memory, and the last query is
-        # at the last key. With more queries than keys, the first queries precede all keys.
-        count, last = len(queries), len(keys)
-        where = counted(last - count, count, keys.device), counted(0, last, keys.device)
+    if not mask.bound:
+        where = queries.where, keys.where
+        if queries.num_axes > 1:
+            # The order is that in memory, and the last query is at the last key. With more queries
+            # than keys, the first queries precede all keys.
+            count, last = len(queries), len(keys)
+            where = counted(last - count, count, keys.device), counted(0, last, keys.device)
         mask = mask.bind(*where)
     check_documents(mask)
     return mask

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.terms.bands import Bands, Keep, Table
 from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import distances
+from posenc.positions import distances, take
 
 
 class ByDistance(Term):
@@ -117,13 +117,13 @@ class ByDistance(Term):
     def pair(self) -> ScoreMod:  # type: ignore[override]
         ready = self._with_all_vectors()
         q_table, k_table = ready._products(self.q_vectors, self.k_vectors)
-        q_positions, kv_positions = (_per_row(t.positions) for t in (self.q, self.k))
+        q_positions, kv_positions = self.q.positions, self.k.positions
         assert self.ends is not None
         # Tensors, because a compiled score_mod would contain numbers as constants.
         low, high = (torch.full((), end, device=self.q.device) for end in self.ends)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            distance = _take(q_positions, batch, q_idx) - _take(kv_positions, batch, kv_idx)
+            distance = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
             row = _whole(distance).clamp(low, high) - low
             if q_table is not None:
                 score = score + q_table[batch, head, q_idx, row]
@@ -136,11 +136,3 @@ class ByDistance(Term):
 
 def _whole(distance: Tensor) -> Tensor:
     return distance.floor().long() if distance.is_floating_point() else distance
-
-
-def _per_row(positions: Tensor) -> Tensor:
-    return positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions
-
-
-def _take(positions: Tensor, batch: Tensor, index: Tensor) -> Tensor:
-    return positions[index] if positions.ndim == 1 else positions[batch, index]
