@@ -8,7 +8,7 @@ precise at key 100,000 as at key 100.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,19 +40,12 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     return out, None  # type: ignore[return-value]
 
 
-class _Part(NamedTuple):
-    """Select `rows` and `keys` of a block, with the bias of their scores, -inf if hidden.
-
-    visible: True for visible pairs; None if no pair is hidden.
-    """
-
-    rows: slice
-    keys: slice
-    bias: Tensor
-    visible: Tensor | None
+Part = tuple[slice, slice, Tensor, Tensor | None]
+"""(rows, keys, bias, visible): the bias of their scores, -inf for hidden pairs; visible is True for
+the others, or None if no pair is hidden."""
 
 
-def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]:
+def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     """Yield each block of queries as parts: the keys that all its queries see, and the keys before
     and after them."""
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
@@ -72,7 +65,7 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]
                 visible = problem.among(lower, upper).visible(start, stop)
                 if visible is not None:
                     added = added.masked_fill(~visible, -torch.inf)
-                parts.append(_Part(slice(start, stop), slice(lower, upper), added, visible))
+                parts.append((slice(start, stop), slice(lower, upper), added, visible))
         yield parts
 
 

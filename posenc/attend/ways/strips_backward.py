@@ -94,15 +94,12 @@ def _all_gradients(
     at_once = max(1, BYTES // size)  # heads whose scores of a strip are materialized
     for first in range(0, q.shape[1], at_once):
         mine = slice(first, first + at_once)
-        for strip in _finer(strips):
-            _add_gradients(
-                [t[:, mine] for t in (q, k, v, grad)],
-                row[mine],
-                None if grad_lse is None else grad_lse[:, mine],
-                scale,
-                strip,
-                [d_q[:, mine], d_k[:, mine], d_v[:, mine], d_row[mine]],
-            )
+        tensors, into = ([t[:, mine] for t in each] for each in ((q, k, v, grad), (d_q, d_k, d_v)))
+        own_lse = None if grad_lse is None else grad_lse[:, mine]
+        for strip in strips:
+            for start in range(strip.start, strip.stop, ROWS):
+                part = strip._replace(start=start, stop=min(start + ROWS, strip.stop))
+                _add_gradients(tensors, row[mine], own_lse, scale, part, [*into, d_row[mine]])
     return d_q, d_k, d_v, d_row
 
 
@@ -120,7 +117,9 @@ def _add_gradients(
     # Normalised here, because far from the start the log-sum-exp is too coarse for weights that sum
     # to 1.
     weights = torch.softmax(((queries * scale) @ k.mT).add_(bias), -1)
-    weights = _without_blind_rows(weights, bias)
+    blind = bias.amax(-1, keepdim=True) == -torch.inf
+    if bool(blind.any()):  # queries that see no key
+        weights.masked_fill_(blind, 0)
     d_v[:, :, keys] += weights.mT @ grads
     d_scores = (grads @ v.mT).mul_(weights)
     # Sum over these weights, not the rounded output, so that terms common to all keys cancel.
@@ -137,21 +136,6 @@ def _add_gradients(
     sheared.as_strided((heads, count, width), diagonal).copy_(d_scores.sum(0))
     offset = q_len - stop + first
     d_row[:, offset : offset + count + width - 1] += sheared.sum(1)[:, :-1]
-
-
-def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
-    """Set the weights of queries that see no key to zero, in place."""
-    blind = bias.amax(-1, keepdim=True) == -torch.inf
-    return weights.masked_fill_(blind, 0) if bool(blind.any()) else weights
-
-
-def _finer(strips: list[Strip]) -> list[Strip]:
-    """Split the strips so that each has at most ROWS queries."""
-    return [
-        strip._replace(start=start, stop=min(start + ROWS, strip.stop))
-        for strip in strips
-        for start in range(strip.start, strip.stop, ROWS)
-    ]
 
 
 def dense_gradients(
