@@ -28,7 +28,7 @@ class Problem:
     needs_grad: autograd tracks q, k, v, a state or a parameter of the encoding.
     shift: position of the first query minus that of the first key; None unless both are known,
         without waiting for the device, to be consecutive.
-    mask_shift: the same for the positions that the mask is bound to.
+    mask_shift: the same for the positions that the mask is bound to, if there is one.
     """
 
     q: Tensor

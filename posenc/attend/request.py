@@ -94,7 +94,11 @@ def problems_of(
             visible = own.bind(queries.where, keys.where) if mask is None else own & mask
         read = (new_q, new_k, v, seen_q.x, seen_q.state, seen_k.x, seen_k.state)
         read += tuple(encoding.parameters()) if grad_enabled else ()
-        bound = None if visible is None else (visible.q_positions, visible.kv_positions)
+        shift = mask_shift = run_shift(seen_q.where, seen_k.where)
+        if visible is not None:
+            bound = visible.q_positions, visible.kv_positions
+            if bound[0] is not seen_q.where or bound[1] is not seen_k.where:
+                mask_shift = run_shift(*bound)  # type: ignore[arg-type]
         problems.append(
             Problem(
                 q=new_q,
@@ -109,8 +113,8 @@ def problems_of(
                 dropout_p=dropout_p,
                 need_lse=return_lse or sinks is not None or len(passes) > 1,
                 needs_grad=grad_enabled and any(t is not None and t.requires_grad for t in read),
-                shift=run_shift(seen_q.where, seen_k.where),
-                mask_shift=None if bound is None else run_shift(*bound),  # type: ignore[arg-type]
+                shift=shift,
+                mask_shift=mask_shift,
             )
         )
     return problems
@@ -162,9 +166,10 @@ def _transformed(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKey
     """Apply place 2. Raises: TypeError if a subclass returns anything but q and k of that shape."""
     found: Any = encoding.transform(q, k)
     pair = found if isinstance(found, tuple) else (found,)
-    shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair]
-    if [each[:3] for each in shapes] != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
+    tokens = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
+    if tokens != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
         wanted = "must return (q, k), each (batch, heads, len, width) like those it got"
+        shapes = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair)
         got = ", ".join(map(str, shapes))
         raise TypeError(f"{type(encoding).__name__}.transform {wanted}, got {got}.")
     return found
