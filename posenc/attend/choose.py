@@ -170,14 +170,13 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
 def _why_not_strips(problem: Problem) -> str | None:
     term, mask = problem.term, problem.mask
     if not flash.runs_on(problem.q.device):
-        return "CUDA's kernels would materialize the view"
+        return "only torch's flash kernel for the CPU reads the view"
     if term is not None and (term.by_distance is None or term.combine is not None):
         return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
         return "the mask is not only causality and a window"
-    if (mask is not None and problem.mask_shift is None) or (
-        term is not None and problem.shift is None
-    ):
+    scattered = mask is not None and problem.mask_shift is None
+    if scattered or (term is not None and problem.shift is None):
         return "the positions are not known to be consecutive"
     return None
 
