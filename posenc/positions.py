@@ -87,6 +87,29 @@ def as_range(positions: Known) -> range | None:
     return range(start, start + length)
 
 
+def run_shift(q_positions: Known, kv_positions: Known) -> int | None:
+    """Return the first query's position minus the first key's; None unless both are known to be
+    consecutive, see `as_range`."""
+    q = as_range(q_positions)
+    k = None if q is None else as_range(kv_positions)
+    return None if q is None or k is None else q.start - k.start
+
+
+def take(
+    positions: Shaped[Tensor, "..."] | range | None,
+    batch: Int[Tensor, "..."],
+    index: Int[Tensor, "..."],
+) -> Shaped[Tensor, "..."]:
+    """Return positions, (len), (batch, len) or a range, at an index; the index if they are None."""
+    if positions is None:
+        return index
+    if isinstance(positions, range):
+        return index * positions.step + positions.start
+    if positions.ndim == 2 and positions.shape[0] == 1:
+        positions = positions[0]
+    return positions[index] if positions.ndim == 1 else positions[batch, index]
+
+
 def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
     """Return booleans, True for tokens with a negative integer component, which have no place: the
     class token of a Vision Transformer is at (-1, -1). Real coordinates may be negative.

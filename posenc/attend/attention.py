@@ -13,7 +13,7 @@ from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
 from posenc.attend.ways import flex, reference
-from posenc.encodings import ScoreMod, Tokens
+from posenc.encodings import ScoreMod
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import either, heads_first
 from posenc.encodings.numbers.precision import at_least_float32
@@ -112,7 +112,7 @@ def attention(
         )  # fmt: skip
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
-        out = problems[0].encoding.transform_output(_true(problems[0].queries).given(out))
+        out = problems[0].encoding.transform_output(problems[0].queries.unmapped().given(out))
         if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
             out = out.to(q.dtype)
     (out,) = heads_first("attention", layout, out)
@@ -226,7 +226,7 @@ def explain(
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
     each = [cost.extra_bytes for cost in costs]
     # A backward pass needs the memory of all passes; otherwise each frees its own.
-    extra = (sum(each) if problems[0].known.needs_grad else max(each)) + sum(
+    extra = (sum(each) if problems[0].needs_grad else max(each)) + sum(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
         for t, own in ((problem.q, q), (problem.k, k), (problem.v, v))
@@ -257,12 +257,6 @@ def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
         return out, None
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=at_least_float32(q.dtype))
     return out, (lse + none).to(lse.dtype)
-
-
-def _true(tokens: Tokens) -> Tokens:
-    """Return the tokens at their true positions, if those are mapped."""
-    true = tokens.true_positions
-    return tokens if true is None else tokens.at(true, mapped=False)
 
 
 def _merge(

@@ -32,7 +32,6 @@ class KVCache:
         self.where: Tensor | range | None = None
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
-        self._last_state: Tensor | None = None
         self._made_by: PositionEncoding | None = None
 
     def belong_to(self, encoding: PositionEncoding) -> None:
@@ -50,13 +49,11 @@ class KVCache:
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Restore the cache if the block raises an exception."""
-        before = self.length, self.where, self._token_axis, self._last_state
-        buffers = dict(self._buffers)
+        before = {**vars(self), "_buffers": dict(self._buffers)}
         try:
             yield
         except BaseException:
-            self.length, self.where, self._token_axis, self._last_state = before
-            self._buffers = buffers
+            vars(self).update(before)
             raise
 
     @property
@@ -85,8 +82,7 @@ class KVCache:
                     f"KVCache: it has {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
                     "and width must not change. Use a new cache for other sequences."
                 )
-        stateful = "state" in self._buffers or self._last_state is not None
-        if self.length and "state" in new and not stateful:
+        if self.length and "state" in new and "state" not in self._buffers:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
         if self.where is not None:
             held, came = (
@@ -128,7 +124,8 @@ class KVCache:
         end = self.length + k.shape[2]
         for name, new in tensors.items():
             if name == "state" and keep_last_state:
-                self._last_state = new[:, :, -1:] if new.shape[2] else self._last_state
+                if new.shape[2]:
+                    self._buffers[name] = new[:, :, -1:]
             else:
                 self._write(name, new, end)
         self._token_axis = position_axis
@@ -149,34 +146,27 @@ class KVCache:
 
     @property
     def state(self) -> Shaped[Tensor, "batch state_heads stored *state"] | None:
-        if self._last_state is not None:
-            return self._last_state
         buffer = self._buffers.get("state")
         return None if buffer is None else buffer[:, :, : self.length]
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the cached tokens, without unused space in the buffers."""
-        held = [b[:, :, : self.length] for b in self._buffers.values()]
-        held += [] if self._last_state is None else [self._last_state]
-        return sum(t.numel() * t.element_size() for t in held)
+        return sum(b[:, :, : self.length].nbytes for b in self._buffers.values())
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
-        if self._last_state is not None:
-            self._last_state = self._last_state.index_select(0, rows)
         if isinstance(self.where, Tensor) and self.where.ndim + self._token_axis > 0:
             if self.where.shape[0] > 1:
                 self.where = self.where.index_select(0, rows)
 
     def _write(self, name: str, new: Tensor, end: int) -> None:
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[2] < end:
-            capacity = end if buffer is None else max(end, 2 * buffer.shape[2])
+        buffer = self._buffers.get(name, new[:, :, :0])
+        if name not in self._buffers or buffer.shape[2] < end:
+            capacity = max(end, 2 * buffer.shape[2])
             grown = new.new_zeros(*new.shape[:2], capacity, *new.shape[3:])
-            if buffer is not None:
-                grown[:, :, : self.length] = buffer[:, :, : self.length]
+            grown[:, :, : self.length] = buffer[:, :, : self.length]
             self._buffers[name] = buffer = grown
         buffer[:, :, self.length : end] = new
 

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from posenc.attend.problem import Problem
-from posenc.attend.ways import blocks, flex, reference, sdpa
+from posenc.attend.ways import blocks, flash, flex, reference, sdpa
 from posenc.attend.ways.cost import Cost, scores_bytes
+from posenc.encodings.numbers.tracking import transformed
 
 WAYS: dict[str, ModuleType] = {
     "reference": reference,
@@ -109,13 +110,13 @@ def refusal(problem: Problem, way: str) -> str | None:
             return None if form else why_not
         case "flex":
             return _why_not_flex(problem)
-        case "blocks" if problem.known.transformed:
+        case "blocks" if transformed():
             return "torch.func's transforms do not support recomputation"
     return None
 
 
 def _cheapest(problem: Problem) -> Choice:
-    on_cpu, needs_grad = problem.q.device.type == "cpu", problem.known.needs_grad
+    on_cpu, needs_grad = problem.q.device.type == "cpu", problem.needs_grad
     lean = on_cpu and not needs_grad
     dense = 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
     if on_cpu and needs_grad and dense and problem.kv_len <= SHORT and _slows_flash(problem):
@@ -146,11 +147,11 @@ def _slows_flash(problem: Problem) -> bool:
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
     """Return (one of FORMS, "") if torch's kernel can run the problem, otherwise ("", why not)."""
-    if problem.known.transformed:
+    if transformed():
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
-    if _takes_a_row(problem):
+    if problem.q_len <= FEW and not problem.need_lse and blocks.masks(problem):
         return "row", ""
     window = problem.mask is not None and problem.mask.window is not None
     strips = None
@@ -166,29 +167,23 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     return ("", f"{strips}; {key_rows}") if key_rows else ("key rows", "")
 
 
-def _takes_a_row(problem: Problem) -> bool:
-    known, term = problem.known, problem.term
-    adds = term is not None and term.additive and term.combine is None
-    few = problem.q_len <= FEW and problem.q.device.type == "cpu" and not problem.need_lse
-    return adds and few and not (known.needs_grad or known.compiling)
-
-
 def _why_not_strips(problem: Problem) -> str | None:
-    term, mask, known = problem.term, problem.mask, problem.known
-    if problem.q.device.type != "cpu":
-        return "CUDA's kernels would materialize the view"
+    term, mask = problem.term, problem.mask
+    if not flash.runs_on(problem.q.device):
+        return "only torch's flash kernel for the CPU reads the view"
     if term is not None and (term.by_distance is None or term.combine is not None):
         return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
         return "the mask is not only causality and a window"
-    if (mask is not None and known.mask_runs is None) or (term is not None and known.runs is None):
+    scattered = mask is not None and problem.mask_shift is None
+    if scattered or (term is not None and problem.shift is None):
         return "the positions are not known to be consecutive"
     return None
 
 
 def _why_not_key_rows(problem: Problem) -> str | None:
     term = problem.term
-    if problem.q.device.type != "cpu" or problem.known.compiling:
+    if not flash.runs_on(problem.q.device) or torch.compiler.is_compiling():
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"
@@ -198,8 +193,8 @@ def _why_not_key_rows(problem: Problem) -> str | None:
 
 
 def _why_not_flex(problem: Problem) -> str | None:
-    device, term, needs_grad = problem.q.device.type, problem.term, problem.known.needs_grad
-    if problem.known.compiling:
+    device, term, needs_grad = problem.q.device.type, problem.term, problem.needs_grad
+    if torch.compiler.is_compiling():
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
         return "only reference and blocks apply dropout"
@@ -209,7 +204,7 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "the encoding reads whole rows of scores"
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
-    if problem.known.transformed:
+    if transformed():
         return "torch.func's transforms do not support its kernels"
     if device == "cuda" and torch.are_deterministic_algorithms_enabled() and flex.learns(problem):
         return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"

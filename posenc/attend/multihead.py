@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.projections = projections
-        self._check_projections(embed_dim)
+        self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
         built = named("Attention", encoding, shape, "train_length", "causal")
         self.encoding = check_encoding("Attention", built)
@@ -141,11 +141,10 @@ class Attention(nn.Module):
             source_positions = join(earlier, positions, token_axis, x.shape[0], x.device)
         past = None if cache is None or not cache.length else cache.state
         kv_state = encoding.state(source, tensor(source_positions, x.device), past)
-        q_state, own = None, kv_state
+        own = kv_state
         if kv_state is not None and context is not None:
             own = encoding.state(x, tensor(positions, x.device))
-        if own is not None:
-            q_state = own[:, :, own.shape[2] - x.shape[1] :]
+        q_state = None if own is None else own[:, :, own.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)
         out = attention(
             q,
@@ -179,7 +178,7 @@ class Attention(nn.Module):
         """Split (batch, len, heads * head_dim) into (batch, heads, len, head_dim)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _check_projections(self, embed_dim: int) -> None:
+    def _check_projections(self) -> None:
         kind, heads, kv_heads = self.projections, self.num_heads, self.num_kv_heads
         if kind not in get_args(Projections):
             raise ValueError(
@@ -191,8 +190,8 @@ class Attention(nn.Module):
                 f"Attention: projections={kind!r} needs equal numbers of key/value and query "
                 f"heads, got {kv_heads} and {heads}."
             )
-        if kind == "none" and heads * self.head_dim != embed_dim:
+        if kind == "none" and heads * self.head_dim != self.embed_dim:
             raise ValueError(
                 f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
-                f"got {heads} * {self.head_dim} and {embed_dim}."
+                f"got {heads} * {self.head_dim} and {self.embed_dim}."
             )

@@ -1,4 +1,4 @@
-"""One softmax attention over one set of keys, ready to run, and what is known about it."""
+"""One softmax attention over one set of keys, ready to run."""
 
 from dataclasses import dataclass, replace
 
@@ -9,76 +9,11 @@ from posenc.encodings import ByDistance, Dense, Term, Tokens
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.numbers.tracking import transformed
 from posenc.masks import Mask
-from posenc.positions import as_range, same
+from posenc.positions import same
 
-
-@dataclass(frozen=True)
-class Known:
-    """Record properties of one attention, found once per call without waiting for the device.
-
-    runs: positions of the first query and the first key, if both are consecutive; otherwise None.
-    mask_runs: the same for the positions that the mask is bound to.
-    causal_by_index: the mask equals torch's is_causal.
-    sees_no_later_position: the mask hides every pair of a negative distance.
-    every_row_sees_a_key: each query sees at least one key.
-    needs_grad: autograd tracks q, k, v, a state or a parameter of the encoding.
-    compiling, transformed: torch.compile traces the call; a torch.func transform is active.
-    """
-
-    runs: tuple[int, int] | None
-    mask_runs: tuple[int, int] | None
-    causal_by_index: bool
-    sees_no_later_position: bool
-    every_row_sees_a_key: bool
-    needs_grad: bool
-    compiling: bool
-    transformed: bool
-
-    @classmethod
-    def of(
-        cls,
-        queries: Tokens,
-        keys: Tokens,
-        vectors: tuple[Tensor, Tensor, Tensor],
-        mask: Mask | None,
-        encoding: PositionEncoding,
-    ) -> "Known":
-        """Find the properties of an attention whose mask is bound to positions. `vectors` are q and
-        k as `encoding.transform` returns them, and v."""
-        compiling = torch.compiler.is_compiling()
-        runs = _runs(queries.where, keys.where)
-        mask_runs, later, blind = None, False, False
-        if mask is not None:
-            q_where, k_where = mask.q_positions, mask.kv_positions
-            assert q_where is not None and k_where is not None
-            own = q_where is queries.where and k_where is keys.where
-            mask_runs = runs if own else _runs(q_where, k_where)
-            later = mask.causal and (
-                own or (same(q_where, queries.where) and same(k_where, keys.where))
-            )
-            blind = not (mask.exact and same(q_where, k_where))
-        causal = mask is not None and mask.exact and mask.causal and mask.window is None
-        square = len(queries) == len(keys) and mask_runs is not None
-        states = (queries.x, queries.state, keys.x, keys.state)
-        grad = torch.is_grad_enabled()
-        tensors = [*vectors, *states, *encoding.parameters()] if grad else []
-        return cls(
-            runs=runs,
-            mask_runs=mask_runs,
-            causal_by_index=bool(causal and square and mask_runs[0] == mask_runs[1]),  # type: ignore[index]
-            sees_no_later_position=later,
-            every_row_sees_a_key=not blind,
-            needs_grad=any(t is not None and t.requires_grad for t in tensors),
-            compiling=compiling,
-            transformed=transformed(),
-        )
-
-
-def _runs(q_where: Tensor | range, k_where: Tensor | range) -> tuple[int, int] | None:
-    q, k = as_range(q_where), as_range(k_where)
-    return None if q is None or k is None else (q.start, k.start)
+FAR = 2**62
+"""Distance that no pair reaches."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +24,11 @@ class Problem:
     `encoding.transform`; `queries` and `keys` are the untransformed tokens.
     `term` changes scores and values, or is None. `first_key` is the index of the first of these
     keys among those of mask and term.
+
+    needs_grad: autograd tracks q, k, v, a state or a parameter of the encoding.
+    shift: position of the first query minus that of the first key; None unless both are known,
+        without waiting for the device, to be consecutive.
+    mask_shift: the same for the positions that the mask is bound to, if there is one.
     """
 
     q: Tensor
@@ -102,7 +42,9 @@ class Problem:
     scale: float
     dropout_p: float
     need_lse: bool
-    known: Known
+    needs_grad: bool
+    shift: int | None = None
+    mask_shift: int | None = None
     first_key: int = 0
 
     @property
@@ -125,35 +67,50 @@ class Problem:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
 
+    @property
+    def causal_by_index(self) -> bool:
+        """Return True if the mask equals torch's is_causal."""
+        mask = self.mask
+        exact = mask is not None and mask.exact and mask.causal and mask.window is None
+        return exact and self.mask_shift == 0 and len(self.queries) == len(self.keys)
+
+    @property
+    def every_row_sees_a_key(self) -> bool:
+        """Return True if each query is known to see at least one key."""
+        mask = self.mask
+        if mask is None:
+            return True
+        assert mask.q_positions is not None and mask.kv_positions is not None
+        return mask.exact and same(mask.q_positions, mask.kv_positions)
+
+    @property
+    def distances(self) -> tuple[int, int]:
+        """Return the least and the greatest distance at which the mask may show a key, by index:
+        that of a query minus that of a key."""
+        mask, shift = self.mask, self.mask_shift
+        if mask is None or shift is None:
+            return -FAR, FAR
+        most = FAR if mask.window is None else mask.window - 1
+        return (0 if mask.causal else -most) - shift, most - shift
+
     def maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) that includes all keys visible to any of queries [start,
         stop); not empty unless there are no keys."""
-        first, last = 0, self.kv_len
-        mask, runs = self.mask, self.known.mask_runs
-        if mask is not None and runs is not None:
-            shift = runs[0] - runs[1]  # from the index of a query to the key at its position
-            if mask.causal:
-                last = min(last, stop + shift)
-            if mask.window is not None:
-                first = max(first, start + shift - mask.window + 1)
-                last = min(last, stop - 1 + shift + mask.window)
-        last = max(last, min(1, self.kv_len))
-        return max(0, min(first, last - 1)), last
+        if self.mask_shift is None:
+            return 0, self.kv_len
+        least, most = self.distances
+        last = max(min(self.kv_len, stop - least), min(1, self.kv_len))
+        return max(0, min(start - most, last - 1)), last
 
     def all_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
-        mask, runs = self.mask, self.known.mask_runs
-        if mask is None:
+        if self.mask is None:
             return 0, self.kv_len
-        if runs is None or not mask.exact:
+        if self.mask_shift is None or not self.mask.exact:
             return 0, 0
-        first, last = 0, self.kv_len
-        shift = runs[0] - runs[1] - self.first_key
-        if mask.causal:
-            last = min(last, start + shift + 1)
-        if mask.window is not None:
-            first = max(first, stop + shift - mask.window)
-            last = min(last, start + shift + mask.window)
+        least, most = self.distances
+        first = max(0, stop - 1 - most - self.first_key)
+        last = min(self.kv_len, start - least + 1 - self.first_key)
         return (first, last) if first < last else (0, 0)
 
     def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
@@ -175,8 +132,12 @@ class Problem:
         """Precompute what blocks of at most `rows` queries have in common."""
         if self.term is None:
             return self
+        mask, own = self.mask, (self.queries.where, self.keys.where)
+        causal = mask is not None and mask.causal
+        if causal:  # by positions that are those of the term
+            causal = all(map(same, own, (mask.q_positions, mask.kv_positions)))  # type: ignore[arg-type]
         with without_autocast(self.q.device):
-            term = self.term.ready(rows, self.known.sees_no_later_position)
+            term = self.term.ready(rows, causal)
         return self if term is self.term else replace(self, term=term)
 
     def among(self, first: int, last: int) -> "Problem":
@@ -210,13 +171,11 @@ class Problem:
         """Return the bias of an additive term for queries [start, stop): (batch or 1, num_heads,
         stop - start, kv_len)."""
         rows, dtype = slice(start, stop), at_least_float32(self.q.dtype)
-        term, runs, count = self.term, self.known.runs, stop - start
+        term, count = self.term, stop - start
         assert term is not None
         with without_autocast(self.q.device):
-            if term.by_distance is not None and runs is not None:  # cached in a prepared encoding
-                farthest = runs[0] + stop - 1 - runs[1] - self.first_key
-                row = term.by_distance(farthest, count + self.kv_len - 1, self.q)
-                check_heads(self.encoding, row.shape[0], self.q)
+            if self.is_by_distance:
+                row = self.by_distance(stop - 1 - self.first_key, count + self.kv_len - 1)
                 if count == 1:
                     return row[None, :, None]
                 return row.unfold(1, self.kv_len, 1).flip(1)[None]
@@ -227,6 +186,21 @@ class Problem:
                 return product.to(dtype)
             zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
             return term.add(zeros, rows, self.span, None).to(dtype)
+
+    @property
+    def is_by_distance(self) -> bool:
+        """Return True if the term adds a bias by distance and positions are consecutive."""
+        term = self.term
+        return term is not None and term.by_distance is not None and self.shift is not None
+
+    def by_distance(self, farthest: int, count: int) -> Tensor:
+        """Return the bias of `count` falling distances, (num_heads, count). `farthest` is the first
+        one by index: that of a query minus that of a key."""
+        assert self.term is not None and self.term.by_distance is not None
+        assert self.shift is not None
+        row = self.term.by_distance(self.shift + farthest, count, self.q)
+        check_heads(self.encoding, row.shape[0], self.q)
+        return row
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
-from posenc.attend.problem import Known, Problem
+from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
-from posenc.encodings.base.base import Pass, PositionEncoding, QueriesKeys
+from posenc.encodings.base.base import PositionEncoding, QueriesKeys
 from posenc.encodings.base.boundary import (
     check_encoding,
     check_sinks,
@@ -19,7 +20,7 @@ from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask, check_documents, check_mask
-from posenc.positions import counted
+from posenc.positions import counted, run_shift
 
 _OWNER = "attention"
 
@@ -49,7 +50,7 @@ def problems_of(
     check_vectors(_OWNER, q=q, k=k, v=v)
     check_sizes(q, k, v)
     check_sinks(sinks, q)
-    axes, places = encoding.claims.num_axes, set(encoding.claims.places)
+    axes = encoding.claims.num_axes
     queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
         keys = queries.given(k).with_state(kv_state)
@@ -71,7 +72,7 @@ def problems_of(
         keys, v = _with_past(cache, encoding, keys, v)
     mask = _bound(mask, queries, keys)
     passes = _passes(encoding, queries, keys)
-    problems = []
+    grad_enabled, problems = torch.is_grad_enabled(), []
     for seen_q, seen_k, own in passes:
         if rotated is None:
             new_q, new_k = _transformed(encoding, seen_q, seen_k)
@@ -79,7 +80,7 @@ def problems_of(
             assert keys.x is not None
             new_q, new_k = rotated[0], keys.x
         raw_k = None
-        if keep_raw and {3, 4} & places:
+        if keep_raw and {3, 4} & {*encoding.claims.places}:
             assert seen_k.x is not None
             raw_k = for_every_head(seen_k.x, q.shape[1])
         seen_k = seen_k.given(raw_k)
@@ -91,6 +92,13 @@ def problems_of(
         visible = mask
         if own is not None:
             visible = own.bind(queries.where, keys.where) if mask is None else own & mask
+        read = (new_q, new_k, v, seen_q.x, seen_q.state, seen_k.x, seen_k.state)
+        read += tuple(encoding.parameters()) if grad_enabled else ()
+        shift = mask_shift = run_shift(seen_q.where, seen_k.where)
+        if visible is not None:
+            bound = visible.q_positions, visible.kv_positions
+            if bound[0] is not seen_q.where or bound[1] is not seen_k.where:
+                mask_shift = run_shift(*bound)  # type: ignore[arg-type]
         problems.append(
             Problem(
                 q=new_q,
@@ -104,7 +112,9 @@ def problems_of(
                 scale=encoding.scale(q.shape[-1]),
                 dropout_p=dropout_p,
                 need_lse=return_lse or sinks is not None or len(passes) > 1,
-                known=Known.of(seen_q, seen_k, (new_q, new_k, v), visible, encoding),
+                needs_grad=grad_enabled and any(t is not None and t.requires_grad for t in read),
+                shift=shift,
+                mask_shift=mask_shift,
             )
         )
     return problems
@@ -130,13 +140,13 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
     """
     if mask is None:
         return None
-    if not mask.bound and queries.num_axes == 1:
-        mask = mask.bind(queries.where, keys.where)
-    elif not mask.bound:
-        # If positions have several components, the order is that in memory, and the last query is
-        # at the last key. With more queries than keys, the first queries precede all keys.
-        count, last = len(queries), len(keys)
-        where = counted(last - count, count, keys.device), counted(0, last, keys.device)
+    if not mask.bound:
+        where = queries.where, keys.where
+        if queries.num_axes > 1:
+            # The order is that in memory, and the last query is at the last key. With more queries
+            # than keys, the first queries precede all keys.
+            count, last = len(queries), len(keys)
+            where = counted(last - count, count, keys.device), counted(0, last, keys.device)
         mask = mask.bind(*where)
     check_documents(mask)
     return mask
@@ -145,28 +155,21 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
 def _passes(
     encoding: PositionEncoding, queries: Tokens, keys: Tokens
 ) -> list[tuple[Tokens, Tokens, Mask | None]]:
-    """Return queries, keys and own mask of each pass. A range of positions stays one unless the
-    encoding maps it."""
-    if type(encoding).passes is PositionEncoding.passes:
+    """Return queries, keys and own mask of each pass."""
+    if type(encoding).passes is PositionEncoding.passes:  # needs no tensor of positions
         return [(queries, keys, None)]
     passes = encoding.passes(queries.positions, keys.positions)
-    return [(*_in_pass(queries, keys, part), part.mask) for part in passes]
-
-
-def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:
-    """Replace the positions of queries and keys by those of the pass."""
-    if part.q_positions is queries.positions and part.kv_positions is keys.positions:
-        return queries, keys
-    return queries.at(part.q_positions), keys.at(part.kv_positions)
+    return [(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
 
 
 def _transformed(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKeys:
     """Apply place 2. Raises: TypeError if a subclass returns anything but q and k of that shape."""
     found: Any = encoding.transform(q, k)
     pair = found if isinstance(found, tuple) else (found,)
-    shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair]
-    if [each[:3] for each in shapes] != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
+    tokens = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
+    if tokens != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
         wanted = "must return (q, k), each (batch, heads, len, width) like those it got"
+        shapes = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair)
         got = ", ".join(map(str, shapes))
         raise TypeError(f"{type(encoding).__name__}.transform {wanted}, got {got}.")
     return found

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.positions import FlatKeys, FlatQueries, goes_back, same
+from posenc.positions import FlatKeys, FlatQueries, goes_back, same, take
 
 Predicate = Callable[["Sight"], Tensor]
 
@@ -193,21 +193,6 @@ def _both(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
 
 def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
     return a(sight) | b(sight)
-
-
-def take(
-    positions: Shaped[Tensor, "..."] | range | None,
-    batch: Int[Tensor, "..."],
-    index: Int[Tensor, "..."],
-) -> Shaped[Tensor, "..."]:
-    """Return positions, (len), (batch, len) or a range, at an index; the index if they are None."""
-    if positions is None:
-        return index
-    if isinstance(positions, range):
-        return index * positions.step + positions.start
-    if positions.ndim == 2 and positions.shape[0] == 1:
-        positions = positions[0]
-    return positions[index] if positions.ndim == 1 else positions[batch, index]
 
 
 def _require_mask(other: object, operator: str) -> None:

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.masks.base import Mask, Read, Sight, take
+from posenc.masks.base import Mask, Read, Sight
+from posenc.positions import take
 
 
 def _everyone(sight: Sight) -> Tensor:

@@ -111,7 +111,8 @@ def test_exact_block_masks_are_those_that_torch_finds_pair_by_pair(causal, windo
         want = flex_of_torch.create_block_mask(
             mask.bind(range(shift, shift + q_len), range(kv_len)), None, None, q_len, kv_len, "cpu"
         )
-        got = flex._exact(causal, window, shift, q_len, kv_len, torch.device("cpu"))
+        built = problem("nope", mask, q_len, kv_len, shift)
+        got = flex._exact(*built.distances, q_len, kv_len, torch.device("cpu"))
         assert got.seq_lengths == want.seq_lengths and got.BLOCK_SIZE == want.BLOCK_SIZE
         for side, kind in itertools.product(("kv", "q"), ("num_blocks", "indices")):
             for name in (f"{side}_{kind}", f"full_{side}_{kind}"):

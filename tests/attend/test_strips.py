@@ -1,5 +1,7 @@
 """The Toeplitz path: the same bits from run to run, and a cut that changes nothing."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -81,16 +83,19 @@ def test_keys_that_strips_share_are_attended_to_once(form, window, monkeypatch):
 
 
 def test_a_torch_without_the_operators_gives_the_same(monkeypatch):
-    monkeypatch.setattr(strips, "ROWS", 64)
-    monkeypatch.setattr(strips, "TOGETHER", 256)
-    q, k, v = inputs(300)
-    grad, found = torch.randn(1, 4, 300, 16), {}
+    q, k, v = inputs(600)
+    grad, found = torch.randn(1, 4, 600, 16), {}
     for missing in (False, True):
         if missing:
             monkeypatch.setattr(flash, "_FORWARD", None)
-            monkeypatch.setattr(flash, "_BACKWARD", None)
-        out = call(posenc.ALiBi(4), q, k, v, "sdpa")
+            with pytest.raises(ValueError, match="impl='sdpa' cannot run"):
+                call(posenc.ALiBi(4), q, k, v, "sdpa")
+        out = call(posenc.ALiBi(4), q, k, v, "auto")
         found[missing] = out, *torch.autograd.grad(out, [q, k, v], grad)
+        with torch.no_grad():
+            for rows, impl in itertools.product((1, 600), ("auto", "blocks")):
+                got = call(posenc.ALiBi(4), q[:, :, -rows:], k, v, impl)
+                torch.testing.assert_close(got, out[:, :, -rows:], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-5)
 
 

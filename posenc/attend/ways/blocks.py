@@ -1,6 +1,8 @@
 """Attend by blocks of queries, which the backward pass recomputes: for any encoding, in memory that
 grows linearly with the length."""
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -41,10 +43,10 @@ def block_rows(problem: Problem) -> int:
 def masks(problem: Problem) -> bool:
     """Return True if torch's kernel can run the blocks with the term as its mask: the term only
     adds a bias, and no gradients are needed."""
-    term, known = problem.term, problem.known
+    term, compiling = problem.term, torch.compiler.is_compiling()
     adds = term is not None and term.additive and term.combine is None
-    free = not (known.needs_grad or known.compiling or problem.dropout_p)
-    return adds and free and problem.q.device.type == "cpu"
+    free = not (problem.needs_grad or compiling or problem.dropout_p)
+    return adds and free and flash.runs_on(problem.q.device)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -52,27 +54,18 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     rows = block_rows(problem)
     spans = [(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
     problem = problem.ready(rows)
-    attend = _masked if masks(problem) else reference.attend
-    if problem.known.needs_grad and not problem.known.compiling:
-        attend = _recomputed
+    attend = masked if masks(problem) else reference.attend
+    if problem.needs_grad and not torch.compiler.is_compiling():
+        attend = functools.partial(
+            checkpoint, attend, use_reentrant=False, preserve_rng_state=problem.dropout_p > 0,
+            determinism_check="none",
+        )  # fmt: skip
     results = [attend(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
     lses = [lse for _, lse in results if lse is not None]
     return torch.cat([out for out, _ in results], dim=2), torch.cat(lses, dim=2) if lses else None
 
 
-def _recomputed(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    return checkpoint(  # type: ignore[return-value]
-        reference.attend,
-        problem,
-        start,
-        stop,
-        use_reentrant=False,
-        preserve_rng_state=problem.dropout_p > 0,
-        determinism_check="none",
-    )
-
-
-def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend by torch's kernel with the bias as its mask, and without autocast, which would round
     the bias."""
     with without_autocast(problem.q.device):
@@ -85,11 +78,5 @@ def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | N
         visible = problem.hide(bias, start, stop, -torch.inf)
         tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(problem.product_dtype) for t in tensors))
-        if visible is not None:  # keys that no query sees may be NaN
-            unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
-            k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
-        out, lse = flash.attend(q, k, v, bias, problem.scale)
-    if visible is not None and not problem.known.every_row_sees_a_key:
-        blind = ~visible.any(-1)
-        out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+        out, lse = flash.attend(q, k, v, bias, problem.scale, visible)
     return out[..., : problem.v.shape[-1]], lse if problem.need_lse else None

@@ -22,8 +22,7 @@ def scores_bytes(problem: Problem, rows: int) -> int:
 def dense_bytes(problem: Problem, rows: int) -> int:
     """Return the bytes needed to attend from `rows` queries at once: scores, weights, temporary
     results of the term and, if gradients are needed, saved weights."""
-    known = problem.known
-    arrays = 2 if problem.term is None else 2 + problem.term.held(known.needs_grad)
-    if known.needs_grad:  # weights are saved before rows without a key are set to zero
-        arrays += 1 if known.every_row_sees_a_key else 2
+    arrays = 2 if problem.term is None else 2 + problem.term.held(problem.needs_grad)
+    if problem.needs_grad:  # weights are saved before rows without a key are set to zero
+        arrays += 1 if problem.every_row_sees_a_key else 2
     return int(arrays * scores_bytes(problem, rows))

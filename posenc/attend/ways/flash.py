@@ -2,7 +2,7 @@
 
 These two operators are the only private names of torch that attention uses. torch's public function
 does not return the log-sum-exp, which is needed to join attention over parts of the keys and to
-differentiate a part. Versions of torch without these operators run plain operations.
+differentiate a part. A torch without these operators runs the other ways.
 """
 
 from collections.abc import Sequence
@@ -11,34 +11,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32
-
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
+def runs_on(device: torch.device) -> bool:
+    """Return True if the operators exist and run on this device."""
+    return device.type == "cpu" and _FORWARD is not None and _BACKWARD is not None
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, visible: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,
-    see `same_width`; bias broadcasts to (batch, num_heads, rows, keys) and has four axes.
+    see `same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and is -inf
+    where `visible` is False. Queries that see no key get zeros and -inf.
     """
-    if _FORWARD is None:
-        return _plain(q, k, v, bias, scale)
-    return _FORWARD(q, k, v, attn_mask=bias, scale=scale)
+    assert _FORWARD is not None
+    if visible is None:
+        return _FORWARD(q, k, v, attn_mask=bias, scale=scale)
+    out, lse = _FORWARD(q, *seen(visible, k, v), attn_mask=bias, scale=scale)
+    blind = ~visible.any(-1)
+    return out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+
+
+def seen(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values with zeros for those that no query sees, which may be NaN."""
+    if visible is None:
+        return k, v
+    unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
+    return k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
 
 
 def gradients(
-    mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor | None, scale: float
+    mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v from those of the output. `mine`: gradient of the output,
     q, output and log-sum-exp; `theirs`: k and v, with as many heads as q, possibly only part of the
     keys, whose bias is `bias`."""
-    if _BACKWARD is None:
-        return _plain_gradients(mine, theirs, bias, scale)
+    assert _BACKWARD is not None
     (grad, q, out, lse), (k, v) = mine, theirs
     return _BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
@@ -65,31 +78,3 @@ def same_width(*tensors: Tensor) -> list[Tensor]:
 def adjacent(t: Tensor) -> Tensor:
     """Copy t if its channels are not contiguous in memory."""
     return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)
-
-
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    wide = at_least_float32(q.dtype)
-    scores = scale * q.to(wide) @ for_every_head(k, q.shape[1]).to(wide).mT
-    return scores if bias is None else scores + bias
-
-
-def _plain(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    scores = _scores(q, k, bias, scale)
-    weights = scores.softmax(-1).nan_to_num(0)  # a row that sees no key
-    out = weights @ for_every_head(v, q.shape[1]).to(weights.dtype)
-    return out.to(q.dtype), scores.logsumexp(-1)
-
-
-def _plain_gradients(
-    mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    (grad, q, out, lse), (k, v) = mine, theirs
-    weights = (_scores(q, k, bias, scale) - lse[..., None]).exp().nan_to_num(0)
-    wide = weights.dtype
-    grad, v, out = grad.to(wide), v.to(wide), out.to(wide)
-    mean = (grad * out).sum(-1, keepdim=True)
-    d_scores = scale * weights * (grad @ v.mT - mean)
-    d_q, d_k = d_scores @ k.to(wide), d_scores.mT @ q.to(wide)
-    return d_q.to(q.dtype), d_k.to(k.dtype), (weights.mT @ grad).to(q.dtype)

@@ -2,7 +2,6 @@
 tensors only: for other Python numbers the kernel would be compiled again."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor
 from posenc.attend.problem import Problem
 from posenc.attend.ways.cost import Cost
 from posenc.encodings import ScoreMod
-from posenc.encodings.base.base import check_heads
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask
 from posenc.positions import tensor
@@ -29,7 +27,7 @@ def cost(problem: Problem) -> Cost:
     heads, term, pairs = problem.q.shape[1], problem.term, problem.q_len * problem.kv_len
     table = 0
     if term is not None:
-        table = 4 * heads * (problem.q_len + problem.kv_len if _is_run(problem) else pairs)
+        table = 4 * heads * (problem.q_len + problem.kv_len if problem.is_by_distance else pairs)
     dense = problem.mask is not None and not _is_exact(problem)
     mask = 2 * _mask_rows(problem) * pairs if dense else pairs // BLOCK**2 * 8
     return Cost("O(visible blocks)", table + mask)
@@ -47,7 +45,7 @@ def backend(problem: Problem) -> tuple[str, str]:
 def learns(problem: Problem) -> bool:
     """Return True if the gradient of the bias may be needed, which the kernel sums by atomic
     additions in any order: parameters or states need one, or the bias reads queries or keys."""
-    if problem.term is None or not problem.known.needs_grad:
+    if problem.term is None or not problem.needs_grad:
         return False
     states = (problem.queries.state, problem.keys.state)
     tensors = [t for t in (*states, *problem.encoding.parameters()) if t is not None]
@@ -59,9 +57,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     device, (name, _) = problem.q.device.type, backend(problem)
     # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
     lengths = (problem.q_len, problem.kv_len) if device == "cpu" else None
-    options = {"kernel_options": {"BACKEND": name}} if name == "TRITON" and _named() else {}
-    with torch.set_grad_enabled(problem.known.needs_grad):
-        out = _compiled(device, name, _is_run(problem), _is_exact(problem), lengths)(
+    options = {"kernel_options": {"BACKEND": name}} if name == "TRITON" else {}
+    with torch.set_grad_enabled(problem.needs_grad):
+        out = _compiled(device, name, problem.is_by_distance, _is_exact(problem), lengths)(
             problem.q,
             problem.k,
             problem.v,
@@ -76,25 +74,16 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out.to(problem.q.dtype), lse
 
 
-def _is_run(problem: Problem) -> bool:
-    by_distance = problem.term is not None and problem.term.by_distance is not None
-    return by_distance and problem.known.runs is not None
-
-
 def score_mod(problem: Problem) -> ScoreMod | None:
     """Return the term's score_mod for FlexAttention. For a bias by distance at consecutive
     positions it reads a table with one row per head."""
-    term = problem.term
-    if term is None:
+    if problem.term is None:
         return None
-    if not _is_run(problem):
-        assert term.pair is not None
+    if not problem.is_by_distance:
+        assert problem.term.pair is not None
         with without_autocast(problem.q.device):
-            return term.pair()
-    assert problem.known.runs is not None and term.by_distance is not None
-    farthest = problem.known.runs[0] + problem.q_len - 1 - problem.known.runs[1]
-    table = term.by_distance(farthest, problem.q_len + problem.kv_len - 1, problem.q)
-    check_heads(problem.encoding, table.shape[0], problem.q)
+            return problem.term.pair()
+    table = problem.by_distance(problem.q_len - 1, problem.q_len + problem.kv_len - 1)
     last_query = _number(problem.q_len - 1, problem.q.device)
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -110,14 +99,11 @@ def block_mask(problem: Problem) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    assert problem.first_key == 0
     lengths, device = (problem.q_len, problem.kv_len), problem.q.device
     if _is_exact(problem):
-        runs, mask = problem.known.mask_runs, problem.mask
-        assert runs is not None
         # A subclass of Tensor, such as a fake one, must not get into the cache.
         build = _exact if type(problem.q) is Tensor else _exact.__wrapped__
-        return build(mask.causal, mask.window, runs[0] - runs[1], *lengths, device)
+        return build(*problem.distances, *lengths, device)
     rows = _mask_rows(problem)
     return create_block_mask(
         _captured(problem.mask, device), None if rows == 1 else rows, None, *lengths, device=device
@@ -126,41 +112,34 @@ def block_mask(problem: Problem) -> Any:
 
 def _is_exact(problem: Problem) -> bool:
     mask = problem.mask
-    return mask is not None and mask.exact and problem.known.mask_runs is not None
+    return mask is not None and mask.exact and problem.mask_shift is not None
 
 
 def _mask_rows(problem: Problem) -> int:
     """Return the number of batch rows whose masks may differ."""
     assert problem.mask is not None
     sides = problem.mask.q_positions, problem.mask.kv_positions
-    alike = problem.mask.exact and all(
-        not isinstance(where, Tensor) or where.ndim == 1 or len(where) == 1 for where in sides
-    )
-    return 1 if alike else problem.q.shape[0]
+    batched = any(isinstance(t, Tensor) and t.ndim == 2 and len(t) > 1 for t in sides)
+    return problem.q.shape[0] if batched or not problem.mask.exact else 1
 
 
 @functools.lru_cache(KEPT)
-def _exact(
-    causal: bool, window: int | None, shift: int, q_len: int, kv_len: int, device: torch.device
-) -> Any:
-    """Return the block mask of causality and a window, for queries whose positions are `shift`
-    more than those of keys at the same index. Computed by block, not by pair."""
+def _exact(nearest: int, farthest: int, q_len: int, kv_len: int, device: torch.device) -> Any:
+    """Return the block mask that shows distances by index, query minus key, from `nearest` to
+    `farthest`. Computed by block, not by pair."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    farthest = q_len + kv_len + abs(shift) if window is None else window - 1
     with torch.inference_mode(False):  # training may use it later
-        offset, most, least = (
-            torch.full((), n, device=device) for n in (shift, farthest, 0 if causal else -farthest)
-        )
+        least, most = (_number(n, device) for n in (nearest, farthest))
         first_q, first_k = (torch.arange(0, n, BLOCK, device=device) for n in (q_len, kv_len))
         end_q, end_k = (first_q + BLOCK)[:, None], first_k + BLOCK
-        low = first_q[:, None] + shift - end_k.clamp(max=kv_len) + 1
-        high = end_q.clamp(max=q_len) + shift - 1 - first_k
+        low = first_q[:, None] - end_k.clamp(max=kv_len) + 1
+        high = end_q.clamp(max=q_len) - 1 - first_k
         some = (high >= least) & (low <= most)
         whole = (low >= least) & (high <= most) & (end_q <= q_len) & (end_k <= kv_len)
 
         def visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            distance = q_idx + offset - kv_idx
+            distance = q_idx - kv_idx
             return (distance >= least) & (distance <= most)
 
         return BlockMask.from_kv_blocks(
@@ -204,17 +183,7 @@ def _compiled(
     for any. It raises rather than to run uncompiled, which would compute all scores at once."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    own = {"isolate_recompiles": True, "recompile_limit": KEPT}
-    known = inspect.signature(torch.compile).parameters  # older torch has one limit for all
-    options = {name: value for name, value in own.items() if name in known}
-    dynamic = None if lengths is None else False
-    return torch.compile(flex_attention, dynamic=dynamic, fullgraph=True, **options)
-
-
-@functools.cache
-def _named() -> bool:
-    """Return True if a call can name the backend to this torch."""
-    from torch.nn.attention import flex_attention
-
-    options = getattr(flex_attention, "FlexKernelOptions", None)
-    return "BACKEND" in getattr(options, "__annotations__", {})
+    return torch.compile(  # type: ignore[call-overload]
+        flex_attention, dynamic=None if lengths is None else False, fullgraph=True,
+        isolate_recompiles=True, recompile_limit=KEPT,
+    )  # fmt: skip

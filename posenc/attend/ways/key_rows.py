@@ -8,7 +8,7 @@ precise at key 100,000 as at key 100.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.strips_backward import dense_gradients
+from posenc.attend.ways.strips_backward import dense_gradients, of_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
@@ -40,18 +40,12 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     return out, None  # type: ignore[return-value]
 
 
-class _Part(NamedTuple):
-    """Select `rows` and `keys` of a block, with the bias of their scores, -inf if hidden."""
-
-    rows: slice
-    keys: slice
-    bias: Tensor
-    blind: Tensor | None
-    """True for queries that see none of these keys, (batch or 1, num_heads or 1, rows); None if all
-    queries see at least one."""
+Part = tuple[slice, slice, Tensor, Tensor | None]
+"""(rows, keys, bias, visible): the bias of their scores, -inf for hidden pairs; visible is True for
+the others, or None if no pair is hidden."""
 
 
-def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]:
+def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     """Yield each block of queries as parts: the keys that all its queries see, and the keys before
     and after them."""
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
@@ -67,22 +61,12 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]
         for lower, upper in ((first, begin), (begin, end), (end, last)):
             if lower < upper:
                 shape = (len(problem.q), heads, stop - start, upper - lower)
-                added, blind = bias[..., lower:upper].expand(shape), None
+                added = bias[..., lower:upper].expand(shape)
                 visible = problem.among(lower, upper).visible(start, stop)
                 if visible is not None:
                     added = added.masked_fill(~visible, -torch.inf)
-                    blind = ~visible.any(-1)
-                parts.append(_Part(slice(start, stop), slice(lower, upper), added, blind))
+                parts.append((slice(start, stop), slice(lower, upper), added, visible))
         yield parts
-
-
-def _seen(t: Tensor, part: _Part) -> Tensor:
-    """Return the part's keys or values; zeros replace those that no query sees."""
-    t = t[:, :, part.keys]
-    if part.blind is None:
-        return t
-    unseen = (part.bias == -torch.inf).all(-2).all(1, keepdim=True)[..., None]
-    return t.masked_fill(unseen, 0)
 
 
 class _KeyRows(torch.autograd.Function):
@@ -94,14 +78,9 @@ class _KeyRows(torch.autograd.Function):
         outs, lses = [], []
         for parts in _blocks(problem, row, key):
             found = []
-            for part in parts:
-                keys, values = _seen(wide_k, part), _seen(wide_v, part)
-                queries = wide_q[:, :, part.rows]
-                out, lse = flash.attend(queries, keys, values, part.bias, problem.scale)
-                if part.blind is not None:
-                    out = out.masked_fill(part.blind[..., None], 0)
-                    lse = lse.masked_fill(part.blind, -torch.inf)
-                found.append((out, lse))
+            for rows, keys, bias, visible in parts:
+                block = wide_q[:, :, rows], wide_k[:, :, keys], wide_v[:, :, keys]
+                found.append(flash.attend(*block, bias, problem.scale, visible))
             out, lse = flash.join(found)
             outs.append(out)
             lses.append(lse)
@@ -117,9 +96,8 @@ class _KeyRows(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives
             visible = problem.visible(0, problem.q_len)
             bias = row[..., :, None] - key[..., None, :]
-            hidden = torch.zeros_like(bias[:1, :1], dtype=torch.bool)
-            hidden = hidden if visible is None else ~visible
-            return *dense_gradients((q, k, v, row, key), bias, hidden, problem.scale, grads), None
+            bias = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+            return *dense_gradients((q, k, v, row, key), bias, problem.scale, grads), None
         with without_autocast(q.device):  # backward may be called inside it
             return *_gradients(problem, q, k, v, row, key, out, lse, grads[0]), None
 
@@ -133,7 +111,7 @@ def _gradients(
     A column of ones is appended to q and one of zeros to k. The gradient of the latter is the sum
     of the gradients of a key's scores, which is the gradient of its term.
     """
-    heads, kv_heads, width, v_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
+    given, heads, width, v_dim = (q, k, v), q.shape[1], q.shape[-1], v.shape[-1]
     lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
     size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
     every = [q, *(for_every_head(t, heads) for t in (k, v)), out, grad]
@@ -142,15 +120,12 @@ def _gradients(
     wide = at_least_float32(q.dtype)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
     for parts in _blocks(problem, row, key):
-        for rows, keys, bias, blind in parts:
+        for rows, keys, bias, visible in parts:
             mine = [t[:, :, rows] for t in (grad, q, out, lse)]
-            part = _Part(rows, keys, bias, blind)
-            found = flash.gradients(mine, (_seen(k, part), _seen(v, part)), bias, problem.scale)
+            theirs = flash.seen(visible, k[:, :, keys], v[:, :, keys])
+            found = flash.gradients(mine, theirs, bias, problem.scale)
             for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):
                 whole[:, :, span] += more
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
-    d_k, d_v = (
-        t.unflatten(1, (kv_heads, -1)).sum(2) if kv_heads != heads else t for t in (d_k, d_v)
-    )
     found = (d_q[..., :width], d_k[..., :width], d_v[..., :v_dim])
-    return *(t.to(q.dtype) for t in found), torch.zeros_like(row), d_key
+    return *map(of_groups, found, given), torch.zeros_like(row), d_key

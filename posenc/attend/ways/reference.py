@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways.cost import Cost, dense_bytes
+from posenc.encodings.numbers.tracking import transformed
 
 
 def cost(problem: Problem) -> Cost:
@@ -33,14 +34,14 @@ def weigh(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | Non
     scores = problem.scores(start, stop, visible)
     # The lowest finite number, not -inf: a row that sees no key must not become NaN before it is
     # set to zero.
-    lowest, known = torch.finfo(scores.dtype).min, problem.known
-    if not (known.needs_grad or known.compiling or known.transformed):
+    lowest = torch.finfo(scores.dtype).min
+    if not (problem.needs_grad or torch.compiler.is_compiling() or transformed()):
         problem.hide(scores, start, stop, lowest)
     elif visible is not None:
         scores = scores.masked_fill(~visible, lowest)
     weights = scores.softmax(-1)
     lse = scores.logsumexp(-1) if problem.need_lse else None
-    if visible is not None and not known.every_row_sees_a_key:
+    if visible is not None and not problem.every_row_sees_a_key:
         weights = weights.masked_fill(~visible, 0)
         if lse is not None:
             lse = lse.masked_fill(~visible.any(-1), -torch.inf)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
-from posenc.attend.ways import key_rows, strips, strips_backward
+from posenc.attend.ways import flash, key_rows, strips, strips_backward
 from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
@@ -23,11 +23,10 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
         return key_rows.run(problem)
     if form == "row":
         bias = problem.ready(problem.q_len).bias(0, problem.q_len)
-        return _kernel(problem, 0, problem.q_len, bias=bias), None
-    causal = problem.known.causal_by_index
+        return _kernel(problem, 0, problem.q_len, bias), None
     all_seen = problem.all_visible(0, problem.q_len) == (0, problem.kv_len)
-    if causal or all_seen or _mask_in_one(problem):
-        return _kernel(problem, 0, problem.q_len, causal=causal), None
+    if all_seen or problem.causal_by_index or _mask_in_one(problem):
+        return _kernel(problem, 0, problem.q_len), None
     starts = range(0, problem.q_len, MASKED_ROWS)
     spans = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]
     outs = [_kernel(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
@@ -37,7 +36,7 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
 def cost(problem: Problem, form: str) -> Cost:
     """Return the expected time and memory of a form."""
     size, (batch, heads) = problem.q.element_size(), problem.q.shape[:2]
-    known, mask = problem.known, problem.mask
+    mask, needs_grad = problem.mask, problem.needs_grad
     time = "O(q_len * kv_len)"
     if mask is not None and mask.window is not None:
         time = f"O(q_len * {min(mask.window, problem.kv_len)})"
@@ -49,24 +48,24 @@ def cost(problem: Problem, form: str) -> Cost:
         rows = min(problem.q_len, strips.TOGETHER)
         block = 3 * batch * heads * rows * problem.q.shape[-1] * size
         backward = 0
-        if known.needs_grad:
+        if needs_grad:
             scores = scores_bytes(problem, min(problem.q_len, strips_backward.ROWS))
             backward = 3 * min(strips_backward.BYTES, scores) + 4 * problem.k.numel()
         row = 4 * heads * (problem.q_len + problem.kv_len)
         return Cost(time, row + problem.q.numel() * size + block + backward)
     dense_mask = 0
-    if mask is not None and not known.causal_by_index:  # torch converts it to floats
+    if mask is not None and not problem.causal_by_index:  # torch converts it to floats
         rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
         dense_mask = batch * rows * problem.kv_len * (1 + size)
         dense_mask += size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
     copied = 0
     if form == "key rows":  # a block's mask, and with gradients copies of q, k and v
         dense_mask = scores_bytes(problem, key_rows.ROWS) // max(1, problem.kv_len // key_rows.ROWS)
-        copied = 2 * sum(t.numel() for t in (problem.q, problem.k, problem.v))
-        copied *= 1 if known.needs_grad else 0
+        if needs_grad:
+            copied = 2 * sum(t.numel() for t in (problem.q, problem.k, problem.v))
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output as wide as q
         copied += problem.q.numel() + problem.k.numel()
-    if known.needs_grad:  # the kernel's copies of the three in the backward pass
+    if needs_grad:  # the kernel's copies of the three in the backward pass
         copied += max(copied, problem.q.numel() + problem.k.numel())
     return Cost(time, dense_mask + copied * size)
 
@@ -74,35 +73,28 @@ def cost(problem: Problem, form: str) -> Cost:
 def _mask_in_one(problem: Problem) -> bool:
     """Return True if one mask is materialized for all queries, because the backward pass keeps it
     anyway, or because a compiled graph must not depend on the length."""
-    return problem.known.needs_grad or problem.known.compiling
+    return problem.needs_grad or torch.compiler.is_compiling()
 
 
-def _kernel(
-    problem: Problem, start: int, stop: int, *, causal: bool = False, bias: Tensor | None = None
-) -> Tensor:
+def _kernel(problem: Problem, start: int, stop: int, bias: Tensor | None = None) -> Tensor:
     """Attend from queries [start, stop) by torch's scaled_dot_product_attention."""
-    visible = None if causal else problem.visible(start, stop)
-    if visible is not None:
-        # Expand every axis, otherwise torch falls back to its dense path.
-        visible = visible.expand(*visible.shape[:-2], stop - start, problem.kv_len)
-    q, k, v = problem.q, problem.k, problem.v
+    causal = bias is None and problem.causal_by_index
+    mask = visible = None if causal else problem.visible(start, stop)
+    q, (k, v) = problem.q, flash.seen(visible, problem.k, problem.v)
     q = q if stop - start == q.shape[2] else q[:, :, start:stop]
-    if visible is not None:  # keys that no query sees may be NaN
-        unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
-        k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
+    if bias is not None:
+        mask, dtype = bias, problem.product_dtype
+        mask = mask if visible is None else mask.masked_fill(~visible, -torch.inf)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if mask is not None:  # torch falls back to its dense path for fewer rows or keys
+        mask = mask.expand(*mask.shape[:-2], stop - start, problem.kv_len)
     width, v_dim = q.shape[-1], v.shape[-1]
     v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
-    mask = visible
-    if bias is not None:
-        mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-        mask = mask.expand(*problem.q.shape[:2], stop - start, problem.kv_len)
-        dtype = problem.product_dtype
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     with nullcontext() if bias is None else without_autocast(q.device):  # it would round the bias
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
             enable_gqa=bool(q.shape[1] != k.shape[1]),  # in a trace, sizes are tensors
         )  # fmt: skip
-    if visible is not None and not problem.known.every_row_sees_a_key:
+    if visible is not None and not problem.every_row_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
     return out if v_dim >= width else out[..., :v_dim]

@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways.strips_backward import Strips
 from posenc.attend.ways.strips_forward import Group, Strip, forward
-from posenc.encodings.base.base import check_heads
 from posenc.encodings.numbers.precision import at_least_float32
 
 ROWS = 256
@@ -39,11 +38,15 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     that positions are consecutive."""
     row = falling_row(problem)
     groups = [_group(problem, row, start) for start in range(0, problem.q_len, TOGETHER)]
-    if not (problem.need_lse or problem.known.needs_grad):
+    if not (problem.need_lse or problem.needs_grad):
         return forward(problem.q, problem.k, problem.v, row, problem.scale, groups)[0], None
     out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, groups)  # type: ignore[misc]
-    blind = ~_sees_a_key(problem)  # torch gives 0 there
-    return out, lse.masked_fill(blind, -torch.inf) if problem.need_lse else None
+    if not problem.need_lse:
+        return out, None
+    least, most = problem.distances
+    query = torch.arange(problem.q_len, device=lse.device)
+    blind = (query < least) | (query - most >= problem.kv_len)  # torch gives 0 there
+    return out, lse.masked_fill(blind, -torch.inf)
 
 
 def _group(problem: Problem, row: Tensor, begin: int) -> Group:
@@ -66,37 +69,13 @@ def _group(problem: Problem, row: Tensor, begin: int) -> Group:
 def falling_row(problem: Problem) -> Tensor:
     """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
     hides it; its first entry is for the last query and the first key."""
-    size = problem.q_len + problem.kv_len - 1
-    first, last = _visible(problem)  # entries that the mask hides are not computed
+    farthest, size = problem.q_len - 1, problem.q_len + problem.kv_len - 1
+    least, most = problem.distances  # entries that the mask hides are not computed
+    first = min(max(0, farthest - most), size)
+    last = max(first, min(size, farthest - least + 1))
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
         row = problem.q.new_zeros(problem.q.shape[1], last - first, dtype=dtype)
     else:
-        assert problem.term.by_distance is not None and problem.known.runs is not None
-        q_start, k_start = problem.known.runs
-        farthest = q_start + problem.q_len - 1 - k_start
-        row = problem.term.by_distance(farthest - first, last - first, problem.q)
-        check_heads(problem.encoding, row.shape[0], problem.q)
+        row = problem.by_distance(farthest - first, last - first)
     return F.pad(row, (first, size - last), value=-torch.inf)
-
-
-def _visible(problem: Problem) -> tuple[int, int]:
-    """Return the range [first, last) of entries of `falling_row` that the mask does not hide."""
-    mask, runs = problem.mask, problem.known.mask_runs
-    size = problem.q_len + problem.kv_len - 1
-    first, last = 0, size
-    if mask is not None and runs is not None:
-        itself = runs[0] + problem.q_len - 1 - runs[1]  # the entry of distance 0
-        if mask.window is not None:
-            first, last = max(first, itself - mask.window + 1), min(last, itself + mask.window)
-        if mask.causal:
-            last = min(last, itself + 1)
-    first = min(first, size)
-    return first, max(first, last)
-
-
-def _sees_a_key(problem: Problem) -> Tensor:
-    """Return booleans (q_len), True for queries that see at least one key."""
-    first, last = _visible(problem)
-    own = torch.arange(problem.q_len - 1, -1, -1, device=problem.q.device)  # where a row begins
-    return (own < last) & (own + problem.kv_len > first) & (first < last)

@@ -38,24 +38,21 @@ class Strips(torch.autograd.Function):
         q, k, v, row, out, lse = ctx.saved_tensors
         grad, grad_lse = grads
         if torch.is_grad_enabled():  # for second derivatives
-            entry = torch.arange(q.shape[2] - 1, -1, -1)[:, None] + torch.arange(k.shape[2])
-            bias = row[:, entry.to(row.device)]
-            found = dense_gradients((q, k, v, row), bias, bias == -torch.inf, ctx.scale, grads)
-            return *found, None, None
+            bias = row.unfold(1, k.shape[2], 1).flip(1)
+            return *dense_gradients((q, k, v, row), bias, ctx.scale, grads), None, None
         grad = torch.zeros_like(out) if grad is None else grad
-        heads, row = q.shape[1], row.contiguous()
+        heads, row, d_row = q.shape[1], row.contiguous(), None
         all_k, all_v = (for_every_head(t, heads) for t in (k, v))
         with without_autocast(q.device):  # backward may be called inside it
             if ctx.needs_input_grad[3] or grad_lse is not None:
-                found = _all_gradients(q, all_k, all_v, row, grad, grad_lse, ctx.scale, ctx.strips)
+                given = (q, all_k, all_v, row, grad, grad_lse, ctx.scale, ctx.strips)
+                *found, d_row = _all_gradients(*given)
             else:
                 found = _gradients(q, all_k, all_v, row, out, lse, grad, ctx.scale, ctx.strips)
-        d_q, d_k, d_v, d_row = found
-        d_k, d_v = (_of_groups(d, t) for d, t in ((d_k, k), (d_v, v)))
-        return d_q.to(q.dtype), d_k, d_v, d_row, None, None
+        return *map(of_groups, found, (q, k, v)), d_row, None, None
 
 
-def _of_groups(grad: Tensor, t: Tensor) -> Tensor:
+def of_groups(grad: Tensor, t: Tensor) -> Tensor:
     """Sum the gradient over query heads that share a head of t, in t's dtype."""
     if grad.shape[1] != t.shape[1]:
         grad = grad.unflatten(1, (t.shape[1], -1)).sum(2)
@@ -65,8 +62,8 @@ def _of_groups(grad: Tensor, t: Tensor) -> Tensor:
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     scale: float, strips: list[Strip],
-) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
-    """Return the gradients of q, k and v, and None for the row, by torch's own backward kernel."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v by torch's own backward kernel."""
     width, v_dim, wide = q.shape[-1], v.shape[-1], at_least_float32(q.dtype)
     q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
@@ -82,7 +79,7 @@ def _gradients(
             d_k[:, :, keys] += found[1]
             d_v[:, :, keys] += found[2]
             del found  # free its memory before the next part
-    return d_q[..., :width], d_k[..., :width], d_v[..., :v_dim], None
+    return d_q[..., :width], d_k[..., :width], d_v[..., :v_dim]
 
 
 def _all_gradients(
@@ -97,15 +94,12 @@ def _all_gradients(
     at_once = max(1, BYTES // size)  # heads whose scores of a strip are materialized
     for first in range(0, q.shape[1], at_once):
         mine = slice(first, first + at_once)
-        for strip in _finer(strips):
-            _add_gradients(
-                [t[:, mine] for t in (q, k, v, grad)],
-                row[mine],
-                None if grad_lse is None else grad_lse[:, mine],
-                scale,
-                strip,
-                [d_q[:, mine], d_k[:, mine], d_v[:, mine], d_row[mine]],
-            )
+        tensors, into = ([t[:, mine] for t in each] for each in ((q, k, v, grad), (d_q, d_k, d_v)))
+        own_lse = None if grad_lse is None else grad_lse[:, mine]
+        for strip in strips:
+            for start in range(strip.start, strip.stop, ROWS):
+                part = strip._replace(start=start, stop=min(start + ROWS, strip.stop))
+                _add_gradients(tensors, row[mine], own_lse, scale, part, [*into, d_row[mine]])
     return d_q, d_k, d_v, d_row
 
 
@@ -123,7 +117,9 @@ def _add_gradients(
     # Normalised here, because far from the start the log-sum-exp is too coarse for weights that sum
     # to 1.
     weights = torch.softmax(((queries * scale) @ k.mT).add_(bias), -1)
-    weights = _without_blind_rows(weights, bias)
+    blind = bias.amax(-1, keepdim=True) == -torch.inf
+    if bool(blind.any()):  # queries that see no key
+        weights.masked_fill_(blind, 0)
     d_v[:, :, keys] += weights.mT @ grads
     d_scores = (grads @ v.mT).mul_(weights)
     # Sum over these weights, not the rounded output, so that terms common to all keys cancel.
@@ -142,44 +138,18 @@ def _add_gradients(
     d_row[:, offset : offset + count + width - 1] += sheared.sum(1)[:, :-1]
 
 
-def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
-    """Set the weights of queries that see no key to zero, in place."""
-    blind = bias.amax(-1, keepdim=True) == -torch.inf
-    return weights.masked_fill_(blind, 0) if bool(blind.any()) else weights
-
-
-def _finer(strips: list[Strip]) -> list[Strip]:
-    """Split the strips so that each has at most ROWS queries."""
-    return [
-        strip._replace(start=start, stop=min(start + ROWS, strip.stop))
-        for strip in strips
-        for start in range(strip.start, strip.stop, ROWS)
-    ]
-
-
 def dense_gradients(
-    inputs: tuple[Tensor, ...],
-    bias: Tensor,
-    hidden: Tensor,
-    scale: float,
-    grads: tuple[Tensor | None, ...],
+    inputs: tuple[Tensor, ...], bias: Tensor, scale: float, grads: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """Return the gradients of `inputs` (q, k, v and tensors of the bias), by dense operations,
-    which can be differentiated again. `grads` are the gradients of the output and the
-    log-sum-exp."""
-    q, k, v = inputs[:3]
-    scores = grouped_matmul(q.to(bias.dtype) * scale, k.to(bias.dtype).mT)
-    scores = (scores + bias.masked_fill(hidden, 0)).masked_fill(hidden, torch.finfo(bias.dtype).min)
+    """Return the gradients of `inputs` (q, k, v and tensors of the bias, which is -inf for hidden
+    pairs), by dense operations, which can be differentiated again. `grads` are the gradients of the
+    output and the log-sum-exp."""
+    (q, k, v), dtype, hidden = inputs[:3], bias.dtype, bias == -torch.inf
+    scores = grouped_matmul(q.to(dtype) * scale, k.to(dtype).mT) + bias.masked_fill(hidden, 0)
+    scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
     weights = scores.softmax(-1).masked_fill(hidden, 0)
-    outputs = grouped_matmul(weights, v.to(bias.dtype)).to(q.dtype), scores.logsumexp(-1)
-    given = [(out, grad) for out, grad in zip(outputs, grads, strict=False) if grad is not None]
+    outs = grouped_matmul(weights, v.to(dtype)).to(q.dtype), scores.logsumexp(-1)
+    of, given = zip(*[p for p in zip(outs, grads, strict=False) if p[1] is not None], strict=True)
     wanted = [t for t in inputs if t.requires_grad]
-    found = torch.autograd.grad(
-        [out for out, _ in given],
-        wanted,
-        [grad for _, grad in given],
-        create_graph=True,
-        allow_unused=True,
-    )
-    remaining = iter(found)
-    return [next(remaining) if t.requires_grad else None for t in inputs]
+    found = iter(torch.autograd.grad(of, wanted, given, create_graph=True, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in inputs]

@@ -177,10 +177,7 @@ class Compose(PositionEncoding):
         positions unless the member defines the passes."""
         if tokens.state is not None and member is not self._owner("state"):
             tokens = tokens.with_state(None)
-        true = tokens.true_positions
-        if true is not None and member is not self._owner("passes"):
-            tokens = tokens.at(true, mapped=False)
-        return tokens
+        return tokens if member is self._owner("passes") else tokens.unmapped()
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:

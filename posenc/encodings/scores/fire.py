@@ -16,9 +16,8 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.numbers.tracking import transformed
 from posenc.encodings.terms.dense import Dense
-from posenc.encodings.terms.skew import run_distances, shared_run
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import FlatKeys, FlatQueries, distances
+from posenc.positions import FlatKeys, FlatQueries, distances, run_shift
 
 
 class FIRE(PositionEncoding):
@@ -109,12 +108,13 @@ class FIRE(PositionEncoding):
         c = self.c.to(dtype)
         start = (self.multiplier.to(dtype) * self.init_L).abs()
         reach = (c * torch.maximum(q.positions.to(dtype), start)).abs().log1p() + self.eps
-        shift = shared_run(q, k)
+        shift = run_shift(q.where, k.where)
         if shift is None:
             logs = (c * distances(q.positions, k.positions).to(dtype)).abs().log1p()
         else:  # one row by falling distance; query i reads it from q_len - 1 - i on
-            distance = run_distances(shift, len(q), len(k), reach.device).to(dtype)
-            logs = (c * distance).abs().log1p().unfold(0, len(k), 1)[: len(q)].flip(0)
+            count = torch.arange(len(q) + len(k) - 1, device=reach.device)
+            logs = (c * (shift + len(q) - 1 - count).to(dtype)).abs().log1p()
+            logs = logs.unfold(0, len(k), 1).flip(0)
         return logs / reach.unsqueeze(-1)
 
     def term(self, q: Tokens, k: Tokens) -> "Network":

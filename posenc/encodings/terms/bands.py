@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.terms.skew import Part, add_parts, shared_run, skew
+from posenc.encodings.terms.skew import Part, add_parts, skew
 from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import run_shift
 
 Table = Callable[[Tensor], Tensor]
 """Function from distances to vectors, (num_heads or 1, distances, width)."""
@@ -38,10 +39,9 @@ class Band:
     low: int
     high: int
 
-    def __getitem__(self, distances: tuple[int, int]) -> Tensor:
+    def at(self, distance: int, count: int = 1) -> Tensor:
         """Return the vectors of `count` distances from `distance` on, in table order: (num_heads,
         count, width), or (count, width) if all heads share the table."""
-        distance, count = distances
         start = (distance - self.first) * self.step
         values = self.values[0] if len(self.values) == 1 else self.values
         return values.narrow(-2, start, count)
@@ -56,14 +56,15 @@ class Band:
 
 @dataclass(frozen=True)
 class Bands:
-    """Hold the tables that all blocks of one attention share.
+    """Hold the tables that all blocks of one attention share. `shift` is the position of its first
+    query minus that of its first key.
 
     `for_q` multiplies queries, with falling distances; `for_k` multiplies keys, with rising
     distances. `k_ends` are products of all keys with for_k at its lowest and at its highest
     distance, (batch, num_heads, 1, kv_len); None if no key is that far.
     """
 
-    kv_start: int
+    shift: int
     for_q: Band | None
     for_k: Band | None
     k_ends: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -87,7 +88,7 @@ class Bands:
         `ends` are the lowest and highest distance at which the tables change; None: no limit. If
         `causal`, blocks need no distance below -rows.
         """
-        shift = shared_run(q, k)
+        shift = run_shift(q.where, k.where)
         if shift is None:
             return None
         low = -rows if causal else shift + 1 - len(k)
@@ -106,22 +107,21 @@ class Bands:
             key = first, last, step, low, high, q.device
             return Band(compute() if kept is None else kept(key, compute), first, step, low, high)
 
-        kv_start = k.where.start  # type: ignore[union-attr]
         q_band = band(for_q, high + rows, low - rows, -1)
         k_band = band(for_k, low - rows, high + rows, 1)
         if k_band is None:
-            return cls(kv_start, q_band, None)
+            return cls(shift, q_band, None)
         assert k_vectors is not None
         at_low = shift + min(rows, len(q)) - 1 - low < len(k)
-        lowest = k_band[low, 1] @ k_vectors.mT if at_low else None
-        highest = k_band[high, 1] @ k_vectors.mT if shift + len(q) > high else None
-        return cls(kv_start, q_band, k_band, (lowest, highest))
+        lowest = k_band.at(low) @ k_vectors.mT if at_low else None
+        highest = k_band.at(high) @ k_vectors.mT if shift + len(q) > high else None
+        return cls(shift, q_band, k_band, (lowest, highest))
 
     def add(
         self,
         scores: Tensor,
-        q: Tokens,
-        k: Tokens,
+        rows: slice,
+        keys: slice,
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
@@ -131,33 +131,34 @@ class Bands:
         scores[i, j] += q_vectors[i] . for_q[D] + k_vectors[j] . for_k[D],
         D = position_i - position_j
         """
-        shift = _shift(q, k)
-        rows, keys = scores.shape[-2:]
+        shift, (height, width) = self.shift + rows.start - keys.start, scores.shape[-2:]
         if self.for_q is not None:
             assert q_vectors is not None
             tiles = [
-                _of_queries(self.for_q, shift + i * QUERIES, keys, tile)
+                _of_queries(self.for_q, shift + i * QUERIES, width, tile)
                 for i, tile in enumerate(q_vectors.split(QUERIES, 2))
             ]
             scores = add_parts(scores, *tiles, rows=QUERIES)
         if self.for_k is not None:
             assert k_vectors is not None
-            first = k.where.start - self.kv_start  # type: ignore[union-attr]
-            k_ends = [None if end is None else end.narrow(-1, first, keys) for end in self.k_ends]
-            scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k_vectors, k_ends))
+            k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
+            scores = add_parts(
+                scores, _of_keys(self.for_k, shift, height, width, k_vectors, k_ends)
+            )
         return scores
 
-    def product(self, q: Tokens, k: Tokens, q_vectors: Tensor) -> Tensor | None:
+    def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
         """Return what `add` adds, as a view of one matrix product; None if it needs several."""
-        shift, rows, keys = _shift(q, k), len(q), len(k)
-        if self.for_q is None or self.for_k is not None or rows > QUERIES:
+        shift, width = self.shift + rows.start - keys.start, keys.stop - keys.start
+        height = q_vectors.shape[2]
+        if self.for_q is None or self.for_k is not None or height > QUERIES:
             return None
-        near = (0, keys) == self.for_q.near(shift, rows, keys)
-        return next(_of_queries(self.for_q, shift, keys, q_vectors))[2] if near else None
+        near = (0, width) == self.for_q.near(shift, height, width)
+        return next(_of_queries(self.for_q, shift, width, q_vectors))[2] if near else None
 
-    def weigh(self, weights: Tensor, q: Tokens, k: Tokens) -> Tensor:
+    def weigh(self, weights: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return sum_j weights[i, j] * for_q[position_i - position_j] of a block."""
-        shift = _shift(q, k)
+        shift = self.shift + rows.start - keys.start
         tiles = enumerate(weights.split(QUERIES, -2))
         outs = [self._weigh(tile, shift + i * QUERIES) for i, tile in tiles]
         return outs[0] if len(outs) == 1 else torch.cat(outs, -2)
@@ -167,34 +168,27 @@ class Bands:
         assert table is not None
         rows, keys = weights.shape[-2:]
         first, last = table.near(shift, rows, keys)
-        out = weights[..., :first].sum(-1, keepdim=True) * table[table.high, 1]
+        out = weights[..., :first].sum(-1, keepdim=True) * table.at(table.high)
         if first < last:
             # The inverse of skew: shift row i by rows - 1 - i columns to the right.
             moved = F.pad(weights[..., first:last], (0, rows - 1)).flatten(-2)
             moved = F.pad(moved, (rows - 1, 1)).unflatten(-1, (rows, rows + last - first))
-            out = out + moved @ table[shift + rows - 1 - first, rows + last - first]
+            out = out + moved @ table.at(shift + rows - 1 - first, rows + last - first)
         if last < keys:
-            out = out + weights[..., last:].sum(-1, keepdim=True) * table[table.low, 1]
+            out = out + weights[..., last:].sum(-1, keepdim=True) * table.at(table.low)
         return out
-
-
-def _shift(q: Tokens, k: Tokens) -> int:
-    """Return the position of a block's first query minus that of its first key."""
-    shift = shared_run(q, k)
-    assert shift is not None  # a slice of consecutive positions is consecutive
-    return shift
 
 
 def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
     rows = q.shape[2]
     first, last = table.near(shift, rows, keys)
     if first:
-        yield 0, first, q @ table[table.high, 1].mT
+        yield 0, first, q @ table.at(table.high).mT
     if first < last:
-        start, count = shift + rows - 1 - first, rows + last - first
-        yield first, last, skew(q @ table[start, count].mT, last - first)
+        near = table.at(shift + rows - 1 - first, rows + last - first)
+        yield first, last, skew(q @ near.mT, last - first)
     if last < keys:
-        yield last, keys, q @ table[table.low, 1].mT
+        yield last, keys, q @ table.at(table.low).mT
 
 
 def _of_keys(
@@ -206,7 +200,7 @@ def _of_keys(
         yield 0, first, k_ends[1][..., :first]
     for start in range(first, last, KEYS):
         stop = min(start + KEYS, last)
-        rising = table[shift - stop + 1, stop - start + rows]
+        rising = table.at(shift - stop + 1, stop - start + rows)
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
     if last < keys:
         assert k_ends[0] is not None

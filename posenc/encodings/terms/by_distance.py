@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.terms.bands import Bands, Keep, Table
 from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import distances
+from posenc.positions import distances, take
 
 
 class ByDistance(Term):
@@ -53,24 +53,11 @@ class ByDistance(Term):
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
-        compiling = torch.compiler.is_compiling()  # the graph must not depend on lengths
-        if (
-            not compiling
-            and self.ends is not None
-            and self.ends[1] - self.ends[0] < len(self.q) <= rows
-        ):
-            return self._with_all_vectors()
-        bands = Bands.of(
-            self.q,
-            self.k,
-            rows,
-            causal,
-            self.ends,
-            self.for_q,
-            self.for_k,
-            self.k_vectors,
-            self.kept,
-        )
+        ends, compiling = self.ends, torch.compiler.is_compiling()
+        # The graph of a compiler must not depend on lengths.
+        few = not compiling and ends is not None and ends[1] - ends[0] < len(self.q) <= rows
+        tables = (self.for_q, self.for_k, self.k_vectors, self.kept)
+        bands = None if few else Bands.of(self.q, self.k, rows, causal, ends, *tables)
         if bands is None:
             return self._with_all_vectors()
         ready = self.copy()
@@ -89,10 +76,9 @@ class ByDistance(Term):
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
-        tokens = self.q[rows], self.k[keys]
         if self.bands is not None:
-            return self.bands.add(scores, *tokens, q, k)
-        return self._gathered(scores, *tokens, q, k)
+            return self.bands.add(scores, rows, keys, q, k)
+        return self._gathered(scores, self.q[rows], self.k[keys], q, k)
 
     def product(
         self, rows: slice, keys: slice
@@ -100,7 +86,7 @@ class ByDistance(Term):
         """Return what `add` adds, as a view of one matrix product; None if it needs several."""
         if self.bands is None or self.q_vectors is None:
             return None
-        return self.bands.product(self.q[rows], self.k[keys], self.q_vectors[:, :, rows])
+        return self.bands.product(rows, keys, self.q_vectors[:, :, rows])
 
     def _gathered(
         self,
@@ -110,7 +96,8 @@ class ByDistance(Term):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        index = self._row(distances(q.positions, k.positions))
+        assert self.ends is not None
+        index = _whole(distances(q.positions, k.positions)).clamp(*self.ends) - self.ends[0]
         index = index if index.ndim == 2 else index[:, None]
         for_q, for_k = self._products(q_vectors, k_vectors)
         if for_q is not None:
@@ -119,11 +106,6 @@ class ByDistance(Term):
             shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
             scores = scores + for_k.gather(-1, index.mT.expand(shape)).mT
         return scores
-
-    def _row(self, distance: Tensor) -> Tensor:
-        """Return the index in `_products` of each distance."""
-        assert self.ends is not None
-        return _whole(distance).clamp(*self.ends) - self.ends[0]
 
     def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
@@ -135,13 +117,13 @@ class ByDistance(Term):
     def pair(self) -> ScoreMod:  # type: ignore[override]
         ready = self._with_all_vectors()
         q_table, k_table = ready._products(self.q_vectors, self.k_vectors)
-        q_positions, kv_positions = (_per_row(t.positions) for t in (self.q, self.k))
+        q_positions, kv_positions = self.q.positions, self.k.positions
         assert self.ends is not None
         # Tensors, because a compiled score_mod would contain numbers as constants.
         low, high = (torch.full((), end, device=self.q.device) for end in self.ends)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            distance = _take(q_positions, batch, q_idx) - _take(kv_positions, batch, kv_idx)
+            distance = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
             row = _whole(distance).clamp(low, high) - low
             if q_table is not None:
                 score = score + q_table[batch, head, q_idx, row]
@@ -154,11 +136,3 @@ class ByDistance(Term):
 
 def _whole(distance: Tensor) -> Tensor:
     return distance.floor().long() if distance.is_floating_point() else distance
-
-
-def _per_row(positions: Tensor) -> Tensor:
-    return positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions
-
-
-def _take(positions: Tensor, batch: Tensor, index: Tensor) -> Tensor:
-    return positions[index] if positions.ndim == 1 else positions[batch, index]

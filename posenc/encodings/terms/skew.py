@@ -5,25 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from posenc.encodings.terms.tokens import Tokens
-
-
-def shared_run(q: Tokens, k: Tokens) -> int | None:
-    """Return the first query's position minus the first key's; None unless both are consecutive."""
-    if isinstance(q.where, range) and isinstance(k.where, range):
-        return q.where.start - k.where.start
-    return None
-
-
-def run_distances(shift: int, q_len: int, kv_len: int, device: torch.device) -> Tensor:
-    """Return q_len + kv_len falling distances of consecutive positions, in the order that `skew`
-    expects; the last one is not used."""
-    return shift + q_len - 1 - torch.arange(q_len + kv_len, device=device)
-
 
 def skew(by_distance: Tensor, kv_len: int) -> Tensor:
-    """View (..., q_len, q_len + kv_len), with columns as in `run_distances`, as (..., q_len,
-    kv_len).
+    """View (..., q_len, q_len + kv_len), with a column per falling distance, as (..., q_len,
+    kv_len). The first column is for the last query and the first key, the last one is not used.
 
     Query i starts at column q_len - 1 - i, so each row is shifted by one column.
     """

@@ -100,6 +100,13 @@ class Tokens:
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
         """Return the same tokens at other positions. If `mapped`, these come from a position map,
         and the original ones become true_positions."""
+        if mapped and positions is self._tensor:
+            return self
         own = self.where if self.true_positions is None else self.true_positions
         true = own if mapped else None
         return Tokens(self.x, positions, self.state, self.num_axes, true, self.device)
+
+    def unmapped(self) -> "Tokens":
+        """Return the same tokens at their original positions."""
+        true = self.true_positions
+        return self if true is None else self.at(true, mapped=False)

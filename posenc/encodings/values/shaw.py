@@ -117,11 +117,10 @@ class ShawTerm(ByDistance):
                 "Use values=False if values have another width."
             )
         out = grouped_matmul(weights, v.to(weights.dtype))
-        mine, theirs = self.q[rows], self.k[keys]
         if self.value_bands is not None:
-            return out + self.value_bands.weigh(weights, mine, theirs)
+            return out + self.value_bands.weigh(weights, rows, keys)
         assert shaw.value_table is not None
-        distance = distances(mine.positions, theirs.positions)
+        distance = distances(self.q[rows].positions, self.k[keys].positions)
         index = shaw.row(distance if distance.ndim == 2 else distance[:, None])
         sums = weights.new_zeros(*weights.shape[:-1], shaw.value_table.shape[0])
         sums = sums.scatter_add(-1, index.expand(weights.shape), weights)

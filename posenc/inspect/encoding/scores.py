@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.attend.problem import Known, Problem
+from posenc.attend.problem import Problem
 from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing.layer import heads, hidden, line, pair_scores
 
@@ -103,7 +103,7 @@ def _last_row(
         encoding.scale(q.shape[-1]),
         0.0,
         False,
-        Known.of(asks, keys, (new_q, new_k, q), None, encoding),
+        needs_grad=False,
     )
     return problem.ready(1).scores(0, 1)[:, :, 0]
 

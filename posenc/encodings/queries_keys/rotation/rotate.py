@@ -126,14 +126,12 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     for start in range(0, length, step):
         span = (-2, start, min(step, length - start))
         source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
+        source = source.to(work)
         if interleaved:
-            target.copy_(_rotate_neighbours(source.to(work), factor.narrow(*span)))
-        elif x.dtype == work:
-            _rotate_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
+            target.copy_(_rotate_neighbours(source, factor.narrow(*span)))
         else:
-            source = source.to(work)
-            copied = source.clone()
-            target.copy_(_rotate_halves(source, copied, factor.narrow(*span), sin.narrow(*span)))
+            rotated = target.copy_(source) if x.dtype == work else source.clone()
+            target.copy_(_rotate_halves(source, rotated, factor.narrow(*span), sin.narrow(*span)))
     return out
 
 
