@@ -13,6 +13,8 @@ from posenc.compare.trial import train
 from tests.compare.test_tasks import TEXT
 from tests.experiment import FOLDER, experiment
 
+pytestmark = pytest.mark.slow  # a script of this repository, not of posenc
+
 ablations = experiment("ablations")
 QUESTIONS = ablations.read_questions(FOLDER / "ablations.toml")
 SMALL = {"width": 16, "layers": 1, "heads": 1, "batch": 2}

@@ -11,6 +11,8 @@ from posenc.compare.plan.cost import check_cost
 from posenc.compare.results import Study
 from tests.experiment import experiment
 
+pytestmark = pytest.mark.slow  # a script of this repository, not of posenc
+
 recipe = experiment("gpu_recipe")
 WHOLE = Options(**recipe.RECIPE)
 

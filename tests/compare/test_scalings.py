@@ -18,6 +18,8 @@ from posenc.extend.tune.config import TuneConfig
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.experiment import experiment
 
+pytestmark = pytest.mark.slow  # a script of this repository, not of posenc
+
 scalings = experiment("scalings")
 
 

@@ -318,6 +318,7 @@ def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
     assert script.piece(["rope"], task, 1, given).text == (["a.txt"] if task == "text" else None)
 
 
+@pytest.mark.slow
 def test_chosen_rates_have_rows_of_their_own_and_are_not_tried_again(tmp_path, monkeypatch, run):
     script = experiment("leaderboard")
     monkeypatch.setattr(script, "SUITE_SIZES", {"width": 8, "layers": 1, "heads": 2})

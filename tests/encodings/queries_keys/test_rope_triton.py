@@ -11,6 +11,7 @@ import torch
 from posenc.encodings.queries_keys.rotation import rotate
 
 
+@pytest.mark.slow
 def test_the_kernel_equals_the_eager_rotation_in_the_interpreter():
     pytest.importorskip("triton", reason="triton is not installed")
     done = subprocess.run(
