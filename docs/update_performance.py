@@ -34,12 +34,11 @@ NOTES = {
 }
 
 OPTIONS = {
-    "--only GROUPS": f"measure these groups only: {', '.join(GROUPS)}",
-    "--quick, --all": "small cases for a second each; or also those of a minute or 2 GB",
-    "--repeats N": "rounds of each case, instead of 7 to 101 in ten seconds",
-    "--lengths 1024,4096": "lengths in tokens, instead of each case's own",
-    "--heads, --kv-heads, --head-dim": "sizes of attention, instead of each case's own",
-    "--threads 1,2": "measure with one thread of torch, then with two",
+    "--only GROUPS, --quick, --all": f"measure these groups only: {', '.join(GROUPS)}; small "
+    "cases for a second each; or also those of a minute or 2 GB",
+    "--repeats N, --threads 1,2": "rounds of each case, instead of 7 to 101 in ten seconds; with "
+    "one thread of torch, then with two",
+    "--lengths 1024,4096, --heads, --kv-heads, --head-dim": "sizes, instead of each case's own",
     "--device cuda": "check every encoding on a GPU against float64 on the CPU, then time its "
     "kernels",
     "--out PATH, --json": "write everything to a file; print it for programs",
@@ -64,11 +63,8 @@ def page(found: dict[str, Any]) -> str:
         "",
         "```sh",
         "posenc bench --quick                # small cases of all groups",
-        "posenc bench --only attention       # one group of cases",
         "posenc bench --device cuda          # right on this GPU? then how fast?",
         "```",
-        "",
-        "## Options",
         "",
         "| option | what it does |",
         "|---|---|",
@@ -77,23 +73,22 @@ def page(found: dict[str, Any]) -> str:
         "## How to read it",
         "",
         "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
-        "page; `make performance` measures them anew and writes it.",
+        "page; `make performance` measures them anew and writes it. None is from a GPU.",
         f"Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
         f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
         f"{machine['python']}, in float32 unless a column says otherwise.",
         "A cell is the ratio of two times: the median of interleaved rounds in one process, with "
-        f"its 95 % interval ({min(timed)} to {max(timed)} rounds).",
-        "The run that the others are divided by shows its time instead.",
+        f"its 95 % interval ({min(timed)} to {max(timed)} rounds). The run that the others are "
+        "divided by shows its time instead.",
     ]
     if len(threads) > 1:
-        lines.append(
-            f"The lines of a cell are for {' and '.join(map(str, threads))} threads: CPU time of "
+        lines[-1] += (
+            f" The lines of a cell are for {' and '.join(map(str, threads))} threads: CPU time of "
             "the thread with one, wall time with more."
         )
     for group, question in GROUPS.items():
         if mine := [row for row in rows if row["group"] == group]:
             lines += ["", f"### {question}", NOTES[group], "", *table(group, mine)]
-    lines += ["", "No number on this page is from a GPU."]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ GROUPS = {
 NEEDS_TRANSFORMERS = ("decode", "training", "attach")
 
 DISTANCE = ("alibi", "t5", "kerple", "sandwich")
-CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox")
+CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox", "dape")
 ENCODINGS = ("nope", "rope", *DISTANCE, *CONTENT)
 KEPT = ("transformer_xl, prepared", "deberta, prepared")
 """Content encodings whose tables are computed before the timed call."""
@@ -168,6 +168,7 @@ def _thousands(n: int) -> str:
 
 
 _SDPA = ("SDPA",)
+_LAYER = ("nope", "rope", "alibi", "t5", "deberta")
 _ROTATIONS = ("interleaved", "half-split", "half-split, same positions")
 _OVER = ("clone", "transformers")
 _LLAMAS, _HALF = ("Llama, sdpa", "Llama, eager"), "Llama, bfloat16"
@@ -200,9 +201,9 @@ CASES = (
     Case("backward", ("alibi", "t5"), _SDPA, 4096, backward=True),
     Case("memory", DISTANCE + CONTENT, _SDPA, 8192),
     Case("memory", DISTANCE, _SDPA, 8192, backward=True),
-    Case("layer", ENCODINGS, ("plain layer",), 128, layers=1),
-    Case("layer", ENCODINGS, ("plain layer",), 512, layers=1),
-    Case("layer", ENCODINGS, ("plain layer",), 128, batch=32, layers=1),
+    Case("layer", _LAYER, ("plain layer",), 128, layers=1),
+    Case("layer", _LAYER, ("plain layer",), 512, layers=1),
+    Case("layer", _LAYER, ("plain layer",), 128, batch=32, layers=1),
     Case("decode", ("rope", "alibi", "t5", "rerope"), _LLAMAS, 1, 4096, layers=2),
     Case("training", ("rope", "alibi", "t5"), _LLAMAS, 128, **_SMALL),
     Case("training", ("rope", "alibi", "t5", _HALF), _LLAMAS, 128, dtype="bfloat16", **_SMALL),
