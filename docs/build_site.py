@@ -213,14 +213,14 @@ def card(row: dict) -> str:
         "attention takes": cost(name),
         "claims": ", ".join(claims) or "none",
         "checked by": f"numbers {checked}",
-        "used by": USED.get(name, "not recorded here"),
+        "used by": USED.get(name),
         "source": row["source"],
         "explained in": f"[Learn](../learn/{LEARN[name]}.md)"
         if name in LEARN
         else "the text below",
         "in Python": f'`posenc.create("{name}", shape)`' + (f", is `{options}`" if options else ""),
     }
-    table = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
+    table = "".join(f"| {key} | {value} |\n" for key, value in facts.items() if value)
     scaling = found.defaults.get("scaling")
     documented = f"{owner}.{kind}"
     if scaling:
@@ -233,9 +233,9 @@ def card(row: dict) -> str:
     )
 
 
-def cost(name: str) -> str:
-    """Return how much longer attention over 1,024 tokens takes, where `posenc bench` has it; for
-    RoPE's scalings, which run the same code, that of RoPE."""
+def cost(name: str) -> str | None:
+    """Return how much longer attention over 1,024 tokens takes, None if `posenc bench` does not
+    have it; for RoPE's scalings, which run the same code, that of RoPE."""
     run = "rope" if entry(name).path == entry("rope").path else name
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
     for row in json.loads(text)["rows"]:
@@ -246,7 +246,7 @@ def cost(name: str) -> str:
             measured = "" if run == name else ", measured with `rope`, whose code it runs"
             said = f"{ratio:.2f} ({low:.2f} to {high:.2f}) times plain attention"
             return f"{said} over 1,024 tokens{measured}"
-    return "not measured here"
+    return None
 
 
 def draw(folder: Path) -> None:

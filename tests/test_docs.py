@@ -51,6 +51,16 @@ def test_readme_code_runs(document, capsys):
     assert "torch.Size([2, 100, 256])" in capsys.readouterr().out
 
 
+def test_both_pages_of_articles_show_the_same_code():
+    both = [(ROOT / f"docs/articles{kind}.md").read_text("utf-8") for kind in ("", ".zh-CN")]
+    rows, pictures = (
+        [re.findall(pattern, text, FENCED) for text in both]
+        for pattern in (r"^\| [^|\n]+ \| (`.+?`) \|$", r"^```python\n(.*?)^```$")
+    )
+    assert len(rows[0]) == 16 and rows[0] == rows[1]
+    assert len(pictures[0]) == 3 and pictures[0] == pictures[1]
+
+
 def bare(code: str) -> str:
     """The code without its comments."""
     return re.sub(r"\s*#.*", "", code)

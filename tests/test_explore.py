@@ -171,7 +171,8 @@ def view(browser, **state):
 
 
 @needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(DESKTOP, False), (PHONE, True), (DESKTOP, True)])
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("dark", [False, True])
 def test_page_is_well_shown_in_both_languages(browser, width, dark):
     browser.open(PAGE, width, dark=dark)
     for language in ("en", "zh"):
