@@ -13,14 +13,21 @@ WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rmtree", "
 WRITES |= {"copytree", "move", "save_file", "save_pretrained", "tofile", "savez", "to_csv"}
 WRITES |= {"savefig", "export_chrome_trace", "symlink_to", "hardlink_to", "rename", "mkstemp"}
 WRITES |= {"mkdtemp", "NamedTemporaryFile"}
-READS = {"read_text", "read_bytes", "open"}
+READS = {"read_text", "read_bytes", "open", "safe_open", "load_file", "memmap"}
 ALLOWED = {
     # a buffer in memory
     "posenc/report/page/drawing.py": {"savefig"},
     "posenc/report/page/figure_files.py": {"savefig"},
     # transformers' writer, in a new folder of ours; the user's own call
     "posenc/extend/export/folder.py": {"save_pretrained"},
-    "posenc/hf/attachment/save.py": {"save_pretrained"},
+    # and weights that weight_files has chosen: safetensors opens them itself, without a pickle
+    "posenc/hf/attachment/save.py": {"save_pretrained", "safe_open"},
+    "posenc/hf/checkpoint/loading.py": {"safe_open"},
+    # a file whose hash the record names; the logits that our parent process has written
+    "posenc/hf/attachment/load.py": {"load_file"},
+    "posenc/extend/export/proof.py": {"load_file"},
+    # the text of a run, too large to be read at once
+    "posenc/compare/trial/windows.py": {"memmap"},
     # in a tempfile.TemporaryDirectory, or the folder of texts that only this user can write
     "posenc/bench/measure.py": {"export_chrome_trace", "read_text"},
     "posenc/compare/engines/remote.py": {"symlink_to"},
@@ -96,6 +103,7 @@ def test_what_is_allowed_is_needed():
         "shutil.rmtree(a, ignore_errors=True)", "shutil.copyfile(a, b)", "save_file(tensors, path)",
         "torch.save(model, path)", "figure.savefig(path)", "model.save_pretrained(folder)",
         "partial.replace(path)", "os.open(path, os.O_RDONLY)", "path.read_text()", "a.rename(b)",
+        "safe_open(path, framework='pt')", "load_file(path)", "np.memmap(path)",
     ],
 )  # fmt: skip
 def test_a_writer_elsewhere_is_seen(planted):

@@ -13,8 +13,7 @@ from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, says
 from posenc.hf.attachment.written import rebuilt
-from posenc.hf.checkpoint import files
-from posenc.hf.checkpoint.loading import quiet_transformers
+from posenc.hf.checkpoint.loading import STOCK, checked, quiet_transformers, refuse_not_finite
 from posenc.report.files.opened import bytes_of
 
 
@@ -52,12 +51,12 @@ def load(
         for stack, own in zip(record["stacks"], given, strict=False)
     ]
     transformers = quiet_transformers()
-    raw = files.read_config(folder)
-    files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
+    raw, _ = checked(folder)
     kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
-    model = kind.from_pretrained(folder, trust_remote_code=False, **options)
+    model = kind.from_pretrained(folder, **STOCK | options)
+    refuse_not_finite(model, folder)
     second = encodings[1] if len(encodings) > 1 else None
     attach(model, encodings[0], decoder=second, own=record["own"])
     _read_numbers(model, numbers)
@@ -129,3 +128,4 @@ def _read_numbers(model: Any, numbers: Path) -> None:
             encoding.load_state_dict(own)
         except RuntimeError as error:
             raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error
+        refuse_not_finite(encoding, numbers)

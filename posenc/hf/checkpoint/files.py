@@ -11,6 +11,7 @@ from posenc.dialects.files.inside import TOKENIZER_FILES, inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ELSEWHERE = ("transformers_weights", "configuration_files")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -34,12 +35,22 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
         raise ValueError(
             f"{folder}: model type {kind!r} needs code from the folder, which is never run."
         )
-    for key, value in _nested(raw_config):
+    for key, value in nested(raw_config):
+        if key in ELSEWHERE:
+            raise ValueError(
+                f"{folder / 'config.json'}: {key} makes transformers read other files than "
+                "config.json and the weights that are checked. Delete the key."
+            )
         if key.strip("_").endswith("_implementation") and isinstance(value, str) and "/" in value:
             raise ValueError(
                 f"{folder / 'config.json'}: {key} names the code {value!r}, which is never "
                 "fetched. Delete the key."
             )
+    for shard in sorted(folder.glob("shard-*.safetensors")):  # preferred to model.safetensors
+        raise ValueError(
+            f"{folder}: {shard.name} is a part of a distributed checkpoint, which is not read. "
+            "Save the model in one process, or remove the part."
+        )
     if (folder / "adapter_config.json").exists():
         raise ValueError(
             f"{folder}: it has an adapter_config.json. Merge the adapter into the weights first."
@@ -80,10 +91,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def _nested(found: Any) -> list[tuple[str, Any]]:
+def nested(found: Any) -> list[tuple[str, Any]]:
     """Yield all keys and values of a JSON object and of the objects inside it."""
     if isinstance(found, list):
-        return [pair for value in found for pair in _nested(value)]
+        return [pair for value in found for pair in nested(value)]
     if not isinstance(found, dict):
         return []
-    return [*found.items(), *(pair for value in found.values() for pair in _nested(value))]
+    return [*found.items(), *(pair for value in found.values() for pair in nested(value))]

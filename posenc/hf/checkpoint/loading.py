@@ -20,6 +20,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Name of each dtype in safetensors and in torch."""
+STOCK = {"trust_remote_code": False, "local_files_only": True, "use_safetensors": True}
+"""Options of from_pretrained for a stranger's folder."""
 LOG = logging.getLogger("posenc.hf")
 """Logger that reports unused weights on stderr; applications may redirect it."""
 
@@ -83,16 +85,10 @@ def load_checkpoint(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     place = place_of(device)
-    raw = files.read_config(folder)
-    check_values(raw, folder / "config.json")
-    check_rotary_keys(raw, folder / "config.json")
-    tensors = _tensors_of(files.weight_files(folder))
-    check_layers(raw, sum(map(len, tensors.values())), folder / "config.json")
     transformers = quiet_transformers()
-    files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
-    stock = {"trust_remote_code": False, "local_files_only": True}
+    raw, tensors = checked(folder)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **stock)
+        config = transformers.AutoConfig.from_pretrained(folder, **STOCK)
     except Exception as error:  # its many classes may raise anything for unexpected values
         raise ValueError(f"{folder / 'config.json'}: {one_line(error)}") from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
@@ -118,11 +114,10 @@ def load_checkpoint(
         model, told = auto.from_pretrained(
             folder,
             dtype=dtype,
-            use_safetensors=True,
             output_loading_info=True,
             attn_implementation=attention,
             **mapped,
-            **stock,
+            **STOCK,
         )
     except RuntimeError as error:  # other shapes
         raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
@@ -144,13 +139,25 @@ def load_checkpoint(
         LOG.warning("%s: %d weights are not used, such as %s.", folder, len(surplus), surplus[0])
     if place != "cpu" and not mapped:
         model = model.to(place)
-    _refuse_not_finite(model, folder)
+    refuse_not_finite(model, folder)
     _refuse_whole_numbers(model, tensors, folder)
     table = table_of(model)
     longest = longest if table is None else table.length
     most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
     stored = STORED.get(most, "float32")
     return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
+
+
+def checked(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Return the config, and the elements of each tensor by dtype and name. Raise ValueError,
+    before a model is built, for a folder that is not safe or that no model can have."""
+    raw, path = files.read_config(folder), folder / "config.json"
+    check_values(raw, path)
+    check_rotary_keys(raw, path)
+    tensors = _tensors_of(files.weight_files(folder))
+    check_layers(raw, sum(map(len, tensors.values())), path)
+    files.refuse_code(folder, raw, quiet_transformers().CONFIG_MAPPING)
+    return raw, tensors
 
 
 def has_accelerate() -> bool:
@@ -236,7 +243,8 @@ def _refuse_whole_numbers(model: Any, tensors: dict[str, dict[str, int]], folder
                 )
 
 
-def _refuse_not_finite(model: Any, folder: Path) -> None:
+def refuse_not_finite(model: Any, folder: Path) -> None:
+    """Raise ValueError if an element of a weight is NaN or infinite."""
     for name, weight in model.named_parameters():
         finite = weight.isfinite()
         if not finite.all():

@@ -163,6 +163,26 @@ def test_a_record_that_says_something_else_is_refused(change, said, tmp_path):
         load(tmp_path)
 
 
+def test_a_config_with_more_layers_than_tensors_is_refused(tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1000}))
+    with pytest.raises(ValueError, match="num_hidden_layers is 1000, but there are only"):
+        load(tmp_path)
+
+
+def test_weights_and_parameters_that_are_not_finite_are_refused(tmp_path):
+    model = saved(tmp_path)
+    slope = next(model.model.posenc_encoding.parameters())
+    for place, tensor in (("weight", model.model.norm.weight), ("encoding", slope)):
+        kept = tensor.data.clone()
+        tensor.data.view(-1)[0] = float("nan")
+        model.save_pretrained(tmp_path / place)
+        tensor.data = kept
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            load(tmp_path / place)
+
+
 def test_a_folder_without_an_encoding_is_refused(tmp_path):
     build("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"it has no posenc\.json"):

@@ -93,6 +93,61 @@ def test_an_adapter_is_not_looked_for_elsewhere(folder):
         load_checkpoint(folder)
 
 
+class Pickled:
+    """Touches a file when it is read as a pickle."""
+
+    def __init__(self, touched: Path) -> None:
+        self.touched = touched
+
+    def __reduce__(self):
+        return Path.touch, (self.touched,)
+
+
+def other_weights(folder: Path, kind: str) -> str:
+    """Plant weights that no check has seen; return the name that config.json gives them."""
+    import torch
+    from safetensors import safe_open
+
+    outside = folder.parent / "outside.safetensors"
+    shutil.copy(folder / "model.safetensors", outside)
+    if kind == "pickle":
+        torch.save({"a": Pickled(folder / "ran")}, folder / "adapter_model.bin")
+        return "adapter_model.bin"
+    if kind == "link":
+        (folder / "other.safetensors").symlink_to(outside)
+        return "other.safetensors"
+    with safe_open(outside, framework="pt") as opened:
+        names = list(opened.keys())
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../outside.safetensors")}
+    (folder / "other.safetensors.index.json").write_text(json.dumps(index))
+    return "other.safetensors.index.json"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["pickle", "link", "index"])
+def test_other_weights_that_a_config_names_are_never_read(kind, nested, folder, call):
+    named = {"transformers_weights": other_weights(folder, kind)}
+    change(folder / "config.json", **({"text_config": named} if nested else named))
+    said = refused(call(*command(folder, "inspect")))
+    assert "transformers_weights" in said and "Delete the key" in said
+    assert not (folder / "ran").exists()
+
+
+def test_another_config_that_a_config_names_is_never_read(folder, call):
+    """transformers would take the other file, which no check has seen."""
+    shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
+    change(folder / "config.4.0.0.json", transformers_weights=other_weights(folder, "index"))
+    change(folder / "config.json", configuration_files=["config.4.0.0.json"])
+    assert "configuration_files" in refused(call(*command(folder, "inspect")))
+
+
+def test_shards_that_transformers_would_take_before_the_weights_are_refused(folder, call):
+    shard = folder / "shard-00000-model-00001-of-00001.safetensors"
+    shard.symlink_to(folder.parent / "outside.safetensors")
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    assert f"{shard.name} is a part of a distributed" in refused(call(*command(folder, "inspect")))
+
+
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors"])
 def test_an_index_that_leads_out_of_the_folder_is_refused(name, folder, call):
     weights = folder / "model.safetensors"
