@@ -53,7 +53,8 @@ def run(options: Options) -> tuple[str, int]:
         where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
         if options.as_json:
             return _json({"judged": False, "why": str(unknown)}), 3
-        return f"{where}{unknown}. Nothing was judged, fixed or proved.", 3
+        said = f"{where}{unknown}. Nothing was judged, fixed or proved."
+        return _json(sarif.unjudged(said)) if options.as_sarif else said, 3
     if options.as_json and options.out is not None:
         said = _json({"written": str(options.out), "said": said})
     return said, code

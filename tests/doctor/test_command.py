@@ -134,6 +134,15 @@ def test_sarif_points_into_the_file(call, file):
     assert "rope_scaling" in text or "attention_factor" in text
 
 
+def test_sarif_of_an_unknown_family_says_why_it_has_no_results(call, file):
+    code, out, _ = call(file({**SIMPLE, "model_type": "lama"}), "--sarif")
+    (run,) = json.loads(out)["runs"]
+    (invocation,) = run["invocations"]
+    (said,) = invocation["toolExecutionNotifications"]
+    assert code == 3 and run["results"] == [] and invocation["executionSuccessful"] is False
+    assert said["level"] == "error" and "lama" in said["message"]["text"]
+
+
 def test_explain(call):
     code, out, _ = call("--explain", "pd017")
     assert code == 0
