@@ -76,6 +76,16 @@ def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command,
     assert all(name in out for p in options for name in p.opts)
 
 
+def test_arguments_are_named_in_capitals_and_in_the_singular():
+    commands = cli.app().commands.items()
+    params = [(name, param) for name, command in commands for param in command.params]
+    found = {name: p.metavar for name, p in params if p.param_type_name == "argument"}
+    assert found == {
+        "list": "NAME", "compare": "ENCODING", "report": "RUN", "inspect": "NAME",
+        "extend": "MODEL", "doctor": "PATH", "explore": "MODEL",
+    }  # fmt: skip
+
+
 def test_help_keeps_brackets(call):
     assert "posenc[lm-eval]" in call("extend", "--help")[1]
 
