@@ -93,6 +93,7 @@ def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
     for param in params:
         if param.param_type_name != "option":
             param.display_type_rich = lambda ctx: None  # "<list[str]>" helps nobody
+            param.metavar = param.name.removesuffix("s").upper()
             continue
         param.rich_help_panel = panels.get(param.name)
         param.help = escape(param.help)  # rich takes [lm-eval] for a style

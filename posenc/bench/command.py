@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posenc.report.machine.options import Json, check_choice
+
 if TYPE_CHECKING:
     from posenc.bench.cases import Case
 
@@ -68,9 +70,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Write everything to this JSON file, after each case.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON to stdout.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure what position encodings cost on this machine.
 
@@ -81,7 +81,6 @@ def bench(
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
     from posenc.report.machine.machine import num_cores
-    from posenc.report.machine.options import check_choice
     from posenc.report.page.console import print_table, stderr, stdout
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
@@ -149,8 +148,7 @@ def _on_device(
     from posenc.report.files.atomic import check_writable, write_atomically
     from posenc.report.machine.machine import default_precision
 
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"bench: --device must be cuda or cpu, got {name!r}.")
+    check_choice("--device", name, ("cpu", "cuda"))
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("bench: --device cuda: torch sees no CUDA device here. Use --device cpu.")
     machine = run.machine() | {"matmul": torch.get_float32_matmul_precision()}

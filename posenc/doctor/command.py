@@ -17,7 +17,6 @@ def doctor(
         typer.Argument(
             help="A folder of a model or a LoRA adapter, a config.json, params.json or .gguf file; "
             "two of them to compare, any number with --each.",
-            metavar="PATH",
             show_default=False,
         ),
     ] = None,

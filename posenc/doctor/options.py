@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.machine.options import Json
+
 
 @dataclass(frozen=True)
 class Options:
@@ -87,7 +89,7 @@ class Options:
     strict: Annotated[
         bool, typer.Option("--strict", help="With --each: fail for a family that is not known.")
     ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    as_json: Json = False
     as_sarif: Annotated[
         bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code review.")
     ] = False

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
@@ -47,19 +48,25 @@ def run(options: Options) -> tuple[str, int]:
     Raises: ValueError and OSError for bad input.
     """
     try:
-        return _run(options)
+        said, code = _run(options)
     except UnknownFamilyError as unknown:
         where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
-        said = f"{unknown}. Nothing was judged, fixed or proved."
         if options.as_json:
-            return json.dumps({"judged": False, "why": str(unknown)}, indent=2), 3
-        return f"{where}{said}", 3
+            return _json({"judged": False, "why": str(unknown)}), 3
+        said = f"{where}{unknown}. Nothing was judged, fixed or proved."
+        return _json(sarif.unjudged(said)) if options.as_sarif else said, 3
+    if options.as_json and options.out is not None:
+        said = _json({"written": str(options.out), "said": said})
+    return said, code
 
 
 def _run(options: Options) -> tuple[str, int]:
     _check(options)
     if options.explain is not None:
-        return terminal.explain(RULES[check_choice("--explain", options.explain.upper(), RULES)]), 0
+        rule = RULES[check_choice("--explain", options.explain.upper(), RULES)]
+        said = terminal.explain(rule)
+        answer = {"code": rule.code, "title": rule.title, "text": said}
+        return _json(answer) if options.as_json else said, 0
     if options.each:
         return _each(options)
     if len(options.paths) == 2:
@@ -72,12 +79,14 @@ def _run(options: Options) -> tuple[str, int]:
     case = _case(source, options)
     case.require_known()
     if options.positions is not None:
-        return _positions(case, options.positions)
+        return _positions(case, options.positions, options.as_json)
     if options.overrides is not None:
         _need_config(source, "--overrides")
         check_choice("--overrides", options.overrides, RUNTIMES)
         meaning = meaning_of(source.config, options.length)
-        return override(source.raw, meaning, options.overrides), 0
+        said = override(source.raw, meaning, options.overrides)
+        answer = {"server": options.overrides, "options": said}
+        return _json(answer) if options.as_json else said, 0
     if options.fix:
         from posenc.doctor.cures.fixing import fix
 
@@ -94,10 +103,14 @@ def _run(options: Options) -> tuple[str, int]:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
     code = 1 if any(f.severity == "E" for f in found) else 0
     if options.as_json:
-        return json.dumps(terminal.as_json(case, found), indent=2), code
+        return _json(terminal.as_json(case, found)), code
     if options.as_sarif:
-        return json.dumps(sarif.report(case, found), indent=2), code
+        return _json(sarif.report(case, found)), code
     return terminal.text(case, found, fixes=_by_hand(case, found) is None), code
+
+
+def _json(answer: Any) -> str:
+    return json.dumps(answer, indent=2)
 
 
 def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
@@ -114,8 +127,8 @@ def _check(options: Options) -> None:
     if unclear := [str(path) for path in options.paths if "\n" in str(path)]:
         raise ValueError(f"{unclear[0]!r}: a line break in its name; rename it.")
     if options.explain is not None:
-        if options.paths:
-            raise ValueError("--explain takes a rule's code and no path.")
+        if options != Options((), explain=options.explain, as_json=options.as_json):
+            raise ValueError("--explain takes a rule's code, --json, no path and nothing else.")
         return
     if options.each:
         allowed = Options(
@@ -138,16 +151,23 @@ def _check(options: Options) -> None:
         raise ValueError("--fix or --convert-layout, and --out go together: --fix --out NEW.")
     if options.layout != (options.text is not None):
         raise ValueError("--layout and --text go together: --layout --text FILE.")
-    if options.convert_layout is not None and (options.fix or options.layout):
-        raise ValueError("--convert-layout takes neither --fix nor --layout.")
+    acts = {
+        "--positions": options.positions is not None,
+        "--overrides": options.overrides is not None,
+        "--fix": options.fix,
+        "--layout": options.layout,
+        "--convert-layout": options.convert_layout is not None,
+        "--sarif": options.as_sarif,
+        "--json": options.as_json and options.as_sarif,
+    }
+    asked = [name for name, given in acts.items() if given]
+    if len(asked) > 1:
+        raise ValueError(f"give {asked[0]} or {asked[1]}, not both.")
     adapter = len(options.paths) == 1 and is_adapter(options.paths[0])
     if options.like is not None and not (options.fix or (adapter and writes)):
         raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
-    if options.as_json and options.as_sarif:
-        raise ValueError("give --json or --sarif, not both.")
-    single = (options.positions, options.overrides, options.as_sarif, options.layout, writes)
-    if len(options.paths) == 2 and any(single):
-        raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
+    if len(options.paths) == 2 and asked:
+        raise ValueError(f"{asked[0]} takes one path, got two.")
 
 
 def _each(options: Options) -> tuple[str, int]:
@@ -238,13 +258,15 @@ def _need_config(source: Source, what: str) -> None:
         raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
 
 
-def _positions(case: Case, path: Path) -> tuple[str, int]:
+def _positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
     """Return how a batch's position ids differ from the family's own, and 1 if they do."""
     from posenc.dialects.position_ids import problems
 
     _need_config(case.source, "--positions")
     with naming(path):
         lines = problems(read_json(path, LARGEST_INDEX), case.model)
+    if as_json:
+        return _json({"same": not lines, "differences": lines}), int(bool(lines))
     said = "" if lines else f"position ids are as the code of {case.model.model_type} makes them."
     said = "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)])
     return said, int(bool(lines))
@@ -306,7 +328,7 @@ def _compare(options: Options) -> tuple[str, int]:
             "differences": lines,
             "records": [record.as_json() for record in records],
         }
-        return json.dumps(answer, indent=2), int(bool(lines))
+        return _json(answer), int(bool(lines))
     names = " and ".join(str(path) for path in options.paths)
     if not lines:
         return f"{names} mean the same positions.", 0

@@ -354,7 +354,7 @@ def test_checks_without_time_are_left_out_and_named(two):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--device", "tpu"), "--device must be cuda or cpu, got 'tpu'"),
+        (("--device", "tpu"), "--device must be cpu or cuda, got 'tpu'"),
         (("--device", "cuda"), "torch sees no CUDA device here"),
         (("--device", "cpu", "--quick"), "--device does not take --quick"),
         (("--device", "cpu", "--out", "."), "is a folder; name a file in it"),

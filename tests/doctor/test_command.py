@@ -1,6 +1,7 @@
 """The command: JSON, SARIF, exit codes, and one clear line for bad input."""
 
 import functools
+import itertools
 import json
 import resource
 import subprocess
@@ -10,7 +11,9 @@ import pytest
 
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.golden_cases import config
+from tests.doctor.cures.test_adapters import write_adapter
 from tests.doctor.threads import BASE
+from tests.hf_models import save
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}
 
@@ -131,11 +134,74 @@ def test_sarif_points_into_the_file(call, file):
     assert "rope_scaling" in text or "attention_factor" in text
 
 
+def test_sarif_of_an_unknown_family_says_why_it_has_no_results(call, file):
+    code, out, _ = call(file({**SIMPLE, "model_type": "lama"}), "--sarif")
+    (run,) = json.loads(out)["runs"]
+    (invocation,) = run["invocations"]
+    (said,) = invocation["toolExecutionNotifications"]
+    assert code == 3 and run["results"] == [] and invocation["executionSuccessful"] is False
+    assert said["level"] == "error" and "lama" in said["message"]["text"]
+
+
 def test_explain(call):
     code, out, _ = call("--explain", "pd017")
     assert code == 0
     assert out.startswith("# PD017: ")
     assert all(f"\n## {part}\n" in out for part in ("Why", "Example", "Cure", "Threads"))
+
+
+def test_json_of_an_explanation(call):
+    code, out, _ = call("--explain", "pd017", "--json")
+    answer = json.loads(out)
+    assert code == 0 and set(answer) == {"code", "title", "text"}
+    assert answer["code"] == "PD017"
+    assert answer["text"].startswith(f"# PD017: {answer['title']}\n")
+
+
+def test_json_of_overrides_and_of_positions(call, file):
+    path, batch = file(config("11_")), file({"position_ids": [[0, 2]]}, "batch.json")
+    plain = call(path, "--overrides", "vllm")[1]
+    answer = json.loads(call(path, "--overrides", "vllm", "--json")[1])
+    assert answer == {"server": "vllm", "options": plain.rstrip("\n")}
+    code, out, _ = call(path, "--positions", batch, "--json")
+    answer = json.loads(out)
+    assert code == 1 and answer["same"] is False and len(answer["differences"]) == 1
+    batch = file({"position_ids": [[0, 1]]}, "batch.json")
+    code, out, _ = call(path, "--positions", batch, "--json")
+    assert (code, json.loads(out)) == (0, {"same": True, "differences": []})
+
+
+def test_json_of_what_was_written(call, file, tmp_path):
+    path, model = file(config("11_")), save("llama", tmp_path / "model")
+    adapter = write_adapter(model, tmp_path / "adapter", ("q_proj", "k_proj"))
+    commands = {
+        "fixed": (path, "--fix"),
+        "permuted": (model, "--convert-layout", "interleaved"),
+        "adapted": (adapter, "--convert-layout", "interleaved", "--like", model),
+    }
+    for name, command in commands.items():
+        out = tmp_path / name
+        answer = json.loads(call(*command, "--out", out, "--json")[1])
+        assert set(answer) == {"written", "said"} and out.exists()
+        assert answer["written"] == str(out) and name in answer["said"]
+
+
+ACTS = ("--positions", "--overrides", "--fix", "--layout", "--convert-layout", "--sarif")
+
+
+@pytest.mark.parametrize("first, second", [*itertools.combinations(ACTS, 2)])
+def test_two_things_to_do_are_refused_before_anything_is_written(
+    call, file, tmp_path, first, second
+):
+    path, out = file(config("11_")), tmp_path / "out"
+    values = {"--positions": (path,), "--overrides": ("vllm",), "--convert-layout": ("half-split",)}
+    given = [word for name in (first, second) for word in (name, *values.get(name, ()))]
+    if {"--fix", "--convert-layout"} & {first, second}:
+        given += ["--out", out]
+    if "--layout" in given:
+        given += ["--text", path]
+    complains(call(path, *given), f"give {first} or {second}, not both")
+    assert not out.exists()
 
 
 def test_two_files_that_mean_the_same_and_two_that_do_not(call, file):
@@ -244,6 +310,7 @@ def test_bad_options_are_refused(call, file, tmp_path):
     complains(call(path, "--for", ","), "--for must be transformers-4")
     complains(call("--explain", "PD999"), "PD999")
     complains(call("--explain", "PD001", path), "no path")
+    complains(call("--explain", "PD001", "--for", "vllm"), "nothing else")
     complains(call(path, "--fix"), "--out")
     complains(call(path, "--out", tmp_path / "x"), "--fix")
     complains(call(path, "--json", "--sarif"), "not both")

@@ -15,22 +15,20 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def report(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
     """Return one SARIF run with the rules that fired."""
     codes = sorted({finding.code for finding in found})
-    return {
-        "$schema": SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "posenc doctor",
-                        "version": __version__,
-                        "rules": [_rule(code) for code in codes],
-                    }
-                },
-                "results": [_result(case, finding, codes) for finding in found],
-            }
-        ],
-    }
+    results = [_result(case, finding, codes) for finding in found]
+    return _log([_rule(code) for code in codes], results=results)
+
+
+def unjudged(why: str) -> dict[str, Any]:
+    """Return a SARIF run without results that says why nothing was judged."""
+    said = [{"level": "error", "message": {"text": why}}]
+    failed = {"executionSuccessful": False, "toolExecutionNotifications": said}
+    return _log([], results=[], invocations=[failed])
+
+
+def _log(rules: list[dict[str, Any]], **run: Any) -> dict[str, Any]:
+    driver = {"name": "posenc doctor", "version": __version__, "rules": rules}
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, **run}]}
 
 
 def _rule(code: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def check_tasks(names: Sequence[str] | None) -> tuple[str, ...]:
         return (PASSKEY,)
     if list(names) == ["none"]:
         return ()
+    names = [name.replace("_", "-") for name in names]  # as posenc compare spells them
     return tuple(dict.fromkeys(check_choice("--task", name, TASKS) for name in names))
 
 

@@ -173,6 +173,7 @@ def test_names_of_tasks_are_read():
     assert check_tasks(None) == ("passkey",)
     assert check_tasks(["needle", "variables", "needle"]) == ("needle", "variables")
     assert set(check_tasks(TASKS)) == set(TASKS)
+    assert check_tasks(["common_words", "common-words"]) == ("common-words",)
 
 
 def test_short_texts_are_the_same_before_and_after():
