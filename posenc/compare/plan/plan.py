@@ -184,7 +184,7 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
     check_options(options)
-    names = list(dict.fromkeys(options.task or [TEXT]))
+    names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
     for name in names:
         if name != TEXT:
             task_named(name)
