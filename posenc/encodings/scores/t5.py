@@ -90,11 +90,3 @@ class T5Bias(DistanceBias):
         bucket = self.bucket(distance)
         rows = self.weight.to(dtype).T.contiguous().index_select(1, bucket.flatten())
         return rows.view(-1, *bucket.shape)
-
-    def run(
-        self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
-    ) -> Float[Tensor, "num_heads {count}"]:
-        """Compute the bias of falling distances: beyond the last edge it is one number per head."""
-        far = max(0, min(farthest - self.edges[-1], count - 1))
-        near = super().run(farthest - far, count - far, dtype, device)
-        return torch.cat((near[:, :1].expand(-1, far), near), dim=1)
