@@ -34,7 +34,7 @@ def load(
         options: options of transformers' from_pretrained, such as dtype.
 
     Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
-    encoding.
+    encoding. TypeError for an option that would run code, fetch files or read pickles.
     """
     folder = Path(folder)
     if not (folder / RECORD).is_file():
@@ -55,7 +55,7 @@ def load(
     kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
-    model = kind.from_pretrained(folder, **STOCK | options)
+    model = kind.from_pretrained(folder, **STOCK, **options)  # twice the same: a TypeError
     refuse_not_finite(model, folder)
     second = encodings[1] if len(encodings) > 1 else None
     attach(model, encodings[0], decoder=second, own=record["own"])

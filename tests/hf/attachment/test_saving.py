@@ -12,6 +12,7 @@ from posenc import Claims, DistanceBias
 from posenc.encodings.numbers.precision import per_head
 from posenc.hf import attach, detach, load, shape_of
 from posenc.hf.attachment.written import rebuilt, written
+from posenc.hf.checkpoint.loading import refuse_not_finite
 from tests.hf.attachment.models import TOKENS, build, own_rope
 
 ALIBI = "posenc.encodings.scores.alibi:ALiBi"
@@ -181,6 +182,23 @@ def test_weights_and_parameters_that_are_not_finite_are_refused(tmp_path):
         tensor.data = kept
         with pytest.raises(ValueError, match="NaN or infinite"):
             load(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    "option", [{"trust_remote_code": True}, {"use_safetensors": False}, {"local_files_only": False}]
+)
+def test_an_option_that_would_undo_the_checks_is_refused(option, tmp_path):
+    saved(tmp_path)
+    with pytest.raises(TypeError, match=next(iter(option))):
+        load(tmp_path, **option)
+
+
+def test_weights_that_are_not_in_memory_are_left_out(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"), torch.nn.Linear(2, 2))
+    refuse_not_finite(model, tmp_path)
+    model[1].weight.data[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"1 of 4 elements of 1\.weight are NaN or infinite"):
+        refuse_not_finite(model, tmp_path)
 
 
 def test_a_folder_without_an_encoding_is_refused(tmp_path):
