@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.attend.request import problems_of
 
 ROPE = posenc.RoPE(8, interleaved=False)
 P = torch.arange(5)
@@ -256,3 +257,10 @@ def test_encodings_are_pickled(name):
     encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8))
     copied = pickle.loads(pickle.dumps(encoding))
     assert type(copied) is type(encoding)
+
+
+@pytest.mark.parametrize("name", ["nope", "alibi", "t5"])
+def test_no_tensor_is_made_of_a_range_that_no_pass_maps(name):
+    encoding = posenc.create(name, posenc.ModelShape(embed_dim=16, num_heads=2))
+    (problem,) = problems_of(*qkv(), encoding, q_positions=range(5), kv_positions=range(5))
+    assert problem.keys._tensor is None

@@ -32,6 +32,12 @@ class Mine(Learned):
 '''
 
 
+@pytest.mark.parametrize("spelt", ["common-words", "common_words"])
+def test_a_task_may_be_spelt_with_hyphens(spelt):
+    (trial,) = of_options("rope", task=[spelt, "common_words"])
+    assert trial.task == "common_words"
+
+
 def planned(encoding="rope", **options):
     """The trials, once their cost was looked at."""
     trials = of_options(encoding, **options)
