@@ -23,7 +23,6 @@ def explore(
         Path | None,
         typer.Argument(
             help="A model's folder, config.json or params.json to show in the page.",
-            metavar="MODEL",
             show_default=False,
         ),
     ] = None,

@@ -23,7 +23,6 @@ def inspect(
             help="Encodings, see posenc list and docs/grammar.md; file.py:Class or "
             "package.module:Class, an encoding or a foreign module; a model's folder; or the "
             "word claims.",
-            metavar="NAME",
             autocompletion=complete,
         ),
     ],

@@ -1,0 +1,47 @@
+"""posenc list: every encoding, for readers, for programs, and without torch."""
+
+import json
+import subprocess
+import sys
+
+from posenc import registry
+from posenc.list import STORED, encodings
+
+
+def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
+    code, out, err = call("list", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [row["name"] for row in rows] == list(registry.names())
+    needed = {"name", "places", "shift_invariant", "causal_only", "cache_safe", "source", "checked"}
+    assert all(needed <= set(row) for row in rows)
+    assert all(row["checked"] in ("golden", "reference", "unchecked") for row in rows)
+
+
+def test_list_fits_80_columns_in_few_lines(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("list")[1].splitlines()
+    assert len(lines) < 1.5 * len(registry.names()) and max(map(len, lines)) <= 80
+
+
+def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
+    code, out, err = call("list", "--markdown")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert len(lines) == 2 + len(registry.names())
+    assert {line.replace(r"\|", "").count("|") for line in lines} == {8}
+
+
+def test_list_shows_every_name_without_torch(call):
+    _, out, _ = call("list")
+    assert all(name in out for name in registry.names())
+    code = "import sys; from posenc import cli; sys.modules['torch'] = None; cli.main(['list'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "transformer_xl" in done.stdout, done.stderr
+
+
+def test_what_the_list_keeps_is_what_the_encodings_say():
+    kept = json.loads(STORED.read_text(encoding="utf-8"))
+    names = {row["name"] for row in kept}
+    said = [row for row in encodings()[0] if row["name"] in names]
+    assert kept == said, "run `make readme`"
