@@ -4,8 +4,8 @@ python experiments/leaderboard.py                     # one representative of ev
 python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
 python experiments/leaderboard.py --seeds 5 rope t5   # more seeds where tiers touch
 python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
-python experiments/leaderboard.py --tasks text --steps 3000 --lr 0.004 --check-lr --text novel.txt \
-    --rows novel.jsonl --out runs/novel            # a text and rates of its own: rows of their own
+python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.008 --check-lr \
+    --text novel.txt --rows novel.jsonl --out runs/novel      # a text, sizes and rates of its own
 
 A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
 to results/leaderboard/trials.jsonl. The same command goes on: here from the last checkpoint of what
@@ -87,7 +87,7 @@ def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) ->
     return Options(
         names, task=[task], seeds=seeds, steps=steps, precision=given.precision, lr=given.lr,
         check_lr=given.check_lr, text=given.text if task == TEXT else None, workers=given.workers,
-        out=given.out, **SUITE_SIZES,
+        batch=given.batch, out=given.out, **SUITE_SIZES,
     )  # fmt: skip
 
 
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
     parser.add_argument("--steps", type=int, help="in place of the suite's; with its own --rows")
+    parser.add_argument("--batch", type=int, help="in place of the task's")
     parser.add_argument("--lr", type=float, default=Options.lr)
     parser.add_argument("--check-lr", action="store_true", help="choose it for each encoding")
     parser.add_argument("--text", action="append", help="in place of Python's standard library")
