@@ -75,12 +75,12 @@ class Sandwich(DistanceBias):
         self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of falling distances from a grid of few queries and keys."""
-        queries = range(farthest, farthest - count, -KEYS)
-        where = torch.tensor([*queries, *range(KEYS)], dtype=dtype, device=device)
+        queries = torch.arange(farthest, farthest - count, -KEYS, device=device)
+        where = torch.cat((queries, torch.arange(KEYS, device=device)))
         both = torch.cat(self.angles.cos_sin(where, torch.float64), dim=-1)
         total = both[: len(queries)] @ both[len(queries) :].mT
-        return self._shared(total.flatten()[:count], real(where).dtype)
+        return self._shared(total.flatten()[:count], real(queries.to(dtype)).dtype)
 
     def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        total = total - self.offset
-        return (per_head(self._shares.like(total), total) * total).to(dtype)
+        total = (total - self.offset).to(dtype)
+        return per_head(self._shares.like(total), total) * total
