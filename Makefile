@@ -12,10 +12,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[hf,dev]"
 	touch $@
 
-# What only some users need: Keras with its jax backend beside the torch one, and Triton, which
-# torch for the CPU comes without.
+# What only some need: Keras with its jax backend beside the torch one, Triton, which torch for the
+# CPU comes without, and statsmodels, which computes published numbers a second time.
 .venv/.installed-all: .venv/.installed
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax \
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax statsmodels \
 		"triton==3.9.0; sys_platform == 'linux'"
 	touch $@
 
@@ -102,6 +102,7 @@ kernels: .venv/.installed-all
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
 	$(BIN)/python docs/update_leaderboard.py
+	$(BIN)/python docs/update_numbers.py
 	$(BIN)/python docs/update_figures.py
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py

@@ -3,9 +3,8 @@ both languages; run by `make readme`."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
     standings,
 )
-from posenc.compare.page.as_json import answer_json
+from posenc.compare.page.as_json import as_text, board_of
 from posenc.compare.page.task_page import figures_of
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
@@ -43,6 +42,8 @@ UNDECIDED = {
 NAMES = {
     "leaderboard.md": {
         "text": "text, {:,} bytes",
+        "code": "code, {:,} bytes",
+        "novel": "a novel, {:,} bytes",
         "copy": "copying 32 symbols",
         "copy_512": "copying 512 symbols, none twice",
         "reverse": "reversing",
@@ -53,6 +54,8 @@ NAMES = {
     },
     "leaderboard.zh-CN.md": {
         "text": "文本，{:,} 字节",
+        "code": "代码，{:,} 字节",
+        "novel": "小说，{:,} 字节",
         "copy": "复制，32 种符号",
         "copy_512": "复制，512 种符号，互不重复",
         "reverse": "倒序",
@@ -96,10 +99,10 @@ def answers(study: Study) -> Iterator[Answer]:
             yield Answer(task, length, standing, never)
 
 
-def table(study: Study, page: str) -> str:
+def table(boards: Mapping[str, Study], page: str) -> str:
     """The answers in the language of a page."""
     lines = [HEADERS[page], ("---",) * len(HEADERS[page])]
-    for found in answers(study):
+    for name, found in ((n, found) for n, study in boards.items() for found in answers(study)):
         order, first = found.standing.order, found.standing.first
         cells = [
             [f"`{name}` {found.standing.mean(name):.2f}" for name in order if (name in first) is up]
@@ -108,7 +111,8 @@ def table(study: Study, page: str) -> str:
         cells.append([f"`{name}`" for name in found.never])
         if found.standing.pairs.least == math.inf:
             cells[0].insert(0, UNDECIDED[page])
-        use = NAMES[page][found.task].format(found.length)
+        of_a_text = found.task == TEXT and name in NAMES[page]
+        use = NAMES[page][name if of_a_text else found.task].format(found.length)
         words = [", ".join(cell).replace(":,", ":").replace("：,", "：") or "–" for cell in cells]
         lines.append((use, *words))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -121,29 +125,39 @@ def with_table(text: str, made: str) -> str:
 
 
 def main(figures: Path = DOCS / "figures") -> None:
-    study = leaderboard.study_of(leaderboard.published())
+    boards = leaderboard.boards()
     for name in HEADERS:
         path = DOCS / name
         text = path.read_text(encoding="utf-8")
-        path.write_text(with_table(text, table(study, name)), encoding="utf-8")
-    draw(study, figures)
-    write_atomically(DOCS.parent / board.PUBLISHED / board.BOARD, board_of(study))
+        path.write_text(with_table(text, table(boards, name)), encoding="utf-8")
+    draw(boards, figures)
+    write_atomically(DOCS.parent / board.PUBLISHED / board.BOARD, stored(boards))
 
 
-def board_of(study: Study) -> str:
+def stored(boards: Mapping[str, Study]) -> str:
     """What `posenc leaderboard` prints."""
-    study = conclude(study)
-    board = json.loads(answer_json(study))
+    boards = {name: conclude(study) for name, study in boards.items()}
+    made = board_of(boards)
     with speaking("zh"):
-        said = replace(study, recommendation=answer(study), limits=limits(study))
-        chinese = json.loads(answer_json(said))
-    words = {key: chinese[key] for key in ("answer", "cannot_say")}
-    words["places"] = [{"where": each["where"]} for each in chinese["places"]]
-    return json.dumps(board | {"zh": words}, indent=1, ensure_ascii=False) + "\n"
+        chinese = board_of(
+            {
+                name: replace(study, recommendation=answer(study), limits=limits(study))
+                for name, study in boards.items()
+            }
+        )
+    said = {
+        name: {
+            "cannot_say": each["cannot_say"],
+            "places": [{"where": p["where"]} for p in each["places"]],
+        }
+        for name, each in chinese["studies"].items()
+    }
+    return as_text(made | {"zh": {"answer": chinese["answer"], "studies": said}}) + "\n"
 
 
-def draw(study: Study, figures: Path) -> None:
-    """The score of every trial, as the leaderboard's page has it."""
+def draw(boards: Mapping[str, Study], figures: Path) -> None:
+    """The score of every trial on tasks, as the leaderboard's page has it."""
+    (study,) = (study for study in boards.values() if study.drawn)
     plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
     write_svg(plot.figure, figures / "leaderboard.svg", plot.description)
 

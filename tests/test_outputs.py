@@ -38,8 +38,7 @@ def places(tmp_path, monkeypatch):
     from tests.compare.test_tasks import result, study_of
 
     run = study_of(*(result("rope", seed, (1.0, 0.6), "copy") for seed in (0, 1)))
-    monkeypatch.setattr(leaderboard, "published", list)
-    monkeypatch.setattr(leaderboard, "study_of", lambda rows: run)
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"tasks": run})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "study.json").write_text(run.to_json(), encoding="utf-8")

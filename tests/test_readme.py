@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from posenc.encodings import registry
-from posenc.tasks.known import TEXT
 from tests.compare.reports.test_leaderboard import of_text
 from tests.compare.test_tasks import result, study_of
 
@@ -61,12 +60,12 @@ def test_readme_is_a_landing_page(document):
 def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, tmp_path):
     script = load_script("update_leaderboard")
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    study = script.leaderboard.study_of(script.leaderboard.published())
-    assert text == script.with_table(text, script.table(study, document)), "run `make readme`"
-    script.draw(study, tmp_path)
+    boards = script.leaderboard.boards()
+    assert text == script.with_table(text, script.table(boards, document)), "run `make readme`"
+    script.draw(boards, tmp_path)
     assert_same_picture(tmp_path / "leaderboard.svg")
     drawn = (tmp_path / "leaderboard.svg").read_text(encoding="utf-8")
-    tasks = {trial.task for trial in study.trials} - {TEXT}
+    tasks = {task for study in boards.values() for task in study.drawn}
     assert all(f">{task}<" in drawn for task in tasks) and drawn.count("<use ") > 150
     assert "](figures/leaderboard.svg)" in text
 
@@ -87,22 +86,29 @@ def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decid
             for seed in range(seeds)
         ]
 
-    (line,) = script.table(study_of(*trials(5, "copy")), "leaderboard.md").splitlines()[2:]
+    def table(*results):
+        return script.table({"trials": study_of(*results)}, "leaderboard.md").splitlines()
+
+    (line,) = table(*trials(5, "copy"))[2:]
     assert line == "| copying 32 symbols | `t5` 0.98, `alibi` 0.98 | `rope` 0.11 | – |"
-    few = script.table(study_of(*trials(3, "copy")), "leaderboard.md").splitlines()[2]
+    few = table(*trials(3, "copy"))[2]
     assert few.startswith("| copying 32 symbols | not decided by so few seeds: `t5` 0.98, `alibi`")
-    made = study_of(*trials(5, "copy", "reverse", "recall"))
-    *_, together = script.table(made, "leaderboard.md").splitlines()
+    *_, together = table(*trials(5, "copy", "reverse", "recall"))
     assert together.startswith("| all together, mean rank | `t5` 1.") and "`rope` 3.00" in together
     bits = {"t5": 2.0, "rope": 2.5}
     read = [of_text(n, s, (b, b + 1 + s * b / 100)) for n, b in bits.items() for s in range(3)]
-    near, far, *_ = script.table(study_of(*read), "leaderboard.md").splitlines()[2:]
+    near, far, *_ = table(*read)[2:]
     assert "not decided by so few seeds: `t5` 2.00, `rope` 2.50 | – |" in near  # no spread
     assert far == "| text, 24 bytes | `t5` 3.02 | `rope` 3.52 | – |"
     # One seed of one encoding is missing, then all but one: no interval, and so no answer.
     found = trials(5, "copy")
     alone = [r for r in found if r.config.seed == 0 or r.config.encoding != "rope"]
-    assert "copying" not in script.table(study_of(*alone), "leaderboard.md")
+    assert not any("copying" in line for line in table(*alone))
+    of_texts = {name: study_of(*read) for name in ("code", "novel")}
+    lines = script.table(of_texts, "leaderboard.md").splitlines()[2:]
+    assert [line.split(" |")[0] for line in lines] == [
+        f"| {text}, {length} bytes" for text in ("code", "a novel") for length in (16, 24)
+    ]
 
 
 def test_table_names_every_encoding(table):

@@ -222,7 +222,10 @@ def without_the_work() -> Iterator[None]:
     rows = leaderboard.published()  # all of them take half a minute to draw
     rows = [row for row in rows if row.result.config.task == rows[0].result.config.task][:4]
     patches = [
-        mock.patch("posenc.compare.reports.leaderboard.published", lambda: rows),
+        mock.patch(
+            "posenc.compare.reports.leaderboard.boards",
+            lambda: {"some": leaderboard.study_of(rows)},
+        ),
         mock.patch("posenc.compare.engines.sweep.run_trials", lambda *arguments: None),
         mock.patch("posenc.compare.plan.time_estimate.seconds_by_kind", lambda *arguments: {}),
         mock.patch("posenc.bench.run.measured", lambda *arguments: []),

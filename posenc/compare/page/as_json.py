@@ -2,17 +2,36 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks, standings
+from posenc.compare.judge.uses import which_for_what
 from posenc.compare.page.rows import verdict_of
-from posenc.compare.results import Study
+from posenc.compare.results import Study, labelled
 from posenc.tasks.known import TASKS, TEXT
 
 
 def answer_json(study: Study, folder: Path | None = None) -> str:
-    """Return one JSON object; a number is null if unknown.
+    """Return `answer_of` as JSON."""
+    return as_text(answer_of(study, folder))
+
+
+def board_of(boards: Mapping[str, Study], home: Path | None = None) -> dict[str, Any]:
+    """Return the answer of several studies, and that of each by its name."""
+    each = {
+        name: answer_of(labelled(study), home and home / name) for name, study in boards.items()
+    }
+    return {"answer": which_for_what(boards), "studies": each}
+
+
+def as_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
+    """Return what becomes one JSON object; a number is None if unknown.
 
     Its "use" lists the best encoding and those tied with it: over all tasks, or else on text at the
     longest length. It is empty if the study has neither. "places" has one item for all tasks, for
@@ -47,7 +66,7 @@ def answer_json(study: Study, folder: Path | None = None) -> str:
     for name, file in (("report", "report.html"), ("study", "study.json")):
         if folder is not None and (folder / file).is_file():
             content[name] = str(folder / file)
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    return content
 
 
 def _place(standing: Standing, unit: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ BOARD, ROWS = "board.json", "trials.jsonl"
 
 
 def show_published(as_json: bool, lang: str | None = None) -> None:
-    """Print the answer and the matrix of the published trials, or print them as JSON.
+    """Print the answer and the matrices of the published trials, or print them as JSON.
 
     Raises: ValueError if this installation lacks the file, or for an unknown language.
     """
@@ -30,26 +30,32 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
             return
         board = json.loads(text)
         said = board if in_english() else board["zh"]
-        out, named = stdout(160), phrase("encoding")
-        wheres = (each["where"] for each in said["places"])
-        header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
+        out, named, several = stdout(160), phrase("encoding"), len(board["studies"]) > 1
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
-        title: Any = {"title": phrase("Published leaderboard"), "title_justify": "left"}
-        print_table(out, header, matrix(board), named=named, **tight, **title)
-        cannot = phrase("What this cannot say: {limits}", limits=said["cannot_say"])
-        for line in (said["answer"], cannot, phrase("explain the leaderboard")):
+        lines = [said["answer"]]
+        for name, study in board["studies"].items():
+            wheres = (each["where"] for each in said["studies"][name]["places"])
+            header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
+            what = phrase("Published leaderboard") + (f": {phrase(name)}" if several else "")
+            title: Any = {"title": what, "title_justify": "left"}
+            print_table(out, header, matrix(study), named=named, **tight, **title)
+            cannot = phrase(
+                "What this cannot say: {limits}", limits=said["studies"][name]["cannot_say"]
+            )
+            lines.append(f"{phrase(name)}: {cannot}" if several else cannot)
+        for line in (*lines, phrase("explain the leaderboard")):
             say(out, line)
 
 
-def matrix(board: dict[str, Any]) -> list[list[str]]:
+def matrix(study: dict[str, Any]) -> list[list[str]]:
     """Return a row for each encoding, sorted by the first place, then by the next ones."""
     cells: dict[str, dict[str, str]] = {}
-    for place in board["places"]:
+    for place in study["places"]:
         decided = place["least_difference"] is not None
         for each in place["encodings"]:
             tier = f" ({each['tier']})" if decided else ""
             cells.setdefault(each["encoding"], {})[place["where"]] = f"{each['mean']:.2f}{tier}"
-    wheres = [place["where"] for place in board["places"]]
+    wheres = [place["where"] for place in study["places"]]
     return [[name, *(row.get(where, "–") for where in wheres)] for name, row in cells.items()]
 
 

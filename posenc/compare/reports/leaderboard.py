@@ -1,16 +1,23 @@
-"""The leaderboard: one row for each trial, kept as lines of JSON, and a study made from them."""
+"""The leaderboard: one row for each trial, kept as lines of JSON, and studies made from them.
+
+Each file of rows is a study: of one text, or of tasks. If its learning rates were chosen, the rows
+of the trials that chose them are in a file of the same name with RATES.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.reports.board import ROWS, published_file
+from posenc.compare.plan.learning_rate_search import choose
+from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import Record
 from posenc.sentence import listed
+
+RATES = "_rates"
 
 
 @dataclass(frozen=True)
@@ -46,28 +53,49 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def published() -> list[Row]:
-    """The rows that the package brings, or those of the repository that it runs from.
+def published(name: str = ROWS) -> list[Row]:
+    """The rows of a file that the package brings, or the repository that it runs from.
 
-    Raises: ValueError where there are none.
+    Raises: ValueError where there is none.
     """
-    return read_rows(published_file(ROWS))
+    return read_rows(published_file(name))
 
 
-def study_of(rows: Sequence[Row]) -> Study:
+def boards() -> dict[str, Study]:
+    """Return the published studies by the names of their files. Raises: ValueError as `published`
+    and `study_of`."""
+    rows = {path.stem: read_rows(path) for path in published_file(BOARD).parent.glob("*.jsonl")}
+    return {
+        name: study_of(rows[name], rows.get(name + RATES, ()))
+        for name in sorted(rows)
+        if not name.endswith(RATES)
+    }
+
+
+def study_of(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Study:
     """Return the rows as one study, for tables and page.
 
-    Raises: ValueError for rows of different recipes.
+    tried: rows of the trials that chose the learning rates.
+    Raises: ValueError for rows of different recipes, or of another rate than the chosen one.
     """
     if not rows:
         raise ValueError("The leaderboard has no row.")
     results = [row.result for row in rows]
-    corpora = {row.corpus for row in rows if row.corpus is not None}
+    corpora = {row.corpus for row in (*rows, *tried) if row.corpus is not None}
     if len(corpora) > 1:
         raise ValueError(
             f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
         )
-    _check_one_recipe([result.config for result in results])
+    trials, rates = [result.config for result in results], choose([row.result for row in tried])
+    chosen = {(each.task, each.encoding): each.chosen for each in rates}
+    for trial in trials if rates else ():
+        rate = chosen.get((trial.task, trial.encoding))
+        if trial.lr != rate:
+            raise ValueError(
+                f"The leaderboard has {trial.name} at a learning rate of {trial.lr}, and {rate} "
+                "was chosen for it."
+            )
+    _check_one_recipe([replace(trial, lr=0.0) for trial in trials] if rates else trials)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -75,8 +103,9 @@ def study_of(rows: Sequence[Row]) -> Study:
         versions=joined([row.versions | {"commit": row.commit} for row in rows]),
         hardware=joined([row.hardware for row in rows]),
         corpus=next(iter(corpora), None),
-        trials=tuple(result.config for result in results),
+        trials=tuple(trials),
         results=tuple(results),
+        rates=rates,
     )
 
 
@@ -130,7 +159,7 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
         for reason, tasks in left.items()
     ]
     if not kept:
-        raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
+        raise ValueError(" ".join(lines))
     merged, conflicts = merge_checked(
         [
             (

@@ -4,18 +4,20 @@ import errno
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from posenc.compare.judge import published as publications
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
+from posenc.compare.page.as_json import as_text, board_of
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
+from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs, check_writable
@@ -24,6 +26,7 @@ from posenc.report.files.opened import text_of
 from posenc.report.machine.options import spoken
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
+from posenc.report.page.visible import visible
 from posenc.sentence import phrase
 
 MOST = 1000
@@ -63,7 +66,7 @@ def report_runs(
         damaged: list[str] = []
         study, conflicts = merge([_collected(folder, damaged, each) for folder, each in runs])
         study, lines = conclude(study), damaged + conflicts
-        home = _new_folder(study, out, "report")
+        home = _new_folder(study.trials, out, "report")
         with spoken(lang):
             write_page(study, home, published)
     with spoken(lang):
@@ -77,8 +80,10 @@ def show_leaderboard(
     figures: Path | None = None,
     as_json: bool = False,
     lang: str | None = None,
-) -> Study:
-    """Write and print the published leaderboard, with runs of yours beside it.
+) -> dict[str, Study]:
+    """Write and print the studies of the published leaderboard, with runs of yours beside them.
+
+    Each study has a folder of its name for its page, in `out`, and for its figures.
 
     Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
     """
@@ -86,18 +91,47 @@ def show_leaderboard(
     check_outputs(figures)
     spoken(lang)
     lines: list[str] = []
-    runs = [_collected(folder, lines) for folder in mine]
-    study = leaderboard.study_of(leaderboard.published())
-    if runs:
-        study, notes = leaderboard.beside(study, runs)
+    boards = leaderboard.boards()
+    if mine:
+        boards, notes = _beside(boards, [_collected(folder, lines) for folder in mine])
         lines += notes
-    home = _new_folder(study, out, "leaderboard")
-    say(stderr(), "Drawing the page of the published trials: about half a minute.")
-    study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
-    with spoken(lang):
-        write_page(study, home, published=True)
-        _tell(study, lines, home, True, figures, as_json)
-    return study
+    trials = [trial for study in boards.values() for trial in study.trials]
+    home, console = _new_folder(trials, out, "leaderboard"), stderr()
+    for name, board in boards.items():
+        _new_folder(board.trials, home / name, name)
+    say(console, "Drawing the pages of the published trials: about half a minute each.")
+    for line in lines:
+        say(console, line)
+    command = shlex.join(["posenc", *sys.argv[1:]])
+    for name, board in boards.items():
+        boards[name] = study = replace(conclude(board), command=command)
+        with spoken(lang):
+            write_page(study, home / name, published=True)
+            if not as_json:
+                _tell(study, [], home / name, True, figures and figures / name, False)
+    if as_json:
+        print(visible(as_text(board_of(boards, home))))
+    return boards
+
+
+def _beside(
+    boards: Mapping[str, Study], runs: Sequence[tuple[Path, Study]]
+) -> tuple[dict[str, Study], list[str]]:
+    """Return the boards that have a task of your runs, joined with them, and notes.
+
+    Raises: ValueError where there is none.
+    """
+    joint: dict[str, Study] = {}
+    lines: list[str] = []
+    for name, board in boards.items():
+        try:
+            joint[name], notes = leaderboard.beside(board, runs)
+        except ValueError as error:
+            notes = [str(error)]
+        lines += notes if len(boards) == 1 else [f"{name}: {note}" for note in notes]
+    if not joint:
+        raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
+    return joint, lines
 
 
 def _tell(
@@ -150,11 +184,11 @@ def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tu
     return folder, study
 
 
-def _new_folder(study: Study, out: Path | None, name: str) -> Path:
+def _new_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> Path:
     """Make the folder of a page, `out` or one named by the trials. Raise ValueError where no page
     can be written: at a file, or into a run."""
-    trials = " ".join(sorted(trial.hash for trial in study.trials))
-    folder = out or RUNS / f"{name}-{hashlib.sha256(trials.encode()).hexdigest()[:8]}"
+    hashes = " ".join(sorted(trial.hash for trial in trials))
+    folder = out or RUNS / f"{name}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
     if (folder / STUDY).exists():

@@ -25,7 +25,7 @@ def test_what_is_printed_is_what_the_published_trials_give():
     from tests.test_readme import load_script
 
     script = load_script("update_leaderboard")
-    made = script.board_of(leaderboard.study_of(leaderboard.published()))
+    made = script.stored(leaderboard.boards())
     kept = board.published_file(board.BOARD).read_text(encoding="utf-8")
 
     def numbers(text):  # to six digits: another processor may round the last ones otherwise
@@ -37,7 +37,9 @@ def test_what_is_printed_is_what_the_published_trials_give():
 def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     board.show_published(False)
     shown = capsys.readouterr().out
-    assert "Use dape: lowest mean rank over 7 tasks" in shown and "What this cannot say: " in shown
+    assert "Copying and recall: dape (mean rank 2.00 over 7 tasks; 1 tied)." in shown
+    assert "Short context: t5 (2.03 bits; 1 tied)." in shown
+    assert "What this cannot say: " in shown
     assert "2.00 (1)" in shown and shown.index("dape") < shown.index("sinusoidal")
     code = (
         "import sys; from posenc.compare.reports.board import show_published; show_published(True);"
@@ -45,19 +47,21 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["use"] == ["dape", "shaw"]
+    assert json.loads(done.stdout)["studies"]["trials"]["use"] == ["dape", "shaw"]
 
 
 def test_the_command_shows_the_stored_answer_and_says_what_takes_long(call, tmp_path, monkeypatch):
     def never(*given, **options):
         raise AssertionError("the trials are read")
 
-    monkeypatch.setattr(leaderboard, "published", never)
+    monkeypatch.setattr(leaderboard, "boards", never)
     assert call("leaderboard")[1].startswith("Published leaderboard")
-    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": leaderboard.study_of(rows())})
     monkeypatch.setattr(report_runs, "write_page", never)
     code, _, said = call("leaderboard", "--out", tmp_path / "page")
-    assert code == 1 and "Drawing the page of the published trials: about half a minute." in said
+    assert (
+        code == 1 and "Drawing the pages of the published trials: about half a minute each." in said
+    )
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -67,8 +71,8 @@ def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch, la
     matrix = lines[: next(i for i, line in enumerate(lines) if line.startswith("learned")) + 1]
     found = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
     assert max(map(cell_len, matrix)) <= 80 and "…" not in "".join(matrix)
-    rows = matrix[-len(board.matrix(found)) :]
-    for line, cells in zip(rows, board.matrix(found), strict=True):
+    made = board.matrix(found["studies"]["trials"])
+    for line, cells in zip(matrix[-len(made) :], made, strict=True):
         assert line.split() == " ".join(cells).split()
 
 
@@ -98,9 +102,9 @@ def test_report_and_leaderboard_print_json_alone(tmp_path, capsys, monkeypatch):
     report_runs.report_runs([run], as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["report"] == str(run / "report.html") and Path(found["study"]).is_file()
-    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": leaderboard.study_of(rows())})
     report_runs.show_leaderboard((), tmp_path / "page", as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["studies"]["trials"]
     assert found["places"][0]["where"] == "3 tasks"
     assert Path(found["report"]).is_file() and "study" not in found
 

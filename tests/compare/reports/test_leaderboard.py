@@ -156,12 +156,12 @@ def test_a_task_of_another_recipe_is_told_apart_and_nothing_left_is_refused(tmp_
     both, lines = beside(study_of(rows()), [(tmp_path, mine)])
     assert {trial.task for trial in both.trials} == {"copy"}
     assert any("reverse is left out" in line and "steps 12 and 99" in line for line in lines)
-    with pytest.raises(ValueError, match=r"--mine: nothing can be put beside .*steps 12 and 99"):
+    with pytest.raises(ValueError, match=r"copy is left out: .*steps 12 and 99"):
         beside(study_of(rows()), [(tmp_path, study(longer("copy")))])
 
 
 def test_the_command_prints_the_answer_and_agreement(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
     (tmp_path / "mine").mkdir()
     mine = study(
         *(result("mine", s, (1.0, 0.6), task) for s in SEEDS for task in ("copy", "reverse"))
@@ -170,20 +170,20 @@ def test_the_command_prints_the_answer_and_agreement(tmp_path, capsys, monkeypat
     made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
     said = capsys.readouterr().out
     assert "t5: highest exact match on copy beyond 4 symbols" in said and "mine" in said
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "out/trials/report.html").read_text(encoding="utf-8")
     for words in ("Where the seeds decide nothing", "The score of every trial", "mine"):
         assert words in page, words
-    assert len(made.results) == 18
+    assert len(made["trials"].results) == 18
     report_runs.show_leaderboard((), tmp_path / "whole")
     said = capsys.readouterr().out
     assert "Agreement with published orders" in said
     assert "t5: lowest mean rank over 3 tasks (1.00; rope +1.00" in said
-    page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "whole/trials/report.html").read_text(encoding="utf-8")
     assert "Agreement with published orders" in page
 
 
 def test_wrong_runs_are_one_line_and_damaged_results_are_named(tmp_path, monkeypatch, call):
-    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
     monkeypatch.chdir(tmp_path)
     runs = {
         "other": study(result("mine", 0, (1.0, 0.6), "flip_flop")),
@@ -202,8 +202,67 @@ def test_wrong_runs_are_one_line_and_damaged_results_are_named(tmp_path, monkeyp
     assert code == 0 and f"{Path('mine') / broken.name}" in said
 
 
+def test_each_text_is_a_study_and_your_run_stands_beside_those_of_its_text(
+    tmp_path, capsys, monkeypatch
+):
+    def of(text, base):
+        made = [
+            dataclasses.replace(r, config=dataclasses.replace(r.config, corpus=text))
+            for name, bits in (("t5", base), ("rope", base + 0.2))
+            for r in (of_text(name, seed, (bits, bits + 0.1 * seed)) for seed in SEEDS)
+        ]
+        return dataclasses.replace(study(*made), corpus=dataclasses.replace(INFO, hash=text))
+
+    files = {"code": of("a", 2.0), "novel": of("b", 1.5), "tasks": study()}
+    folder = tmp_path / "published"
+    for name, each in files.items():
+        if each.results:
+            add_rows(folder / f"{name}.jsonl", rows(each))
+    (folder / "board.json").touch()
+    monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
+    assert list(leaderboard.boards()) == ["code", "novel"]
+    mine = of("b", 1.4)
+    mine = dataclasses.replace(
+        mine,
+        trials=tuple(dataclasses.replace(t, encoding="mine") for t in mine.trials[:3]),
+        results=tuple(
+            dataclasses.replace(r, config=dataclasses.replace(r.config, encoding="mine"))
+            for r in mine.results[:3]
+        ),
+    )
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/study.json").write_text(mine.to_json(), encoding="utf-8")
+    made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
+    assert list(made) == ["novel"] and set(made["novel"].encodings) == {"t5", "rope", "mine"}
+    assert (tmp_path / "out/novel/report.html").is_file()
+    assert "code: text is left out" in " ".join(capsys.readouterr().err.split())
+    report_runs.show_leaderboard((), tmp_path / "both", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["studies"]) == ["code", "novel"] and "on code" in found["answer"]
+    assert Path(found["studies"]["code"]["report"]) == tmp_path / "both/code/report.html"
+
+
+def test_rows_at_another_rate_than_the_chosen_one_are_refused():
+    made = [of_text("rope", seed, (2.0, 2.1)) for seed in SEEDS]
+
+    def tried(rate, valid):
+        config = dataclasses.replace(made[0].config, lr=rate, test_lengths=(16,))
+        return dataclasses.replace(made[0], config=config, training=(TrainingPoint(2, 2.0, valid),))
+
+    one, other = tried(made[0].config.lr, 2.0), tried(0.5, 2.5)
+    whole = study_of(rows(study(*made)), rows(study(one, other)))
+    assert [check.chosen for check in whole.rates] == [made[0].config.lr]
+    with pytest.raises(ValueError, match=r"at a learning rate of 0\.\d+, and 0\.5 was chosen"):
+        study_of(
+            rows(study(*made)),
+            rows(study(one, dataclasses.replace(other, training=(TrainingPoint(2, 2.0, 1.5),)))),
+        )
+    with pytest.raises(ValueError, match="and None was chosen"):
+        study_of(rows(board()), rows(study(one, other)))
+
+
 def test_a_run_is_not_overwritten_by_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(leaderboard, "published", rows)
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
     (tmp_path / "study.json").write_text(board().to_json(), encoding="utf-8")
     with pytest.raises(ValueError, match="is a run of posenc compare"):
         report_runs.show_leaderboard((), tmp_path)
@@ -310,7 +369,7 @@ def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
     script = experiment("leaderboard")
     given = argparse.Namespace(
         precision="bfloat16", workers=1, out=tmp_path, steps=None, lr=0.002, check_lr=False,
-        text=["a.txt"],
+        text=["a.txt"], batch=None,
     )  # fmt: skip
     assert script.piece(["rope"], task, 1, given).steps == usual
     given.steps = 9

@@ -1,0 +1,189 @@
+"""Write measured numbers into documents, between marks that say which; run by `make readme`.
+
+A number stands in a document as `<!--= bits trials rope 128 -->2.21<!--/-->`: a function below and
+its arguments. Studies are those of results/leaderboard; tables those of results/ablations.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+
+from scipy import special
+
+from posenc.compare.judge.standing import (
+    Standing,
+    scores_of_task,
+    standing_at,
+    standing_of_task,
+    standing_of_tasks,
+)
+from posenc.compare.judge.summary import context_gains, learned, metric_of
+from posenc.compare.reports import leaderboard
+from posenc.compare.results import Study, TrialResult
+from posenc.sentence import listed
+from posenc.tasks.known import TASKS
+
+ROOT = Path(__file__).parents[1]
+MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
+
+
+@cache
+def studies() -> dict[str, Study]:
+    return leaderboard.boards()
+
+
+def _results(study: str, task: str, name: str) -> list[TrialResult]:
+    found = [
+        result
+        for result in studies()[study].of_task(task).finished
+        if result.config.encoding == name
+    ]
+    return sorted(found, key=lambda result: result.config.seed)
+
+
+def _standing(study: str, place: str) -> Standing:
+    """At a length of the text, on a task, or over all tasks for "rank"."""
+    board = studies()[study]
+    if place == "rank":
+        found = standing_of_tasks(board)
+    else:
+        named = standing_of_task if place in TASKS else standing_at
+        found = named(board, place if place in TASKS else int(place))  # type: ignore[operator]
+    assert found is not None, f"{study} has nothing at {place}"
+    return found
+
+
+def bits(study: str, name: str, length: str) -> str:
+    """The mean loss of an encoding at a length, in bits per byte."""
+    return f"{_standing(study, length).mean(name):.2f}"
+
+
+def rank(study: str, name: str) -> str:
+    """Its mean rank over all tasks."""
+    return f"{_standing(study, 'rank').mean(name):.2f}"
+
+
+def gap(study: str, place: str, name: str, minus: str) -> str:
+    """The difference of two encodings with the interval by which verdicts are made."""
+    found = _standing(study, place).pairs.gap(name, minus)
+    return _interval(found.value, found.half)
+
+
+def tied(study: str, place: str) -> str:
+    """How many encodings none is significantly better than."""
+    return str(len(_standing(study, place).first))
+
+
+def several(study: str, place: str) -> str:
+    """How many encodings run there."""
+    return str(len(_standing(study, place).order))
+
+
+def context(study: str, name: str) -> str:
+    """The bits that context beyond the training length saves on the same bytes, in each seed."""
+    found = context_gains(studies()[study].of_task("text"), name)
+    assert found is not None
+    return listed([f"{gain:+.3f}" for gain in sorted(found[1])])
+
+
+def passed(study: str, task: str, name: str) -> str:
+    """How many trials learned a task."""
+    found = _results(study, task, name)
+    return f"{sum(map(learned, found))} of {len(found)}"
+
+
+def score(study: str, task: str, name: str) -> str:
+    """The mean score over all tests beyond the training length."""
+    return f"{fmean(scores_of_task(studies()[study], task)[name].values()):.2f}"
+
+
+def scores(study: str, task: str, name: str, place: str) -> str:
+    """The score of each seed at a length, or at a variant whose blanks are underscores."""
+    found = [
+        metric_of(task, case)
+        for result in _results(study, task, name)
+        for case in result.by_case
+        if (case.variant or str(case.length)).replace(" ", "_") == place
+    ]
+    return listed([f"{value:.2f}" for value in found if value is not None])
+
+
+def changed(table: str, length: str, encoding: str, arm: str = "") -> str:
+    """By how much an arm of an ablation differs at a length, with Student's interval of its
+    paired seeds."""
+    gaps = [
+        float(row["difference"])
+        for row in _rows(table)
+        if (row["encoding"], row["arm"].replace(" ", "_"), row["length"]) == (encoding, arm, length)
+    ]
+    half = special.stdtrit(len(gaps) - 1, 0.975) * stdev(gaps) / math.sqrt(len(gaps))
+    return _interval(fmean(gaps), half)
+
+
+def cells(table: str, column: str, *where: str) -> str:
+    """The numbers of a column in the rows where other columns have these values."""
+    wanted = dict(each.split("=") for each in where)
+    found = [float(row[column]) for row in _rows(table) if wanted.items() <= row.items()]
+    assert found, f"{table} has no row {wanted}"
+    return listed([f"{value:.2f}" for value in found])
+
+
+def times(case: str, name: str) -> str:
+    """How many times as long attention takes, on one thread of the machine of performance.md."""
+    text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
+    wanted = {"group": "attention", "case": case, "run": name, "dtype": "float32", "threads": 1}
+    (row,) = (row for row in json.loads(text)["rows"] if wanted.items() <= row.items())
+    return f"{row['ratios']['SDPA'][0]:.2f}"
+
+
+KNOWN: dict[str, Callable[..., str]] = {
+    each.__name__: each
+    for each in (
+        bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, times,
+    )
+}  # fmt: skip
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    text = (ROOT / f"results/ablations/{table}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _interval(value: float, half: float) -> str:
+    return f"{value:+.2f} ± {half:.2f}" if half >= 0.005 else f"{value:+.3f} ± {half:.3f}"
+
+
+def value_of(mark: str) -> str:
+    """What stands at a mark. Raises: KeyError for an unknown function."""
+    name, *given = mark.split()
+    return KNOWN[name](*given)
+
+
+def with_numbers(text: str) -> str:
+    """A document with its numbers anew."""
+    return MARK.sub(lambda found: f"<!--= {found[1]} -->{value_of(found[1])}<!--/-->", text)
+
+
+def documents() -> dict[Path, str]:
+    """The documents that have marks, and their text."""
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in (*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md"))
+    }
+    return {path: text for path, text in texts.items() if MARK.search(text)}
+
+
+def main() -> None:
+    for path, text in documents().items():
+        path.write_text(with_numbers(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

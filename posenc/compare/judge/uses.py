@@ -1,0 +1,69 @@
+"""Which encoding for what: one line for each use, from studies of texts and of tasks."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from posenc.compare.judge.answer import why_unsure
+from posenc.compare.judge.standing import Standing, standing_of_tasks, standings
+from posenc.compare.results import Study
+from posenc.sentence import listed, phrase
+from posenc.tasks.known import TEXT
+
+
+def which_for_what(studies: Mapping[str, Study]) -> str:
+    """Say which encoding to use for short context, for long context and for tasks, in at most 40
+    words.
+
+    On several texts it is one that no other beats significantly on any of them, with the lowest
+    mean loss; if there is none, the best one of each text. It is the best over the tasks of the
+    last study that has several. "Perhaps" where no difference has an interval.
+    """
+    texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
+    found = {name: each for name, text in texts.items() if (each := standings(text))}
+    said = []
+    for use, at in (("Short context", 0), ("Long context", -1)) if found else ():
+        places = {name: each[at] for name, each in found.items()}
+        said.append(_use(use, _on_texts(places), [*places.values()]))
+    overall = [each for study in studies.values() if (each := standing_of_tasks(study))]
+    for each in overall[-1:]:
+        best = each.order[0]
+        rank = phrase("mean rank {rank:.2f} over {where}", rank=each.mean(best), where=each.where)
+        said.append(_use("Copying and recall", _named(best, rank, len(each.first)), [each]))
+    return phrase(" ").join(said)
+
+
+def _use(use: str, names: str, places: Sequence[Standing]) -> str:
+    sure = not any(map(why_unsure, places))
+    said = "{use}: {names}." if sure else "{use}: perhaps {names}."
+    return phrase(said, use=phrase(use), names=names)
+
+
+def _on_texts(places: Mapping[str, Standing]) -> str:
+    """Name the best encoding of all texts, or the best of each."""
+    tied = set.intersection(*(set(each.first) for each in places.values()))
+    if tied:
+        best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
+        return _named(best, _bits(places, best), len(tied))
+    return listed([_named(p.order[0], _bits({t: p}, p.order[0], t)) for t, p in places.items()])
+
+
+def _bits(places: Mapping[str, Standing], name: str, text: str = "") -> str:
+    """Write the losses of an encoding with their texts; without it if there is only one."""
+    if len(places) == 1 and not text:
+        (place,) = places.values()
+        return phrase("{bits:.2f} bits", bits=place.mean(name))
+    said = [
+        phrase(
+            "{bits:.2f} bits on {text}" if i == 0 else "{bits:.2f} on {text}",
+            bits=place.mean(name),
+            text=phrase(text),
+        )
+        for i, (text, place) in enumerate(places.items())
+    ]
+    return phrase(", ").join(said)
+
+
+def _named(best: str, numbers: str, num_tied: int = 1) -> str:
+    if num_tied > 1:
+        numbers = phrase("{numbers}; {number} tied", numbers=numbers, number=num_tied - 1)
+    return phrase("{what} ({numbers})", what=best, numbers=numbers)

@@ -1,0 +1,68 @@
+"""Which encoding for what: short context, long context, and tasks, from several studies."""
+
+import dataclasses
+
+from posenc.compare.judge.answer import num_words
+from posenc.compare.judge.uses import which_for_what
+from posenc.sentence import speaking
+from tests.compare.judge.test_standing import of_tasks
+from tests.compare.judge.test_summary import result, study
+
+SEEDS = (0, 1, 2)
+NOISE = ((0.001, 0.0, -0.001), (-0.001, 0.001, 0.0), (0.0, -0.001, 0.001))
+TASKS = {"dape": (0.9, 0.8), "rope": (0.1, 0.3), "nope": (0.2, 0.2)}
+
+
+def of_text(bits, seeds=SEEDS):
+    """A study in which each encoding has these bits at 128 and 512 bytes, and seeds a little
+    apart."""
+    return study(
+        *(
+            result(name, seed, (near + noise, near, far - noise))
+            for i, (name, (near, far)) in enumerate(bits.items())
+            for seed, noise in zip(seeds, NOISE[i], strict=False)
+        )
+    )
+
+
+def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers():
+    code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0), "alibi": (1.9, 1.8)})
+    novel = of_text({"t5": (2.1, 2.0), "rope": (2.2, 4.2), "alibi": (2.4, 2.3)})
+    said = which_for_what({"code": code, "novel": novel, "tasks": of_tasks(TASKS)})
+    assert said.startswith(
+        "Short context: t5 (1.60 bits on code, 2.10 on novel). "
+        "Long context: t5 (1.50 bits on code, 2.00 on novel). "
+        "Copying and recall: perhaps dape (mean rank 1.00 over 3 tasks"
+    )
+    assert num_words(said) <= 40
+
+
+def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
+    code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
+    novel = of_text({"t5": (2.2, 2.0), "rope": (2.1, 4.2)})
+    assert which_for_what({"code": code, "novel": novel}).startswith(
+        "Short context: t5 (1.60 bits on code) and rope (2.10 bits on novel). Long"
+    )
+    wide = study(
+        *(
+            result(name, seed, (base + 0.3 * (seed - 1) * sign, base, base))
+            for name, base, sign in (("t5", 1.6, 1), ("rope", 1.65, -1))
+            for seed in SEEDS
+        )
+    )
+    assert which_for_what({"any": wide}).startswith("Short context: t5 (1.60 bits; 1 tied). ")
+
+
+def test_one_seed_is_perhaps_and_nothing_is_nothing():
+    alone = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}, seeds=(0,))
+    assert which_for_what({"any": alone}).startswith("Short context: perhaps t5 (1.60 bits")
+    assert which_for_what({}) == ""
+    failed = dataclasses.replace(alone, results=())
+    assert which_for_what({"any": failed}) == ""
+
+
+def test_it_is_said_in_chinese():
+    code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
+    with speaking("zh"):
+        said = which_for_what({"code": code, "novel": code})
+    assert said.startswith("短上下文：t5（代码 1.60 比特、小说 1.60）。长上下文：")
