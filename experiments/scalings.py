@@ -2,13 +2,15 @@
 
 python experiments/scalings.py                            # every scaling, two seeds
 python experiments/scalings.py yarn search --seeds 3 --tune 0 200
+python experiments/scalings.py none yarn --tune 0 200 --factor 8 --seeds 3 --steps 3000 \
+    --batch 16 --lr 0.008 --trained runs/code --table tuned_code.csv     # of the leaderboard
 
 Trains RoPE with `posenc compare` at 128 bytes and stretches its huggingface/ folder to 512, by
 every way and after every number of steps anew, tuned as `posenc extend --tune` does. Tuning reads
 the text of the training, the measurement that of the test.
 
 results/ablations/scalings.csv has a row for each way, number of steps, seed and length: bits per
-byte of the same last 64 bytes of held-out windows, read with the last 128, 256 or 512 bytes of
+byte of the same last 64 bytes of held-out windows, read with the last 128, 256, 512 ... bytes of
 the window. A way that makes use of what it sees further back falls from row to row; `none` at 128
 is the model as it was trained. What is done lies in runs/scalings and is not done again
 under the same settings; delete it where the code of posenc.extend has changed.
@@ -52,7 +54,6 @@ HEADER = (
 )  # fmt: skip
 SEARCH = "search"
 WAYS = (*METHODS, SEARCH)
-FACTOR = 4
 WINDOWS = 128
 """Held-out windows; those of tuning are as many as 200 steps of four windows read."""
 FITTED = 800
@@ -82,7 +83,7 @@ def measure(
         if config.steps:
             tune(model, fitted, trained, config, scratch, lambda what, share: None, None, teacher)
         reader = Reader(model, whole=not variant.cache_safe)
-        lengths = [n for n in (trained, 2 * trained, 4 * trained) if n <= target]
+        lengths = [trained * 2**i for i in range((target // trained).bit_length())]
         return {
             length: reader.all_losses(held_out.tokens[:, -length:])[:, -trained // 2 :]
             .double().mean().item() / np.log(2)
@@ -96,16 +97,22 @@ def load_once(folder: Path) -> Checkpoint:
 
 
 def measured_once(
-    result: TrialResult, way: str, steps: int, fitted: Windows, held_out: Windows, out: Path
+    result: TrialResult,
+    way: str,
+    steps: int,
+    fitted: Windows,
+    held_out: Windows,
+    out: Path,
+    trained: Path,
 ) -> dict[int, float]:
     """The same from the disk, where it was measured before with the same settings."""
     trial = result.config
     config = TuneConfig(steps=steps, seed=trial.seed)
-    decides = repr((trial.hash, way, config, len(fitted), len(held_out)))
+    decides = repr((trial.hash, way, config, *fitted.tokens.shape, *held_out.tokens.shape))
     digest = hashlib.sha256(decides.encode()).hexdigest()[:12]
     path = out / f"{way}-{steps}-seed{trial.seed}-{digest}.json"
     if not path.exists():
-        loaded = load_once(out / "trained" / trial.folder / "huggingface")
+        loaded = load_once(trained / trial.folder / "huggingface")
         checkpoint = replace(loaded, model=copy.deepcopy(loaded.model))
         scratch = path.with_suffix("")
         scratch.mkdir(exist_ok=True)
@@ -119,16 +126,16 @@ def stretched(study: Study, given: argparse.Namespace) -> list[Sequence[object]]
     """A row for each seed, way, number of tuning steps and length."""
     torch.set_num_threads(1)
     rows: list[Sequence[object]] = []
-    longest = FACTOR * given.train_length
+    longest = given.factor * given.train_length
     for result in study.finished:
         config = result.config
         fitted, held_out = (
-            windows_of(read_split(given.out / "trained", split, config.corpus), longest, count)
+            windows_of(read_split(given.trained, split, config.corpus), longest, count)
             for split, count in (("train", FITTED), ("test", WINDOWS))
         )
         for way in given.ways or WAYS:
             for steps in given.tune:
-                bits = measured_once(result, way, steps, fitted, held_out, given.out)
+                bits = measured_once(result, way, steps, fitted, held_out, given.out, given.trained)
                 said = ", ".join(f"{n} {b:.3f}" for n, b in bits.items())
                 print(f"{way}, {steps} steps, seed {config.seed}: {said}", flush=True)
                 ends = (config.train_length, config.recipe, config.steps)
@@ -144,12 +151,18 @@ def main() -> None:
     parser.add_argument("--tune", type=int, nargs="+", default=[0, 50, 200], help="steps")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=SUITES["standard"].steps)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--lr", type=float, default=Options.lr)
     parser.add_argument("--train-length", type=int, default=128)
+    parser.add_argument("--factor", type=int, default=4, help="of the length, a power of two")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--text", action="append", help="as of posenc compare")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/scalings")
+    parser.add_argument("--trained", type=Path, help="run of posenc compare, or none yet")
     parser.add_argument("--tables", type=Path, default=ROOT / "results/ablations")
+    parser.add_argument("--table", default="scalings.csv", help="its name in --tables")
     given = parser.parse_args()
+    given.trained = given.trained or given.out / "trained"
     unknown = [way for way in given.ways if way not in WAYS]
     if unknown:
         parser.error(f"unknown way {unknown[0]!r}; known: {', '.join(WAYS)}.")
@@ -157,12 +170,15 @@ def main() -> None:
         negative = [steps for steps in given.tune if steps < 0]
         if negative:
             raise ValueError(f"--tune must be 0 or more steps, got {negative[0]}.")
+        if given.factor < 2 or given.factor & (given.factor - 1):
+            raise ValueError(f"--factor must be 2, 4, 8 or so on, got {given.factor}.")
         options = Options(
             ["rope"], seeds=given.seeds, steps=given.steps, workers=given.workers, text=given.text,
-            train_length=given.train_length, out=given.out / "trained", **SUITE_SIZES,
+            train_length=given.train_length, batch=given.batch, lr=given.lr, out=given.trained,
+            **SUITE_SIZES,
         )  # fmt: skip
         check_runs([options])
-        table = given.tables / "scalings.csv"
+        table = given.tables / given.table
         check_file("--tables", table)
         rows = stretched(run_study(options, show=False), given)
         write_table(table, HEADER, rows)

@@ -44,6 +44,7 @@ def test_what_is_a_mistake_of_ours_keeps_its_traceback():
     ("script", "given", "words"),
     [
         ("scalings", ["--tune", "0", "-3"], "--tune must be 0 or more steps, got -3."),
+        ("scalings", ["--factor", "3"], "--factor must be 2, 4, 8 or so on, got 3."),
         ("scalings", ["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
         ("scalings", ["--train-length", "0"], "--train-length"),
         ("scalings", ["--text", "nothere.txt"], "No such file: nothere.txt."),

@@ -30,10 +30,19 @@ def ran(tmp_path_factory):
     words = np.random.default_rng(0).choice(["the ", "cat ", "sat ", "on ", "a mat. "], 20_000)
     (folder / "text.txt").write_text("".join(words), encoding="utf-8")
     words = ["none", "linear", "--tune", "0", "3", "--seeds", "1", "--steps", "2"]
-    words += ["--train-length", "16", "--workers", "1", "--text", folder / "text.txt"]
+    words += [
+        "--train-length",
+        "16",
+        "--batch",
+        "2",
+        "--workers",
+        "1",
+        "--text",
+        folder / "text.txt",
+    ]
     words += ["--out", folder / "out", "--tables", folder]
     with pytest.MonkeyPatch.context() as patch:
-        small = {"width": 16, "layers": 1, "heads": 1, "batch": 2, "precision": "float32"}
+        small = {"width": 16, "layers": 1, "heads": 1, "precision": "float32"}
         patch.setattr(scalings, "SUITE_SIZES", small)
         patch.setattr(scalings, "WINDOWS", 6)
         patch.setattr(scalings, "FITTED", 8)
@@ -91,7 +100,7 @@ def test_other_settings_of_the_tuning_are_measured_anew(ran, monkeypatch):
 
     def bits():
         given = study.finished[0], "linear", 3, windows(0, 8), windows(0, 6), ran / "out"
-        return scalings.measured_once(*given)
+        return scalings.measured_once(*given, ran / "out/trained")
 
     assert bits().keys() == {16, 32, 64}
     monkeypatch.setattr(scalings, "TuneConfig", partial(TuneConfig, short_share=0.1))
