@@ -29,6 +29,7 @@ from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
 RESOLUTION = 1 / SEQUENCES
+TEXT_ROWS = "text.jsonl"
 HEADER = ("task", "first", "minus", "difference", "half_95", "seeds", "by_seed")
 BEYOND, SPARSE = "beyond", "98 % ignored"
 """Over all tests but that of the training length; with 98 % of the instructions to be ignored."""
@@ -125,12 +126,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED / ROWS)
+    rows = [ROOT / PUBLISHED / name for name in (TEXT_ROWS, ROWS)]
+    parser.add_argument("--rows", type=Path, nargs="+", default=rows)
     parser.add_argument("--table", type=Path, default=ROOT / "results/ablations/expected.csv")
     given = parser.parse_args()
     with refusing(parser):
         check_file("--table", given.table)
-        results = [row.result for row in read_rows(given.rows)]
+        results = [row.result for file in given.rows for row in read_rows(file)]
         rows = [compared(results, task, pair) for task in COMPARED for pair in COMPARED[task]]
         write_table(given.table, HEADER, rows)
 

@@ -1,6 +1,6 @@
 """Run the trials of the leaderboard in pieces, and keep a row for each.
 
-python experiments/leaderboard.py                     # one representative of every family
+python experiments/leaderboard.py                     # tasks, one representative of each family
 python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
 python experiments/leaderboard.py --seeds 5 rope t5   # more seeds where tiers touch
 python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
@@ -8,7 +8,7 @@ python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.00
     --text novel.txt --rows novel.jsonl --out runs/novel      # a text, sizes and rates of its own
 
 A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
-to results/leaderboard/trials.jsonl. The same command goes on: here from the last checkpoint of what
+to results/leaderboard/tasks.jsonl. The same command goes on: here from the last checkpoint of what
 was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
 runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. The trials by which
 --check-lr chose stand beside the others, in the file with _rates in its name.
@@ -39,7 +39,7 @@ from posenc.compare.trial.files import is_done, load_results, save_result
 from posenc.encodings.base.shape import ModelShape
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.failure import RunFailed, Stopped
-from posenc.tasks.known import TEXT
+from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
 REPRESENTATIVES = (
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("encodings", nargs="*", default=list(REPRESENTATIVES))
     parser.add_argument("--all", action="store_true", help="every encoding of a row of tokens")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
+    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS[1:]), choices=[TEXT, *TASKS])
     parser.add_argument("--steps", type=int, help="in place of the suite's; with its own --rows")
     parser.add_argument("--batch", type=int, help="in place of the task's")
     parser.add_argument("--lr", type=float, default=Options.lr)

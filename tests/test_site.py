@@ -116,23 +116,6 @@ def test_a_card_has_no_row_for_what_is_not_known(site):
     }
 
 
-def test_the_cost_of_shaw_in_prose_is_the_measured_one():
-    text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
-    wanted = {
-        "group": "attention", "run": "shaw", "case": "1k", "dtype": "float32", "threads": 1
-    }  # fmt: skip
-    (row,) = [r for r in json.loads(text)["rows"] if wanted.items() <= r.items()]
-    (ratio,) = (f"{each[0]:.2f}" for each in row["ratios"].values())
-    pages = {
-        "README.md": r"Shaw's attention takes \[([\d.]+) times",
-        "README.zh-CN.md": r"Shaw 的注意力用时是不加编码的 \[([\d.]+) 倍",
-        "docs/start/which-one.md": r"Shaw's attention takes ([\d.]+) times",
-        "docs/start/which-one.zh-CN.md": r"Shaw 的注意力用时是不加编码的 ([\d.]+) 倍",
-    }
-    for page, said in pages.items():
-        assert re.findall(said, (ROOT / page).read_text(encoding="utf-8")) == [ratio], page
-
-
 def test_formulas_are_literal_and_signs_escaped():
     rst = load_script("conf").as_rst(
         ["Do it.", "", "score[h] += |a - b|", "", "Shapes: *where -> `x_`", "Units: q_ per |i|."]

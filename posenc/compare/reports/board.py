@@ -15,7 +15,7 @@ from posenc.sentence import in_english, phrase
 
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
-BOARD, ROWS = "board.json", "trials.jsonl"
+BOARD, ROWS = "board.json", "tasks.jsonl"
 
 
 def show_published(as_json: bool, lang: str | None = None) -> None:
@@ -30,19 +30,17 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
             return
         board = json.loads(text)
         said = board if in_english() else board["zh"]
-        out, named, several = stdout(160), phrase("encoding"), len(board["studies"]) > 1
+        out, named, of = stdout(160), phrase("encoding"), "{what}: {name}"
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         lines = [said["answer"]]
         for name, study in board["studies"].items():
             wheres = (each["where"] for each in said["studies"][name]["places"])
             header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
-            what = phrase("Published leaderboard") + (f": {phrase(name)}" if several else "")
+            what = phrase(of, what=phrase("Published leaderboard"), name=phrase(name))
             title: Any = {"title": what, "title_justify": "left"}
             print_table(out, header, matrix(study), named=named, **tight, **title)
-            cannot = phrase(
-                "What this cannot say: {limits}", limits=said["studies"][name]["cannot_say"]
-            )
-            lines.append(f"{phrase(name)}: {cannot}" if several else cannot)
+            limits = phrase(of, what=phrase(name), name=said["studies"][name]["cannot_say"])
+            lines.append(phrase("What this cannot say: {limits}", limits=limits))
         for line in (*lines, phrase("explain the leaderboard")):
             say(out, line)
 

@@ -54,7 +54,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def published(name: str = ROWS) -> list[Row]:
-    """The rows of a file that the package brings, or the repository that it runs from.
+    """Return the rows of a file that the package brings, or the repository that it runs from.
 
     Raises: ValueError where there is none.
     """

@@ -322,7 +322,9 @@ def test_all_tasks_together():
 
 
 def test_the_published_studies_end_in_an_encoding():
-    made = conclude(leaderboard.study_of(leaderboard.published()))
+    made = conclude(
+        leaderboard.study_of(leaderboard.published("text.jsonl") + leaderboard.published())
+    )
     assert made.recommendation.startswith(
         "Use dape: lowest mean rank over 7 tasks (2.00; shaw +1.74"
     )

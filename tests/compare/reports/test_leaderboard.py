@@ -306,13 +306,23 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     "given, words",
     [
         (["nosuch"], "nosuch"),
-        (["learned:max_positions=9"], "cannot be trained on text at --train-length 128"),
+        (
+            ["learned:max_positions=9", "--tasks", "text"],
+            "cannot be trained on text at --train-length 128",
+        ),
         (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
         (["--seeds", "-3"], "--seeds must be a whole number of at least 1, got -3."),
         (["--steps", "0"], "--steps must be a whole number of at least 1, got 0."),
         (
-            ["--steps", "9", "--rows", str(ROOT / "results/leaderboard/trials.jsonl")],
+            [
+                "--tasks",
+                "text",
+                "--steps",
+                "9",
+                "--rows",
+                str(ROOT / "results/leaderboard/text.jsonl"),
+            ],
             "--rows: its trials of text have 600 steps, and these would have 9.",
         ),
         (
