@@ -137,7 +137,7 @@ def change(table: str, length: str, encoding: str, arm: str = "") -> tuple[float
 def cells(table: str, column: str, *where: str) -> str:
     """The numbers of a column in the rows where other columns have these values, their blanks
     as underscores."""
-    wanted = dict(each.split("=") for each in where)
+    wanted = dict(each.split("=", 1) for each in where)
     found = [
         row[column]
         for row in rows(table)
