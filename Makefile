@@ -103,6 +103,7 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
 	$(BIN)/python docs/update_leaderboard.py
 	$(BIN)/python docs/update_numbers.py
+	$(BIN)/python docs/update_findings.py
 	$(BIN)/python docs/update_figures.py
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py

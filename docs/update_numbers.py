@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import permutations
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from scipy import special
-
+from posenc.compare.judge.published import TEXT_TABLES, Agreement, agreements, read_tables
 from posenc.compare.judge.standing import (
     Standing,
     scores_of_task,
@@ -28,6 +27,7 @@ from posenc.compare.judge.summary import context_gains, learned, metric_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study, TrialResult
 from posenc.sentence import listed
+from posenc.statistics.agreement import agreement_p, sign_agreement
 from posenc.tasks.known import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -94,8 +94,9 @@ def context(study: str, name: str) -> str:
 
 
 def passed(study: str, task: str, name: str) -> str:
-    """How many trials learned a task."""
-    found = _results(study, task, name)
+    """How many trials learned a task, or one of all tasks for "all"."""
+    tasks = studies()[study].drawn if task == "all" else (task,)
+    found = [result for each in tasks for result in _results(study, each, name)]
     return f"{sum(map(learned, found))} of {len(found)}"
 
 
@@ -117,22 +118,61 @@ def scores(study: str, task: str, name: str, place: str) -> str:
 
 def changed(table: str, length: str, encoding: str, arm: str = "") -> str:
     """By how much an arm of an ablation differs at a length, with Student's interval of its
-    paired seeds."""
-    gaps = [
-        float(row["difference"])
-        for row in _rows(table)
-        if (row["encoding"], row["arm"].replace(" ", "_"), row["length"]) == (encoding, arm, length)
-    ]
-    half = special.stdtrit(len(gaps) - 1, 0.975) * stdev(gaps) / math.sqrt(len(gaps))
-    return _interval(fmean(gaps), half)
+    paired seeds if there are two or more."""
+    value, half = change(table, length, encoding, arm)
+    return _interval(value, half) if half else f"{value:+.2f}"
+
+
+def change(table: str, length: str, encoding: str, arm: str = "") -> tuple[float, float]:
+    """Return the same as numbers; of one seed, 0 for the interval."""
+    wanted = (encoding, arm, length)
+    row = next(
+        row
+        for row in rows(table)
+        if (row["encoding"], row["arm"].replace(" ", "_"), row["length"]) == wanted
+    )
+    return float(row["difference"]), float(row["half_95"] or 0)
 
 
 def cells(table: str, column: str, *where: str) -> str:
-    """The numbers of a column in the rows where other columns have these values."""
-    wanted = dict(each.split("=") for each in where)
-    found = [float(row[column]) for row in _rows(table) if wanted.items() <= row.items()]
+    """The numbers of a column in the rows where other columns have these values, their blanks
+    as underscores."""
+    wanted = dict(each.split("=", 1) for each in where)
+    found = [
+        row[column]
+        for row in rows(table)
+        if wanted.items() <= {key: value.replace(" ", "_") for key, value in row.items()}.items()
+    ]
     assert found, f"{table} has no row {wanted}"
-    return listed([f"{value:.2f}" for value in found])
+    return listed([each if each.isdigit() else f"{float(each):.2f}" for each in found])
+
+
+def agreed(study: str, source: str) -> str:
+    """In how many pairs of `published_pairs` we have the same order, and the probability that a
+    random order agrees in as many.
+
+    source: begins the names of the tables, blanks as underscores.
+    """
+    begin = source.replace("_", " ")
+    found = [(each.ours, told) for each, told in published_pairs(study, begin)]
+    agreeing, pairs = map(sum, zip(*(sign_agreement(*each) for each in found), strict=True))
+    return f"{agreeing} of {pairs} (p {agreement_p(found):.3f})"
+
+
+def published_pairs(study: str, begin: str = "") -> Iterator[tuple[Agreement, list]]:
+    """Yield the published tables beyond the training length and the pairs that they order, the
+    better first: those that seeds separate, or all of a table of one seed."""
+    for each in agreements(studies()[study]):
+        if each.table.startswith(begin) and each.multiple != 1:
+            yield each, list(each.told) or _ordered(each)
+
+
+def _ordered(each: Agreement) -> list[tuple[str, str]]:
+    (table,) = (t for t in read_tables(TEXT_TABLES) if each.table == f"{t['name']} ({t['model']})")
+    wanted = (each.multiple or 1) * table["train_length"]
+    at = min(range(len(table["lengths"])), key=lambda i: abs(table["lengths"][i] - wanted))
+    means = {name: table["means"][name][at] for name in each.ours}
+    return [(a, b) for a, b in permutations(means, 2) if means[a] < means[b]]
 
 
 def times(case: str, name: str) -> str:
@@ -146,12 +186,13 @@ def times(case: str, name: str) -> str:
 KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
-        bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, times,
+        bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
+        times,
     )
 }  # fmt: skip
 
 
-def _rows(table: str) -> list[dict[str, str]]:
+def rows(table: str) -> list[dict[str, str]]:
     text = (ROOT / f"results/ablations/{table}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 

@@ -170,6 +170,16 @@ def test_figures_of_inspect_are_made_by_their_command(tmp_path):
         assert_same_picture(path)
 
 
+def test_figures_of_findings_are_made_by_their_command(tmp_path):
+    load_script("update_numbers")
+    load_script("update_findings").main(tmp_path)
+    text = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^!\[.+\]\(figures/(finding-[\w-]+\.svg)\)$", text, re.MULTILINE)
+    assert {path.name for path in tmp_path.glob("*.svg")} == set(shown)
+    for name in shown:
+        assert_same_picture(tmp_path / name)
+
+
 @pytest.mark.skipif(not LLAMA2XS.exists(), reason="the shared checkpoint is not here")
 def test_the_figure_of_a_checkpoint_is_made_by_its_command(tmp_path):
     pytest.importorskip("transformers")

@@ -1,0 +1,225 @@
+"""Write the figures of docs/findings.md, one for each finding, from the rows that it names; run by
+`make readme` after update_numbers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from update_numbers import change, published_pairs, rows, studies
+
+from posenc.compare.judge.standing import Standing, standings
+from posenc.compare.judge.summary import context_gains, summarise
+from posenc.compare.page import figures, page, task_page
+from posenc.compare.page.rows import best_first
+from posenc.compare.results import Study
+from posenc.report.page.drawing import INK, figure, legend_above, line_styles, write_svg
+from posenc.statistics.agreement import sign_agreement
+from posenc.tasks.known import TEXT
+
+FIGURES = Path(__file__).parent / "figures"
+OF_TEXT, OF_TASKS = "text", "tasks"
+"""The studies of results/leaderboard that the findings are about."""
+TRAINED, LONGEST = "128", "1024"
+ENDS = {TRAINED: "at 128 bytes", LONGEST: "at 1,024 bytes"}
+
+
+class Dot(NamedTuple):
+    """A number in a row of a figure.
+
+    half: half of its interval; 0 for none. kind: what its colour says.
+    """
+
+    row: str
+    value: float
+    half: float = 0.0
+    kind: str = ""
+
+
+Drawn = tuple[Figure, str]
+"""A figure and its text alternative."""
+
+
+def dots(x_label: str, found: Sequence[Dot], line: float, ticks: Sequence[float] = ()) -> Drawn:
+    """Draw numbers with their intervals, a row for each name, the first one on top.
+
+    line: a number to compare with, dotted. ticks: of an axis that is logarithmic on both sides of
+    zero, but for the least of them.
+    """
+    names = list(dict.fromkeys(dot.row for dot in found))[::-1]
+    styles = line_styles([dot.kind for dot in found])
+    with figure(x_label, "", height=0.8 + 0.28 * len(names)) as (drawn, axes):
+        for i, (kind, look) in enumerate(styles.items()):
+            mine = [dot for dot in found if dot.kind == kind]
+            shift = 0.3 * (0.5 - (i + 0.5) / len(styles))
+            axes.errorbar(
+                [dot.value for dot in mine],
+                [names.index(dot.row) + shift for dot in mine],
+                xerr=[dot.half for dot in mine] if any(dot.half for dot in mine) else None,
+                label=kind or "_",
+                color=look.color,
+                marker=look.marker,
+                linestyle="none",
+            )
+        axes.axvline(line, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        if ticks:
+            axes.set_xscale("symlog", linthresh=min(abs(tick) for tick in ticks if tick))
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(-0.5, len(names) - 0.5)
+        legend_above(drawn)
+    said = "; ".join(
+        f"{dot.row}{', ' * bool(dot.kind)}{dot.kind} {dot.value:.3g}"
+        + (f" ± {dot.half:.2g}" if dot.half else "")
+        for dot in found
+    )
+    return drawn, f"{x_label[0].upper()}{x_label[1:]}. {said}."
+
+
+def training_length() -> Drawn:
+    return dots("bits per byte above the best", above_the_best(standings(text())[0]), line=0)
+
+
+def above_the_best(found: Standing) -> list[Dot]:
+    gaps = {name: found.gap(name) for name in found.order}
+    best, *others = found.order
+    return [Dot(best, 0.0), *(Dot(name, *gaps[name]) for name in others)]
+
+
+def extrapolation() -> Drawn:
+    found = text()
+    styles = line_styles(best_first(found))
+    return figures.by_length(found, styles), page.describe_by_length(found)
+
+
+def context() -> Drawn:
+    study = text()
+    gains = {name: context_gains(study, name) for name in best_first(study)}
+    found = [Dot(name, gain) for name, each in gains.items() if each for gain in each[1]]
+    label = "bits per byte that 1,024 instead of 128 bytes of context save"
+    return dots(label, found, line=0, ticks=(-1, -0.1, -0.01, -0.001, 0, 0.001))
+
+
+def longer_training() -> Drawn:
+    """The rows of rates.csv, until those of longer trainings are here."""
+    names = dict.fromkeys(row["encoding"] for row in rows("rates"))
+    lengths = {name: (TRAINED, LONGEST) if name != "learned" else (TRAINED,) for name in names}
+    found = [
+        Dot(name, *change("rates", length, name, "check_lr_True"), ENDS[length])
+        for name, each in lengths.items()
+        for length in each
+    ]
+    return dots("bits per byte, rate 0.004 minus rate 0.002", found, line=0)
+
+
+def published() -> Drawn:
+    counts: dict[str, tuple[int, int, str]] = {}
+    of_text = (found for found in published_pairs(OF_TEXT) if found[0].multiple)
+    of_tasks = (found for found in published_pairs(OF_TASKS) if not found[0].multiple)
+    for each, told in (*of_text, *of_tasks):
+        name, known = each.table.partition(" (")[0], "pairs that its seeds separate"
+        if not each.told:
+            known = "all pairs of a table of one seed"
+        agreeing, pairs = sign_agreement(each.ours, told)
+        before = counts.get(name, (0, 0, ""))
+        counts[name] = agreeing + before[0], pairs + before[1], known
+    found = [
+        Dot(f"{name}: {agreeing} of {pairs}", agreeing / pairs, 0.0, known)
+        for name, (agreeing, pairs, known) in counts.items()
+    ]
+    return dots("fraction in our order (dotted: 0.5)", found, line=0.5)
+
+
+def scalings() -> Drawn:
+    kinds = {"0": "untuned", "200": "tuned for 200 steps"}
+    bits: dict[tuple[str, ...], list[float]] = {}
+    for row in rows("scalings"):
+        at = row["method"], row["tuning_steps"], row["length"]
+        bits.setdefault(at, []).append(float(row["bits_per_byte"]))
+    found = [
+        Dot(method, value, 0.0, kinds[steps])
+        for (method, steps, length), values in bits.items()
+        if length == "512" and steps in kinds
+        for value in values
+    ]
+    label = "bits per byte at 512 bytes (dotted: as trained, at 128)"
+    return dots(label, found, line=fmean(bits["none", "0", "128"]))
+
+
+def arms(table: str, named: Mapping[str, str]) -> list[Dot]:
+    """The arms of an ablation of encodings, at both lengths."""
+    return [
+        Dot(said, *change(table, length, arm), ENDS[length])
+        for arm, said in named.items()
+        for length in ENDS
+    ]
+
+
+def slopes() -> Drawn:
+    named = {
+        "alibi:learned=true": "learned",
+        "alibi:bias_max=4": "square roots",
+        "alibi:bias_max=16": "squares",
+    }
+    return dots("bits per byte minus the usual slopes", arms("alibi_slopes", named), line=0)
+
+
+def base() -> Drawn:
+    bases = {f"rope:rope_theta={n}": f"base {n:,}" for n in (100, 1_000, 500_000)}
+    layers = {
+        "rope/nope every 3": "every third layer without",
+        "rope/nope": "every second layer without",
+        "nope": "no layer with positions",
+    }
+    found = [*arms("rope_base", bases), *arms("nope_layers", layers)]
+    return dots("bits per byte minus RoPE of base 10,000", found, line=0)
+
+
+def projections() -> Drawn:
+    tables = {"projections_causal": "decoder", "projections_masked": "encoder"}
+    shared = {"q=k": "Q = K", "k=v": "K = V", "none": "no projections"}
+    found = [
+        Dot(f"{name}, {said}", *change(table, TRAINED, name, f"projections_{arm}"), kind)
+        for name in ("rope", "t5")
+        for arm, said in shared.items()
+        for table, kind in tables.items()
+    ]
+    found += [
+        Dot(name, *change("bidirectional", TRAINED, name, "objective_masked"), "encoder, next byte")
+        for name in ("sinusoidal", "alibi", "t5", "rope")
+    ]
+    return dots("bits per byte lost at 128 bytes", found, line=0)
+
+
+def tasks() -> Drawn:
+    plots = task_page.figures_of(studies()[OF_TASKS])
+    plot = next(plot for plot in plots if plot.name == "every-trial")
+    return plot.figure, plot.description
+
+
+def text() -> Study:
+    study = studies()[OF_TEXT].of_task(TEXT)
+    return replace(study, summary=summarise(study))
+
+
+DRAWN: dict[str, Callable[[], Drawn]] = {
+    each.__name__.replace("_", "-"): each
+    for each in (
+        training_length, extrapolation, context, longer_training, published, scalings, slopes, base,
+        projections, tasks,
+    )
+}  # fmt: skip
+
+
+def main(target: Path = FIGURES) -> None:
+    for name, draw in DRAWN.items():
+        drawn, said = draw()
+        write_svg(drawn, target / f"finding-{name}.svg", said)
+
+
+if __name__ == "__main__":
+    main()
