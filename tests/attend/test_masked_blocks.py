@@ -204,3 +204,13 @@ def test_blocks_on_cuda_take_a_share_of_its_memory(monkeypatch):
             lambda device, memory=memory: types.SimpleNamespace(total_memory=memory),
         )  # fmt: skip
         assert blocks.block_rows(built) == rows
+
+
+def test_a_block_has_as_much_for_each_thread_unless_it_is_traced(monkeypatch):
+    built = problem("cope", q_len=150, kv_len=2048)  # 64 KiB a query, and at least 64 of them
+    for threads, rows in ((1, 64), (2, 64), (4, 128), (8, 256), (64, 512)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert blocks.block_rows(built) == rows
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: pytest.fail("it cannot be traced"))
+    assert blocks.block_rows(built) == 64

@@ -13,8 +13,8 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
-"""Bytes of one block's scores: up to BLOCK_BYTES, which fit the CPU's cache, or up to MOST_BYTES if
-a block would otherwise have fewer than ROWS queries."""
+"""Bytes of one block's scores: up to BLOCK_BYTES for each thread, which fit a core's cache, or up to
+MOST_BYTES if a block would otherwise have fewer than ROWS queries."""
 ROWS = 64
 DEVICE_SHARE = 64
 """On CUDA the scores of a block take up to this fraction of the device's memory: 1.25 of 80 GB."""
@@ -34,7 +34,9 @@ def block_rows(problem: Problem) -> int:
         memory = torch.cuda.get_device_properties(problem.q.device).total_memory
         rows = memory // DEVICE_SHARE // max(row_bytes, 1)
         return max(16, 1 << (max(rows, 1).bit_length() - 1))
-    fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
+    threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
+    sizes = BLOCK_BYTES * threads, MOST_BYTES
+    fit, most = (size // max(row_bytes, 1) for size in sizes)
     least = max(ROWS, problem.kv_len // 8) if masks(problem) else ROWS
     rows = max(1, fit, min(least, most))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))
