@@ -13,7 +13,7 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
-"""Bytes of one block's scores: up to BLOCK_BYTES for each thread, which fit a core's cache, or up to
+"""Bytes of one block's scores: up to BLOCK_BYTES for each thread, which fit a core's cache; up to
 MOST_BYTES if a block would otherwise have fewer than ROWS queries."""
 ROWS = 64
 DEVICE_SHARE = 64
