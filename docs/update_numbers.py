@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from statistics import fmean
 
@@ -25,6 +25,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import context_gains, learned, metric_of
 from posenc.compare.reports import leaderboard
+from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult
 from posenc.sentence import listed
 from posenc.statistics.agreement import agreement_p, sign_agreement
@@ -175,6 +176,47 @@ def _ordered(each: Agreement) -> list[tuple[str, str]]:
     return [(a, b) for a, b in permutations(means, 2) if means[a] < means[b]]
 
 
+def early(study: str, name: str) -> str:
+    """The validation loss after a fifth of the steps, of the trial that chose the rate."""
+    return f"{trained(study)[name][0]:.2f}"
+
+
+def late(study: str, name: str) -> str:
+    """The validation loss after all steps, of the same seed."""
+    return f"{trained(study)[name][1]:.2f}"
+
+
+def turned(study: str) -> str:
+    """How many pairs have another order early than late."""
+    pairs = [*combinations(trained(study).values(), 2)]
+    return f"{sum((a[0] < b[0]) != (a[1] < b[1]) for a, b in pairs)} of {len(pairs)}"
+
+
+@cache
+def trained(study: str) -> dict[str, tuple[float, float]]:
+    """Return what `early` and `late` say, by encoding."""
+    board, found = studies()[study], {}
+    for check in board.rates:
+        (short,) = (tried.bits for tried in check.tried if tried.lr == check.chosen)
+        first = min(_results(study, check.task, check.encoding), key=lambda r: r.config.seed)
+        assert short is not None
+        found[check.encoding] = short, first.training[-1].valid
+    return found
+
+
+def hours(study: str) -> str:
+    """The hours of one core that the trials of a study took, with those that chose its rates."""
+    files = [f"{study}.jsonl", f"{study}{leaderboard.RATES}.jsonl"]
+    found = [
+        timing.train_seconds + timing.test_seconds
+        for file in files
+        if (ROOT / PUBLISHED / file).is_file()
+        for row in leaderboard.published(file)
+        if (timing := row.result.timing) is not None
+    ]
+    return f"{sum(found) / 3600:.1f}"
+
+
 def times(case: str, name: str) -> str:
     """How many times as long attention takes, on one thread of the machine of performance.md."""
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
@@ -187,7 +229,7 @@ KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
         bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        times,
+        early, late, turned, hours, times,
     )
 }  # fmt: skip
 

@@ -281,6 +281,42 @@ def lengths(result):
     return [at["length"] for at in result["by_length"]]
 
 
+def trained(study):
+    """(validation loss of the chosen rate, that of its first seed after all steps) by encoding."""
+    found = {}
+    for each in trials(study):
+        name, lr = each["config"]["encoding"], each["config"]["lr"]
+        if each["config"]["seed"] == 0:
+            tried = [r for r in trials(f"{study}_rates") if r["config"]["encoding"] == name]
+            best = min(tried, key=lambda r: r["training"][-1]["valid"])
+            assert best["config"]["lr"] == lr
+            found[name] = best["training"][-1]["valid"], each["training"][-1]["valid"]
+    return found
+
+
+def early(study, name):
+    return [trained(study)[name][0]]
+
+
+def late(study, name):
+    return [trained(study)[name][1]]
+
+
+def turned(study):
+    both = np.array([*trained(study).values()])
+    signs = np.sign(both[:, None] - both[None])  # (first, second, early or late)
+    pairs = np.triu(np.ones((len(both), len(both)), bool), 1)
+    return [(signs[..., 0] != signs[..., 1])[pairs].sum(), pairs.sum()]
+
+
+def hours(study):
+    names = [study, f"{study}_rates"]
+    found = [n for n in names if (ROOT / f"results/leaderboard/{n}.jsonl").is_file()]
+    times = [each["timing"] or {} for name in found for each in trials(name)]
+    seconds = [t.get("train_seconds", 0) + t.get("test_seconds", 0) for t in times]
+    return [np.sum(seconds) / 3600]
+
+
 def times(case, name):
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
     return [
@@ -295,7 +331,7 @@ AGAIN = {
     each.__name__: each
     for each in (
         bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        times,
+        early, late, turned, hours, times,
     )
 }  # fmt: skip
 
