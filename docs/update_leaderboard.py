@@ -15,6 +15,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
     standings,
 )
+from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.page.as_json import as_text, board_of
 from posenc.compare.page.task_page import figures_of
 from posenc.compare.reports import board, leaderboard
@@ -39,6 +40,7 @@ UNDECIDED = {
     "leaderboard.md": "not decided by so few seeds:",
     "leaderboard.zh-CN.md": "种子不足以判定：",
 }
+SOME = {"leaderboard.md": " ({} of {})", "leaderboard.zh-CN.md": "（{}/{}）"}
 NAMES = {
     "leaderboard.md": {
         "text": "text, {:,} bytes",
@@ -73,12 +75,14 @@ class Answer:
 
     task, length: `text` at a window length, a task beyond its training length, or `all` tasks.
     never: the encodings that have no number: they cannot run a test.
+    learned: for those of which not all trials learned the task, how many did.
     """
 
     task: str
     length: int
     standing: Standing
     never: Sequence[str]
+    learned: Mapping[str, tuple[int, int]]
 
 
 def answers(study: Study) -> Iterator[Answer]:
@@ -96,7 +100,12 @@ def answers(study: Study) -> Iterator[Answer]:
     for task, length, standing in [*found, ("all", 0, standing_of_tasks(study))]:
         if standing and min(map(len, standing.pairs.values.values())) > 1:
             never = [name for name in study.encodings if name not in standing.order]
-            yield Answer(task, length, standing, never)
+            some = {
+                row.encoding: (row.learned, row.num_seeds)
+                for row in summarise_tasks(study.of_task(task))
+                if row.learned < row.num_seeds
+            }
+            yield Answer(task, length, standing, never, some)
 
 
 def table(boards: Mapping[str, Study], page: str) -> str:
@@ -104,8 +113,13 @@ def table(boards: Mapping[str, Study], page: str) -> str:
     lines = [HEADERS[page], ("---",) * len(HEADERS[page])]
     for name, found in ((n, found) for n, study in boards.items() for found in answers(study)):
         order, first = found.standing.order, found.standing.first
+        some = {each: SOME[page].format(*counts) for each, counts in found.learned.items()}
         cells = [
-            [f"`{name}` {found.standing.mean(name):.2f}" for name in order if (name in first) is up]
+            [
+                f"`{name}` {found.standing.mean(name):.2f}{some.get(name, '')}"
+                for name in order
+                if (name in first) is up
+            ]
             for up in (True, False)
         ]
         cells.append([f"`{name}`" for name in found.never])

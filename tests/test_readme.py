@@ -91,6 +91,9 @@ def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decid
 
     (line,) = table(*trials(5, "copy"))[2:]
     assert line == "| copying 32 symbols | `t5` 0.98, `alibi` 0.98 | `rope` 0.11 | – |"
+    lost = [result("rope", seed, (0.2, 0.1), "copy") for seed in (3, 4)]
+    kept = [r for r in trials(5, "copy") if r.config.encoding != "rope" or r.config.seed < 3]
+    assert "| `rope` 0.11 (3 of 5) |" in table(*kept, *lost)[2]
     few = table(*trials(3, "copy"))[2]
     assert few.startswith("| copying 32 symbols | not decided by so few seeds: `t5` 0.98, `alibi`")
     *_, together = table(*trials(5, "copy", "reverse", "recall"))
