@@ -15,6 +15,8 @@ from posenc.sentence import catalogue, listed, phrase, speaking, usual_language
 from posenc.tasks.known import TASKS
 
 FIGURES = ("by-length", "by-context", "by-position", "training")
+STUDIES = {"code", "novel", "tasks", "text"}
+"""Names of the files of the leaderboard."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,6 +42,9 @@ def computed() -> dict[str, set[str]]:
         "word": {*words()},
         "corpus.split": {"by file", "by contiguous stretches"},
         "trial.spec.get('parameters shared by', '')": {"the layers", "no other layer"},
+        "use": {"Short context", "Long context", "Copying and recall"},
+        "name": STUDIES,
+        "text": STUDIES,
         "fact": {
             *machine.describe("cpu", "float32", 1),
             *("text", "split", "model", "training", "seeds", "started", "hash of the code"),

@@ -25,6 +25,8 @@
  "recommendation": "Use rope: ...", "limits": "Two seeds, ..."}
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -334,3 +336,31 @@ def labelled(study: Study) -> Study:
         ),
         unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
     )
+
+
+def chosen_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
+    """Choose, for every task and encoding, the rate with the lowest validation loss at the end of
+    training, never one whose trial failed.
+
+    Raises: ValueError for a trial that was tested beyond the training length.
+    """
+    found: dict[tuple[str, str], list[RateTried]] = {}
+    for result in results:
+        config = result.config
+        if config.test_lengths != (config.train_length,):
+            raise ValueError(
+                f"A learning rate is chosen at the training length {config.train_length} only, "
+                f"but this trial was tested at {', '.join(map(str, config.test_lengths))}."
+            )
+        bits = result.training[-1].valid if result.reason is None and result.training else None
+        tried = RateTried(config.lr, bits, result.reason)
+        found.setdefault((config.task, config.encoding), []).append(tried)
+    return tuple(
+        RateCheck(task, encoding, tuple(tried), _best(tried))
+        for (task, encoding), tried in found.items()
+    )
+
+
+def _best(tried: Sequence[RateTried]) -> float | None:
+    known = [t for t in tried if t.bits is not None and math.isfinite(t.bits)]
+    return min(known, key=lambda t: t.bits or 0.0).lr if known else None

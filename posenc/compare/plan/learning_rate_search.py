@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posenc.compare.results import FACTORS, RateCheck, RateTried, Study, TrialResult
+from posenc.compare.results import FACTORS, Study, TrialResult, chosen_rates
 from posenc.compare.trial.config import TrialConfig
 
 RATE_STEPS = 5
@@ -38,41 +38,13 @@ def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
     )
 
 
-def choose(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
-    """Choose, for every task and encoding, the rate with the lowest validation loss at the end of
-    training, never one whose trial failed.
-
-    Raises: ValueError for a trial that was tested beyond the training length.
-    """
-    found: dict[tuple[str, str], list[RateTried]] = {}
-    for result in results:
-        config = result.config
-        if config.test_lengths != (config.train_length,):
-            raise ValueError(
-                f"A learning rate is chosen at the training length {config.train_length} only, "
-                f"but this trial was tested at {', '.join(map(str, config.test_lengths))}."
-            )
-        bits = result.training[-1].valid if result.reason is None and result.training else None
-        tried = RateTried(config.lr, bits, result.reason)
-        found.setdefault((config.task, config.encoding), []).append(tried)
-    return tuple(
-        RateCheck(task, encoding, tuple(tried), _best(tried))
-        for (task, encoding), tried in found.items()
-    )
-
-
 def at_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
     """Return the study with its trials at the rates chosen from `results` of `rate_trials`, or at
     --lr if no rate could be trained."""
-    rates = choose(results)
+    rates = chosen_rates(results)
     chosen = {(each.task, each.encoding): each.chosen for each in rates}
     trials = tuple(
         replace(trial, lr=chosen.get((trial.task, trial.encoding)) or trial.lr)
         for trial in study.trials
     )
     return replace(study, trials=trials, rates=rates)
-
-
-def _best(tried: Sequence[RateTried]) -> float | None:
-    known = [t for t in tried if t.bits is not None and math.isfinite(t.bits)]
-    return min(known, key=lambda t: t.bits or 0.0).lr if known else None

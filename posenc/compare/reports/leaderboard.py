@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.plan.learning_rate_search import choose
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
-from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
+from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult, chosen_rates
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import Record
@@ -86,7 +85,10 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Study:
         raise ValueError(
             f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
         )
-    trials, rates = [result.config for result in results], choose([row.result for row in tried])
+    trials, rates = (
+        [result.config for result in results],
+        chosen_rates([row.result for row in tried]),
+    )
     chosen = {(each.task, each.encoding): each.chosen for each in rates}
     for trial in trials if rates else ():
         rate = chosen.get((trial.task, trial.encoding))

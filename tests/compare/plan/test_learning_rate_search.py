@@ -12,9 +12,9 @@ from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
-from posenc.compare.plan.learning_rate_search import at_chosen_rates, choose, rate_trials
+from posenc.compare.plan.learning_rate_search import at_chosen_rates, rate_trials
 from posenc.compare.reports.merge import merge
-from posenc.compare.results import Study, TrainingPoint, TrialResult
+from posenc.compare.results import Study, TrainingPoint, TrialResult, chosen_rates
 from posenc.compare.study import run_study
 from posenc.compare.trial.material import task_of
 from posenc.tasks.known import TASKS
@@ -52,9 +52,9 @@ def test_a_trial_that_was_tested_beyond_has_no_say():
     near = checked((1.0, 0.5, 2.0))
     far = [dataclasses.replace(r, config=dataclasses.replace(r.config, test_lengths=(4, 8)))
            for r in near]  # fmt: skip
-    assert choose(near)[0].chosen == COPY.lr
+    assert chosen_rates(near)[0].chosen == COPY.lr
     with pytest.raises(ValueError, match=r"at the training length 4 only, .* tested at 4, 8"):
-        choose([*near[:2], far[2]])
+        chosen_rates([*near[:2], far[2]])
 
 
 def test_each_encoding_and_task_has_its_own_three_rates_of_one_seed():
@@ -85,7 +85,7 @@ def test_each_encoding_and_task_has_its_own_three_rates_of_one_seed():
     ],
 )
 def test_the_lowest_finite_loss_decides(losses, factor):
-    (check,) = choose(checked(losses))
+    (check,) = chosen_rates(checked(losses))
     assert check.chosen == (None if factor is None else COPY.lr * factor)
     study = at_chosen_rates(study_of(result()), checked(losses))
     assert study.trials[0].lr == COPY.lr * (factor or 1)
