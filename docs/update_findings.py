@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
-from update_numbers import change, published_pairs, rows, studies
+from update_numbers import change, published_pairs, rows, studies, trained
 
 from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.judge.summary import context_gains, summarise
@@ -22,7 +22,7 @@ from posenc.statistics.agreement import sign_agreement
 from posenc.tasks.known import TEXT
 
 FIGURES = Path(__file__).parent / "figures"
-OF_TEXT, OF_TASKS = "text", "tasks"
+OF_TEXT, OF_TASKS = "code", "tasks"
 """The studies of results/leaderboard that the findings are about."""
 TRAINED, LONGEST = "128", "1024"
 ENDS = {TRAINED: "at 128 bytes", LONGEST: "at 1,024 bytes"}
@@ -105,15 +105,15 @@ def context() -> Drawn:
 
 
 def longer_training() -> Drawn:
-    """The rows of rates.csv, until those of longer trainings are here."""
-    names = dict.fromkeys(row["encoding"] for row in rows("rates"))
-    lengths = {name: (TRAINED, LONGEST) if name != "learned" else (TRAINED,) for name in names}
+    both = trained(OF_TEXT)
+    kinds = ("after 600 steps", "after 3,000 steps")
     found = [
-        Dot(name, *change("rates", length, name, "check_lr_True"), ENDS[length])
-        for name, each in lengths.items()
-        for length in each
+        Dot(name, bits, 0.0, kind)
+        for name in sorted(both, key=lambda name: both[name])
+        for kind, bits in zip(kinds, both[name], strict=True)
     ]
-    return dots("bits per byte, rate 0.004 minus rate 0.002", found, line=0)
+    lowest = min(late for _, late in both.values())
+    return dots("bits per byte on validation text (dotted: the lowest)", found, line=lowest)
 
 
 def published() -> Drawn:

@@ -240,7 +240,9 @@ def rows(table: str) -> list[dict[str, str]]:
 
 
 def _interval(value: float, half: float) -> str:
-    return f"{value:+.2f} ± {half:.2f}" if half >= 0.005 else f"{value:+.3f} ± {half:.3f}"
+    """A difference with enough digits to see whether the interval excludes 0."""
+    digits = 2 if min(half, abs(abs(value) - half)) >= 0.005 else 3
+    return f"{value:+.{digits}f} ± {half:.{digits}f}"
 
 
 def value_of(mark: str) -> str:

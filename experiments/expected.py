@@ -29,7 +29,7 @@ from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
 RESOLUTION = 1 / SEQUENCES
-TEXT_ROWS = "text.jsonl"
+TEXT_ROWS = "code.jsonl"
 HEADER = ("task", "first", "minus", "difference", "half_95", "seeds", "by_seed")
 BEYOND, SPARSE = "beyond", "98 % ignored"
 """Over all tests but that of the training length; with 98 % of the instructions to be ignored."""

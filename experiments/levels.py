@@ -20,7 +20,6 @@ from refused import check_file, refusing
 from scipy import stats
 from tables import write_table
 
-from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.trial.evaluate import SEQUENCES
 from posenc.statistics.pairs import studentized_range
@@ -46,7 +45,7 @@ World = Callable[[np.random.Generator, Shape], np.ndarray]
 def deviations(length: int) -> np.ndarray:
     """Standard deviations over seeds of the published encodings at one length."""
     losses: dict[str, list[float]] = {}
-    for row in read_rows(ROOT / PUBLISHED / "text.jsonl"):
+    for row in read_rows(ROOT / "results/ablations/text_600.jsonl"):
         config = row.result.config
         for score in row.result.by_length if config.task == TEXT else ():
             if score.length == length and score.bits_per_byte is not None:

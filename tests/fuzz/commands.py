@@ -219,7 +219,7 @@ def without_the_work() -> Iterator[None]:
     from posenc.compare.plan import dry_run  # noqa: F401  # or it would keep what is put in place
     from posenc.compare.reports import leaderboard
 
-    rows = leaderboard.published("text.jsonl")[:4]  # all of them take half a minute to draw
+    rows = leaderboard.published("code.jsonl")[:4]  # all of them take half a minute to draw
     patches = [
         mock.patch(
             "posenc.compare.reports.leaderboard.boards",

@@ -9,7 +9,7 @@ import pytest
 from posenc.compare.judge.answer import ANSWER_WORDS, LIMIT_WORDS, answer, conclude, limits
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import TrialResult
-from tests.compare.judge.test_standing import of_tasks
+from tests.compare.judge.test_standing import RESULTS, of_tasks
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 
 
@@ -323,7 +323,9 @@ def test_all_tasks_together():
 
 def test_the_published_studies_end_in_an_encoding():
     made = conclude(
-        leaderboard.study_of(leaderboard.published("text.jsonl") + leaderboard.published())
+        leaderboard.study_of(
+            leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published()
+        )
     )
     assert made.recommendation.startswith(
         "Use dape: lowest mean rank over 7 tasks (2.00; shaw +1.74"

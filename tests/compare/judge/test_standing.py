@@ -155,7 +155,9 @@ def test_a_default_run_decides_most_pairs_with_two_seeds(length, level, pairs):
 
 
 def test_the_published_twelve_are_told_apart_with_three_seeds():
-    board = leaderboard.study_of(leaderboard.published("text.jsonl") + leaderboard.published())
+    board = leaderboard.study_of(
+        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published()
+    )
     for standing, least in zip(standings(board.of_task(TEXT)), (60, 39), strict=True):
         losses = losses_at(board, int(standing.where.split()[0].replace(",", "")))
         assert len(standing.worse) == least
@@ -233,10 +235,12 @@ def test_one_task_that_decides_a_place_shows():
 
 
 def test_text_is_ranked_by_its_loss_beyond_the_training_length():
-    board = leaderboard.study_of(leaderboard.published("text.jsonl") + leaderboard.published())
+    board = leaderboard.study_of(
+        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published()
+    )
     ranks = ranks_by_task(board)[TEXT]
     assert ranks["t5"][0] <= 2 and ranks["sinusoidal"][0] >= 10 and "learned" not in ranks
-    text = (RESULTS / "leaderboard/text.jsonl").read_text(encoding="utf-8")
+    text = (RESULTS / "ablations/text_600.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line)["result"] for line in text.splitlines()]
     bits = {
         r["config"]["encoding"]: np.mean([s["bits_per_byte"] for s in r["by_length"][1:]])

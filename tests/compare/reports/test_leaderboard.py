@@ -321,9 +321,9 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
                 "--steps",
                 "9",
                 "--rows",
-                str(ROOT / "results/leaderboard/text.jsonl"),
+                str(ROOT / "results/leaderboard/code.jsonl"),
             ],
-            "--rows: its trials of text have 600 steps, and these would have 9.",
+            "--rows: its trials of text have 3,000 steps, and these would have 9.",
         ),
         (
             ["--tasks", "copy", "--rows", str(ROOT / "results/ablations/copy_longer.jsonl")],
