@@ -46,7 +46,10 @@ def leaderboard(
     ] = None,
     out: Annotated[
         Path | None,
-        option("Folder for the page.  ", shown="a folder below runs/ named by the trials"),
+        option(
+            "Folder for the pages, one below it for each study.  ",
+            shown="a folder below runs/ named by the trials",
+        ),
     ] = None,
     figures: Figures = None,
     lang: Lang = None,

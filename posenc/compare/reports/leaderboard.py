@@ -85,10 +85,8 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Study:
         raise ValueError(
             f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
         )
-    trials, rates = (
-        [result.config for result in results],
-        chosen_rates([row.result for row in tried]),
-    )
+    trials = [result.config for result in results]
+    rates = chosen_rates([row.result for row in tried])
     chosen = {(each.task, each.encoding): each.chosen for each in rates}
     for trial in trials if rates else ():
         rate = chosen.get((trial.task, trial.encoding))
@@ -97,7 +95,13 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Study:
                 f"The leaderboard has {trial.name} at a learning rate of {trial.lr}, and {rate} "
                 "was chosen for it."
             )
-    _check_one_recipe([replace(trial, lr=0.0) for trial in trials] if rates else trials)
+    if rates:  # those that chose them are shorter, but of the same recipe
+        usual = {trial.task: (trial.steps, trial.test_lengths) for trial in trials}
+        for config in (row.result.config for row in tried if row.result.config.task in usual):
+            steps, lengths = usual[config.task]
+            trials.append(replace(config, steps=steps, test_lengths=lengths))
+        trials = [replace(trial, lr=0.0) for trial in trials]
+    _check_one_recipe(trials)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -105,7 +109,7 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Study:
         versions=joined([row.versions | {"commit": row.commit} for row in rows]),
         hardware=joined([row.hardware for row in rows]),
         corpus=next(iter(corpora), None),
-        trials=tuple(trials),
+        trials=tuple(result.config for result in results),
         results=tuple(results),
         rates=rates,
     )

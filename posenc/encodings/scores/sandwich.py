@@ -79,8 +79,8 @@ class Sandwich(DistanceBias):
         where = torch.cat((queries, torch.arange(KEYS, device=device)))
         both = torch.cat(self.angles.cos_sin(where, torch.float64), dim=-1)
         total = both[: len(queries)] @ both[len(queries) :].mT
-        return self._shared(total.flatten()[:count], real(queries.to(dtype)).dtype)
+        return self._shared(total.flatten()[:count], torch.promote_types(dtype, torch.float32))
 
     def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        total = (total - self.offset).to(dtype)
-        return per_head(self._shares.like(total), total) * total
+        total = total - self.offset
+        return (per_head(self._shares.like(total), total) * total).to(dtype)

@@ -43,6 +43,8 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
     assert which_for_what({"code": code, "novel": novel}).startswith(
         "Short context: t5 (1.60 bits on code) and rope (2.10 bits on novel). Long"
     )
+    with_tasks = {"code": code, "novel": novel, "tasks": of_tasks(TASKS)}
+    assert num_words(which_for_what(with_tasks)) <= 40
     wide = study(
         *(
             result(name, seed, (base + 0.3 * (seed - 1) * sign, base, base))

@@ -257,6 +257,11 @@ def test_rows_at_another_rate_than_the_chosen_one_are_refused():
             rows(study(*made)),
             rows(study(one, dataclasses.replace(other, training=(TrainingPoint(2, 2.0, 1.5),)))),
         )
+    wide = [
+        dataclasses.replace(r, config=dataclasses.replace(r.config, width=99)) for r in (one, other)
+    ]
+    with pytest.raises(ValueError, match=r"different recipes for text: width .*99"):
+        study_of(rows(study(*made)), rows(study(*wide)))
     with pytest.raises(ValueError, match="and None was chosen"):
         study_of(rows(board()), rows(study(one, other)))
 
