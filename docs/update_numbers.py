@@ -1,7 +1,7 @@
 """Write measured numbers into documents, between marks that say which; run by `make readme`.
 
 A number stands in a document as `<!--= bits trials rope 128 -->2.21<!--/-->`: a function below and
-its arguments. Studies are those of results/leaderboard; tables those of results/ablations.
+its arguments. Studies are those of results/leaderboard, and two of results/ablations, whose tables are named too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 from statistics import fmean
 
+from posenc.compare.judge.answer import limits
 from posenc.compare.judge.published import TEXT_TABLES, Agreement, agreements, read_tables
 from posenc.compare.judge.standing import (
     Standing,
@@ -27,17 +28,25 @@ from posenc.compare.judge.summary import context_gains, learned, metric_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult
-from posenc.sentence import listed
+from posenc.sentence import listed, speaking
 from posenc.statistics.agreement import agreement_p, sign_agreement
-from posenc.tasks.known import TASKS
+from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
+TITLES = {
+    "nope": "NoPE", "rope": "RoPE", "rove": "RoVE", "alibi": "ALiBi", "t5": "T5", "fire": "FIRE",
+    "kerple": "KERPLE", "shaw": "Shaw", "cope": "CoPE", "fox": "FoX", "dape": "DAPE",
+}  # fmt: skip
+SEEDS = 3
 MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
 
 
 @cache
 def studies() -> dict[str, Study]:
-    return leaderboard.boards()
+    others = (ROOT / f"results/ablations/{name}.jsonl" for name in ("text_600", "copy_longer"))
+    return leaderboard.boards() | {
+        path.stem: leaderboard.study_of(leaderboard.read_rows(path)) for path in others
+    }
 
 
 def _results(study: str, task: str, name: str) -> list[TrialResult]:
@@ -73,13 +82,18 @@ def rank(study: str, name: str) -> str:
 
 def gap(study: str, place: str, name: str, minus: str) -> str:
     """The difference of two encodings with the interval by which verdicts are made."""
-    found = _standing(study, place).pairs.gap(name, minus)
+    found = _standing(study, place).gap(name, minus)
     return _interval(found.value, found.half)
 
 
 def tied(study: str, place: str) -> str:
     """How many encodings none is significantly better than."""
     return str(len(_standing(study, place).first))
+
+
+def best(study: str, place: str) -> str:
+    """Their names, best mean first."""
+    return listed([TITLES.get(name, name) for name in _standing(study, place).first])
 
 
 def several(study: str, place: str) -> str:
@@ -192,6 +206,23 @@ def turned(study: str) -> str:
     return f"{sum((a[0] < b[0]) != (a[1] < b[1]) for a, b in pairs)} of {len(pairs)}"
 
 
+def reseeded(study: str, length: str) -> str:
+    """How many pairs have another order in one seed than in another."""
+    losses = _standing(study, length).pairs.values
+    pairs = [*combinations(losses.values(), 2)]
+    found = [
+        sum((a[one] < b[one]) != (a[two] < b[two]) for a, b in pairs)
+        for one, two in combinations(range(SEEDS), 2)
+    ]
+    return f"{listed([str(count) for count in sorted(found)])} of {len(pairs)}"
+
+
+def cannot_say(study: str, language: str = "en") -> str:
+    """What the study cannot say, as `posenc leaderboard` prints it."""
+    with speaking(language):
+        return limits(studies()[study])
+
+
 @cache
 def trained(study: str) -> dict[str, tuple[float, float]]:
     """Return what `early` and `late` say, by encoding."""
@@ -217,6 +248,15 @@ def hours(study: str) -> str:
     return f"{sum(found) / 3600:.1f}"
 
 
+def slower(study: str, name: str, other: str) -> str:
+    """How many times as long the trainings of an encoding took on text as those of another."""
+    took = {
+        each: fmean(r.timing.train_seconds for r in _results(study, TEXT, each) if r.timing)
+        for each in (name, other)
+    }
+    return f"{took[name] / took[other]:.1f}"
+
+
 def times(case: str, name: str) -> str:
     """How many times as long attention takes, on one thread of the machine of performance.md."""
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
@@ -229,7 +269,7 @@ KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
         bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        early, late, turned, hours, times,
+        early, late, turned, hours, times, best, reseeded, cannot_say, slower,
     )
 }  # fmt: skip
 
@@ -241,7 +281,7 @@ def rows(table: str) -> list[dict[str, str]]:
 
 def _interval(value: float, half: float) -> str:
     """A difference with enough digits to see whether the interval excludes 0."""
-    digits = 2 if min(half, abs(abs(value) - half)) >= 0.005 else 3
+    digits = 2 if half >= 0.005 and f"{abs(value):.2f}" != f"{half:.2f}" else 3
     return f"{value:+.{digits}f} ± {half:.{digits}f}"
 
 

@@ -177,7 +177,7 @@ def _numbers(standing: Standing, name: str) -> str:
     parts = [f"{standing.mean(name):.2f}"]
     tied = [other for other in standing.first if other != name]
     named = tied if len(tied) <= 2 else tied[:1]
-    gaps = {other: standing.pairs.gap(other, name) for other in standing.order if other != name}
+    gaps = {other: standing.gap(other, name) for other in standing.order if other != name}
     if standing.pairs.least == math.inf:  # then all are tied
         parts += [f"{other} {_signed(gap)}" for other, gap in [*gaps.items()][:1]]
         return phrase("; ").join(parts)
@@ -251,7 +251,7 @@ def _own_first(study: Study) -> Iterator[str]:
 
 
 def _against(standing: Standing, name: str, base: str) -> str:
-    gap = standing.pairs.gap(name, base)
+    gap = standing.gap(name, base)
     if gap.half == math.inf:
         return _signed(gap)
     verdict = "{gap} (tied)"

@@ -5,7 +5,7 @@ All that is said or shown of an order asks `Standing`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
@@ -42,15 +42,28 @@ class Standing:
     @cached_property
     def order(self) -> tuple[str, ...]:
         """Return the encodings, best mean first."""
-        return tuple(
-            sorted(self.pairs.names, key=self.pairs.means.__getitem__, reverse=self.higher)
-        )
+        return tuple(sorted(self.pairs.names, key=self.mean, reverse=self.higher))
+
+    @cached_property
+    def rest(self) -> "Standing | None":
+        """Return those worse than none, judged again by the spread of their own seeds, so that what
+        breaks, and varies most, does not hide their differences; None if these are all, or one."""
+        behind = {a for a, _ in self._apart}
+        values = {n: each for n, each in self.pairs.values.items() if n not in behind}
+        if not 1 < len(values) < len(self.pairs.values):
+            return None
+        again = replace(self, pairs=replace(self.pairs, values=values))
+        return again if again.pairs.least < math.inf else None
+
+    @cached_property
+    def _apart(self) -> frozenset[tuple[str, str]]:
+        above = self.pairs.worse
+        return frozenset((b, a) for a, b in above) if self.higher else above
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`."""
-        above = self.pairs.worse
-        return frozenset((b, a) for a, b in above) if self.higher else above
+        return self._apart | self.rest.worse if self.rest else self._apart
 
     @cached_property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
@@ -68,12 +81,22 @@ class Standing:
         behind = {a for a, _ in self.worse}
         return tuple(name for name in self.order if name not in behind)
 
-    def mean(self, name: str) -> float:
-        return fmean(self.pairs.values[name].values())
+    @property
+    def least(self) -> float:
+        """Return the smallest significant difference of encodings with all seeds; inf if none."""
+        return min(self.pairs.least, self.rest.least if self.rest else math.inf)
 
-    def gap(self, name: str) -> Gap:
-        """Return the difference from the first of the order."""
-        return self.pairs.gap(name, self.order[0])
+    def mean(self, name: str) -> float:
+        """Return the mean of an encoding, without the effect of seeds if trials are missing."""
+        return round(self.pairs.means[name], 12) + 0.0
+
+    def gap(self, name: str, other: str | None = None) -> Gap:
+        """Return the difference from another, or from the first of the order."""
+        other = other or self.order[0]
+        gap = self.pairs.gap(name, other)
+        if self.rest and {name, other} <= self.rest.pairs.values.keys():
+            return min(gap, self.rest.gap(name, other), key=lambda gap: gap.half)
+        return gap
 
 
 def standing_at(study: Study, length: int) -> Standing | None:

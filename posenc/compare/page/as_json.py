@@ -76,7 +76,7 @@ def _place(standing: Standing, unit: str) -> dict[str, Any]:
         "unit": unit,
         "higher_is_better": standing.higher,
         "level": pairs.level,
-        "least_difference": _known(pairs.least),
+        "least_difference": _known(standing.least),
         "first": list(standing.first),
         "encodings": [
             {

@@ -49,7 +49,7 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
 def detectable(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
     found = [
-        phrase("{number:.2f} at {where}", number=each.pairs.least, where=each.where)
+        phrase("{number:.2f} at {where}", number=each.least, where=each.where)
         for each in standings(study)
         if each.pairs.least < math.inf
     ]
