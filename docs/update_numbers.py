@@ -1,13 +1,15 @@
 """Write measured numbers into documents, between marks that say which; run by `make readme`.
 
 A number stands in a document as `<!--= bits trials rope 128 -->2.21<!--/-->`: a function below and
-its arguments. Studies are those of results/leaderboard, and two of results/ablations, whose tables are named too.
+its arguments. Studies are those of results/leaderboard and two of results/ablations; tables are
+those of results/ablations.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -217,6 +219,13 @@ def reseeded(study: str, length: str) -> str:
     return f"{listed([str(count) for count in sorted(found)])} of {len(pairs)}"
 
 
+def same_order(study: str, other: str, length: str) -> str:
+    """How many pairs have the same order in the means of two studies."""
+    one, two = (_standing(each, length) for each in (study, other))
+    pairs = [*combinations([name for name in one.order if name in two.order], 2)]
+    return f"{sum(two.mean(a) < two.mean(b) for a, b in pairs)} of {len(pairs)}"
+
+
 def cannot_say(study: str, language: str = "en") -> str:
     """What the study cannot say, as `posenc leaderboard` prints it."""
     with speaking(language):
@@ -257,6 +266,15 @@ def slower(study: str, name: str, other: str) -> str:
     return f"{took[name] / took[other]:.1f}"
 
 
+def perplexity(method: str, start: str) -> str:
+    """The perplexity of a part of the text in the case of docs/extend.md."""
+    text = (ROOT / "results/extend/tuned.csv").read_text(encoding="utf-8")
+    found = csv.DictReader(text.splitlines())
+    (row,) = (row for row in found if (row["method"], row["start"]) == (method, start))
+    value = math.exp(float(row["loss"]))
+    return f"{value:.{2 if value < 10 else 0}f}"
+
+
 def times(case: str, name: str) -> str:
     """How many times as long attention takes, on one thread of the machine of performance.md."""
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
@@ -269,7 +287,8 @@ KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
         bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        early, late, turned, hours, times, best, reseeded, cannot_say, slower,
+        early, late, turned, hours, times, best, reseeded, cannot_say, slower, perplexity,
+        same_order,
     )
 }  # fmt: skip
 

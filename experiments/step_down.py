@@ -26,6 +26,7 @@ HEADER = ("where", "world", "worse", "equal", "others", "seeds", "judged_once", 
 SIZES = ((2, 4), (3, 3), (6, 6), (7, 5))
 """Numbers of equal and of worse encodings."""
 SEEDS = (2, 3, 5)
+RESOLUTION = {"task": levels.RESOLUTION, "tasks": 0.5 / levels.TASKS}
 
 
 def far(random: np.random.Generator, others: int, seeds: int) -> np.ndarray:
@@ -37,10 +38,12 @@ def staircase(random: np.random.Generator, others: int, seeds: int) -> np.ndarra
     return steps + steps / 6 * random.normal(size=(others, seeds))
 
 
-def told(equal: np.ndarray, worse: np.ndarray, where: str) -> tuple[bool, bool]:
+def told(
+    equal: np.ndarray, worse: np.ndarray, where: str, resolution: float = 0.0
+) -> tuple[bool, ...]:
     """Whether any of the equal ones are told to differ: judged once, and again."""
     values = {str(i): dict(enumerate(each)) for i, each in enumerate([*equal.tolist(), *worse])}
-    standing = Standing("", Pairs(values, where))
+    standing = Standing("", Pairs(values, where, resolution))
     known = {str(i) for i in range(len(equal))}
     return tuple(
         any({*pair} <= known for pair in w) for w in (standing.pairs.worse, standing.worse)
@@ -64,8 +67,12 @@ def main() -> None:
                 for (k, more), n in ((size, n) for size in SIZES for n in SEEDS):
                     random = np.random.default_rng([k, more, n, *f"{where}{world}".encode()])
                     drawn = draw(random, (given.studies, k, n))
-                    drawn /= np.std(drawn - drawn.mean(2, keepdims=True))
-                    found = [told(each, others(random, more, n).tolist(), where) for each in drawn]
+                    unit = np.std(drawn - drawn.mean(2, keepdims=True))
+                    least = RESOLUTION.get(where, 0.0) / unit
+                    found = [
+                        told(each / unit, others(random, more, n).tolist(), where, least)
+                        for each in drawn
+                    ]
                     shares = (f"{share:.3f}" for share in np.mean(found, axis=0))
                     rows.append((where, world, others.__name__, k, more, n, *shares))
                     print(*rows[-1], flush=True)

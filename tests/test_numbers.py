@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from functools import cache
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -341,6 +341,13 @@ def reseeded(study, length):
     return [*sorted(counts), len(names) * (len(names) - 1) // 2]
 
 
+def same_order(study, other, length):
+    one, two = ({n: fit(each, length).mean[n] for n in fit(each, length).mean.index}
+                for each in (study, other))  # fmt: skip
+    pairs = [*combinations(sorted(one.keys() & two.keys()), 2)]
+    return [sum((one[a] - one[b]) * (two[a] - two[b]) > 0 for a, b in pairs), len(pairs)]
+
+
 def cannot_say(study, language="en"):
     """Parameters in millions, steps, the fall since half of the rates was spent, and the root mean
     square of its differences."""
@@ -384,6 +391,11 @@ def slower(study, name, other):
     return [np.mean(took[name]) / np.mean(took[other])]
 
 
+def perplexity(method, start):
+    table = np.genfromtxt(ROOT / "results/extend/tuned.csv", delimiter=",", names=True, dtype=None)
+    return np.exp(table["loss"][(table["method"] == method) & (table["start"] == int(start))])
+
+
 def times(case, name):
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
     return [
@@ -398,7 +410,8 @@ AGAIN = {
     each.__name__: each
     for each in (
         bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        early, late, turned, hours, times, best, reseeded, cannot_say, slower,
+        early, late, turned, hours, times, best, reseeded, cannot_say, slower, perplexity,
+        same_order,
     )
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Who is first at a length, at a task and over all tasks; the published studies."""
 
+import csv
 import dataclasses
 import json
 import math
@@ -30,6 +31,9 @@ from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
+from tests.experiment import experiment
+
+step_down = experiment("step_down")
 
 RESULTS = Path(__file__).parents[3] / "results"
 WHOLE = [
@@ -199,14 +203,23 @@ def seeds_at(name, far):
 
 @pytest.mark.parametrize("num_seeds", [2, 3])
 def test_equal_encodings_are_seldom_told_to_differ_beside_what_breaks(num_seeds):
-    random, told = np.random.default_rng(num_seeds), 0
-    for _ in range(200):
-        equal = {f"e{i}": random.normal(size=num_seeds) for i in range(4)}
-        broken = {f"b{i}": 500 + 20 * random.normal(size=num_seeds) for i in range(2)}
-        values = {n: dict(enumerate(map(float, each))) for n, each in (equal | broken).items()}
-        standing = Standing("", Pairs(values, "beyond"))
-        told += any(a in equal and b in equal for a, b in standing.worse)
-    assert told <= 22  # 0.07 of 200, and three standard deviations
+    random = np.random.default_rng(num_seeds)
+    found = [
+        step_down.told(equal, step_down.far(random, 2, num_seeds).tolist(), "beyond")
+        for equal in random.normal(size=(200, 4, num_seeds))
+    ]
+    assert sum(again for _, again in found) <= 22  # 0.07 of 200, and two standard deviations
+    apart = np.array([[0.0, 0.1, 0.0], [90.0, 90.2, 90.1]])
+    broken = [[5e4, 6e4, 4e4], [5e4, 4e4, 7e4]]
+    assert step_down.told(apart, broken, "beyond") == (False, True)
+
+
+def test_the_table_of_simulations_holds():
+    text = (RESULTS / "ablations/step_down.csv").read_text(encoding="utf-8")
+    shares = [float(row["judged_again"]) for row in csv.DictReader(text.splitlines())]
+    said = f"{np.mean(shares):.1%} of the simulated studies, and in at most {max(shares):.0%}"
+    page = (RESULTS.parent / "docs/compare.md").read_text(encoding="utf-8").replace(" %", "%")
+    assert said in page and f"in {len(shares)} cells" in page and max(shares) <= 0.08
 
 
 def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
