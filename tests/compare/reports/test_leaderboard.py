@@ -13,6 +13,7 @@ from posenc.compare.budget import ALL_TASKS
 from posenc.compare.reports import leaderboard, report_runs
 from posenc.compare.reports.leaderboard import beside, read_rows, study_of
 from posenc.compare.results import (
+    CaseScore,
     CorpusInfo,
     LengthScore,
     PositionScore,
@@ -123,6 +124,131 @@ def test_rows_of_other_recipes_and_texts_are_not_mixed():
         study_of([*rows(), dataclasses.replace(rows()[-1], corpus=other)])
     with pytest.raises(ValueError, match="has no row"):
         study_of([])
+
+
+def changed(row, **fields):
+    config = dataclasses.replace(row.result.config, **fields)
+    return dataclasses.replace(row, result=dataclasses.replace(row.result, config=config))
+
+
+def test_a_trial_that_is_there_twice_is_refused():
+    first, *others = rows()
+    better = dataclasses.replace(first, result=dataclasses.replace(first.result, parameters=8))
+    for again in (first, better, changed(first, source="abc")):
+        with pytest.raises(ValueError, match=r"has t5 on (copy|reverse) seed 0 twice"):
+            study_of([first, *others, again])
+    tried = [
+        changed(row, lr=0.5, test_lengths=(16,)) for row in rows() if row.result.config.of_text
+    ]
+    with pytest.raises(ValueError, match=r"has t5 seed 0 at lr 0.5 twice"):
+        study_of(rows(), [*tried, tried[0]], "novel.jsonl")
+
+
+def test_rows_of_two_sources_and_of_a_users_encoding_are_refused():
+    made = rows()
+    found = [changed(row, source="abc") for row in made]
+    assert len(study_of([*found[:-1], changed(found[-1], source="")]).results) == 18
+    with pytest.raises(ValueError, match=r"rope seed 2 of other code .def.* abc"):
+        study_of([*found[:-1], changed(found[-1], source="def")])
+    tried = [changed(found[-1], source="def", test_lengths=(16,), lr=0.5)]
+    with pytest.raises(ValueError, match=r"rope seed 2 at lr 0.5 of other code .def.* abc"):
+        study_of(found, tried)
+    with pytest.raises(ValueError, match=r"rope seed 2 of other code .0123"):
+        study_of([*made[:-1], changed(made[-1], code="0123")])
+
+
+def test_your_run_of_a_changed_formula_is_not_averaged(tmp_path):
+    def of(source, seeds):
+        made = [result("t5", seed, (1.0, 0.6), "copy") for seed in seeds]
+        return study(*(changed(row, source=source).result for row in rows(study(*made))))
+
+    board = study_of([changed(row, source="abc") for row in rows()])
+    for seeds in ((7, 8), SEEDS):
+        with pytest.raises(ValueError, match=r"t5 was other code in .*def.*abc"):
+            beside(board, [(tmp_path, of("def", seeds))])
+    assert {t.seed for t in beside(board, [(tmp_path, of("", (7,)))])[0].trials} == {0, 1, 2, 7}
+    older = study_of(rows())
+    assert {t.seed for t in beside(older, [(tmp_path, of("def", (7,)))])[0].trials} == {0, 1, 2, 7}
+
+
+def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "published"
+    add_rows(folder / "novel.jsonl", rows())
+    (folder / "board.json").touch()
+    monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
+    assert list(leaderboard.boards()) == ["novel"]
+    (folder / "novel_rates.jsonl").touch()
+    with pytest.raises(ValueError, match=r"novel_rates.jsonl has no row"):
+        leaderboard.boards()
+    (folder / "novel_rates.jsonl").unlink()
+    (folder / "novel.jsonl").rename(folder / "novel_rates.jsonl")
+    with pytest.raises(
+        ValueError, match=r"novel_rates.jsonl has rates for novel.jsonl, which is missing"
+    ):
+        leaderboard.boards()
+    (folder / "novel_rates.jsonl").unlink()
+    add_rows(folder / "book.jsonl", [changed(r, lr=0.1 * (1 + i)) for i, r in enumerate(rows())])
+    with pytest.raises(ValueError, match=r"^book.jsonl .* lr 0.*book_rates.jsonl"):
+        leaderboard.boards()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"task": "juggling"}, "Unknown task 'juggling'. Known: text, copy"),
+        ({"objective": "nonsense"}, "objective must be causal, masked or seq2seq"),
+        ({"test_lengths": ()}, "expected scores at 16, the test lengths of its config, got 16; 24"),
+        (
+            {"test_lengths": (16, 24, 99)},
+            "expected scores at 16; 24; 99, the test lengths of its config, got 16; 24.",
+        ),
+        ({"bits": 1e50}, "expected losses of 0 to 100 bits, got 2, 1e+50."),
+        ({"bits": -0.1}, "expected losses of 0 to 100 bits, got 2, -0.1."),
+    ],
+)
+def test_a_row_that_no_trial_gives_is_refused_with_its_line(tmp_path, change, words):
+    path = tmp_path / "rows.jsonl"
+    if "bits" in change:
+        bad = rows(study(of_text("t5", 0, (2.0, change["bits"]))))
+    else:
+        bad = [changed(rows(study(of_text("t5", 0, (2.0, 2.1))))[0], **change)]
+    add_rows(path, bad)
+    with pytest.raises(ValueError) as caught:
+        read_rows(path)
+    said = str(caught.value)
+    assert (
+        said.startswith(f"{path}, line 1: ")
+        and words in said
+        and ".." not in said.replace("...", "")
+    )
+
+
+def test_a_row_that_lacks_a_test_is_refused_and_what_is_no_text_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    whole = result("t5", 0, (1.0, 0.8), "copy")
+    add_rows(path, rows(study(dataclasses.replace(whole, by_case=whole.by_case[:1]))))
+    with pytest.raises(ValueError, match=r"line 1: expected scores at 4; 8, the .*, got 4\."):
+        read_rows(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 1: .*0xff"):
+        read_rows(path)
+
+
+def test_a_line_separator_inside_a_row_does_not_end_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    info = dataclasses.replace(INFO, name="a\u2028book\x85")
+    add_rows(path, rows(dataclasses.replace(board(), corpus=info)))
+    assert study_of(read_rows(path)).corpus == info
+
+
+def test_the_table_says_which_encoding_has_fewer_trials(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
+    mine = of_text("mine", 0, (2.0, 2.4))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "study.json").write_text(study(mine).to_json(), encoding="utf-8")
+    report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "mine (1 of 3)" in said and "t5 (" not in said.split("lower is better")[1][:300]
 
 
 def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
