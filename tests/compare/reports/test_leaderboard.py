@@ -437,6 +437,7 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     "given, words",
     [
         (["nosuch"], "nosuch"),
+        (["own.py:Mine"], "the leaderboard has posenc's own encodings only, and this one is of a"),
         (
             ["learned:max_positions=9", "--tasks", "text"],
             "cannot be trained on text at --train-length 128",
@@ -454,11 +455,11 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
                 "--rows",
                 str(ROOT / "results/leaderboard/code.jsonl"),
             ],
-            "--rows: its trials of text have 3,000 steps, and these would have 9.",
+            "--rows: its trials of text have steps 3000, and these would have 9; batch 16, ",
         ),
         (
             ["--tasks", "copy", "--rows", str(ROOT / "results/ablations/copy_longer.jsonl")],
-            "--rows: its trials of copy have 10,000 steps, and these would have 2,500.",
+            "--rows: its trials of copy have steps 10000, and these would have 2500",
         ),
         (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
         (["--tasks"], "argument --tasks: expected at least one argument"),
@@ -473,6 +474,8 @@ def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeyp
     script = experiment("leaderboard")
     add_rows(tmp_path / "rows", rows(study(result("t5", 0, (1.0, 0.8), "copy"))))
     (tmp_path / "file").write_text("damaged", encoding="utf-8")
+    mine = "from posenc import RoPE\nclass Mine(RoPE): pass\n"
+    (tmp_path / "own.py").write_text(mine, encoding="utf-8")
     (tmp_path / "others").mkdir()
     (tmp_path / "others/letter.txt").touch()
     before = sorted(tmp_path.rglob("*"))
@@ -482,6 +485,55 @@ def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeyp
     said = err.splitlines()[-1]
     assert code == 2 and words in said and said.startswith("leaderboard.py: error: ")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_trials_of_another_recipe_are_refused_before_any_is_trained(tmp_path, monkeypatch, run):
+    script = experiment("leaderboard")
+    monkeypatch.setattr(script, "run_study", lambda *a, **k: pytest.fail("it was run"))
+    path, out = tmp_path / "known.jsonl", tmp_path / "runs"
+    usual = ("t5", "--tasks", "copy", "--seeds", "1")
+    given = argparse.Namespace(
+        precision="bfloat16", workers=1, out=out, steps=None, lr=0.002, check_lr=True, text=None,
+        batch=None,
+    )  # fmt: skip
+    (plan,) = script.make_plan(script.piece(["t5"], "copy", 1, given)).tasks
+    good = script.rate_trials([plan])
+
+    def refused(config, *more, rates=()):
+        for file, configs in ((path, [config]), (script.rates_file(path), rates)):
+            file.unlink(missing_ok=True)
+            cases = tuple(CaseScore(n, "", 1.0, 1.0, 1.0, 1.0) for n in plan.test_lengths)
+            made = [
+                TrialResult(c, by_case=cases[: len(c.test_lengths)], timing=Timing(9.0, 2.0, 0.1))
+                for c in configs
+            ]
+            if made:
+                add_rows(file, rows(study(*made)))
+        where = ("--out", out, "--rows", path, "--commit", "x")
+        code, _, err = run(script, *usual, *more, *where)
+        assert code == 2 and not out.exists()
+        return err.splitlines()[-1]
+
+    for change, words in (
+        ({"recipe": 4}, f"recipe 4, and these would have {plan.recipe}"),
+        ({"torch": "1.0"}, "torch 1.0, and"),
+        ({"batch": 3}, "batch 3, and these would have 64"),
+        ({"lr": 0.5}, "lr 0.5, and these would have 0.002"),
+        ({"source": "abc", "encoding": "t5"}, "t5 of source abc, and these would have "),
+    ):
+        said = refused(dataclasses.replace(plan, **change))
+        assert words in said and "--rows copy-2.jsonl --out runs/copy-2" in said
+    chosen = dataclasses.replace(plan, lr=0.004)
+    said = refused(dataclasses.replace(plan, lr=0.5), "--check-lr", rates=good)
+    assert "lr 0.5, and these would have 0.001/0.002/0.004" in said
+    narrow = script.rate_trials([dataclasses.replace(plan, width=8)])
+    said = refused(chosen, "--check-lr", rates=narrow)
+    assert "known_rates.jsonl: its trials of copy have width 8, and these would have 64" in said
+    for given, rates, has in (("--check-lr",), (), "no"), ((), good, "the"):
+        said = refused(plan, *given, rates=rates)
+        assert f"known_rates.jsonl has {has} trials that chose rates of copy" in said
+    with pytest.raises(pytest.fail.Exception, match="it was run"):
+        refused(chosen, "--check-lr", rates=good)
 
 
 def test_code_without_a_commit_is_asked_for_it(tmp_path, monkeypatch):
