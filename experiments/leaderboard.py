@@ -2,7 +2,7 @@
 
 python experiments/leaderboard.py                     # tasks, one representative of each family
 python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
-python experiments/leaderboard.py --seeds 5 rope t5   # more seeds where tiers touch
+python experiments/leaderboard.py --seeds 5 --rows five.jsonl --out runs/five rope t5
 python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
 python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.008 --check-lr \
     --text novel.txt --rows novel.jsonl --out runs/novel      # a text, sizes and rates of its own
@@ -10,8 +10,9 @@ python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.00
 A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
 to results/leaderboard/tasks.jsonl. The same command goes on: here from the last checkpoint of what
 was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
-runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. The trials by which
---check-lr chose stand beside the others, in the file with _rates in its name.
+runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. Where the file has rows
+of another recipe, such as those published before it changed, nothing is run: give --rows and --out.
+The trials by which --check-lr chose stand beside the others, in the file with _rates in its name.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.learning_rate_search import rate_trials
-from posenc.compare.plan.plan import plan_trials
+from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.reports.board import PUBLISHED, ROWS
 from posenc.compare.reports.leaderboard import Row, read_rows, study_of
+from posenc.compare.reports.merge import recipe_of, shown
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
 from posenc.compare.trial.config import RECIPE
@@ -115,17 +117,43 @@ def rates_of(study: Study, given: argparse.Namespace) -> Study:
     return replace(study, trials=checks, results=tuple(found.values()))
 
 
-def check_steps(known: list[Row], pieces: list[Options]) -> None:
-    """Raises: ValueError where rows of a task have other steps than its piece: they do not mix."""
-    for options in pieces:
-        assert options.encodings
-        (planned,) = plan_trials(options, read_encodings(options.encodings))
-        for config in (row.result.config for row in known):
-            if config.task == planned.task and config.steps != planned.steps:
+def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
+    """Raises: ValueError where rows of a task are of another recipe than those that its piece would
+    add, or only some of both at checked rates: they do not mix."""
+    rates, rows = rates_file(given.rows), {given.rows: []}
+    for file in filter(Path.is_file, (given.rows, rates)):
+        rows[file] = [row.result.config for row in read_rows(file)]
+    for options in pieces if any(rows.values()) else ():
+        plan = with_text(make_plan(options), given.out)
+        (planned,), now = plan.tasks, {each.text: each.source for each in plan.compared}
+        of_task = {f: [c for c in each if c.task == planned.task] for f, each in rows.items()}
+        new = f"{planned.task}-2"
+        own = f"Give --rows and --out of their own: --rows {new}.jsonl --out runs/{new}"
+        tried = rate_trials([planned])
+        for file, configs in of_task.items():
+            would = recipe_of(tried if file == rates else [planned])
+            would["lr"] |= {trial.lr for trial in tried if given.check_lr}
+            differ = [
+                f"{name} {shown(found)}, and these would have {shown(would[name])}"
+                for name, found in recipe_of(configs).items()
+                if not found <= would[name]
+            ]
+            differ += [
+                f"{c.encoding} of source {c.source}, and these would have {now[c.encoding]}"
+                for c in configs
+                if c.source and c.source != now.get(c.encoding, c.source)
+            ][:1]
+            if differ:
+                option = "--rows" if file == given.rows else file
                 raise ValueError(
-                    f"--rows: its trials of {config.task} have {config.steps:,} steps, and these "
-                    f"would have {planned.steps:,}. Give --rows and --out of their own."
+                    f"{option}: its trials of {planned.task} have {'; '.join(differ)}. {own}"
                 )
+        if of_task[given.rows] and bool(of_task.get(rates)) != given.check_lr:
+            has, do = ("no", "without") if given.check_lr else ("the", "with")
+            raise ValueError(
+                f"--check-lr: {rates} has {has} trials that chose rates of {planned.task}. Run "
+                f"this {do} --check-lr. Or: {own}"
+            )
 
 
 def run_pieces(given: argparse.Namespace) -> None:
@@ -135,10 +163,14 @@ def run_pieces(given: argparse.Namespace) -> None:
     """
     names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
     check_file("--rows", given.rows)
-    known = read_rows(given.rows) if given.rows.is_file() else []
+    if own := [each.text for each in read_encodings(names) if each.code]:
+        raise ValueError(
+            f"{own[0]}: the leaderboard has posenc's own encodings only, and this one is of a "
+            "file. Compare it with posenc compare --suite, then posenc leaderboard --mine."
+        )
     pieces = [piece(names, task, given.seeds, given) for task in given.tasks]
     check_runs(pieces)
-    check_steps(known, pieces)
+    check_recipes(given, pieces)
     rates = rates_file(given.rows)
     for file in (given.rows, rates):
         if file.is_file():

@@ -273,12 +273,12 @@ class Study(Record):
                 raise ValueError(f"{each.config.folder} has no score of its task")
         return study
 
-    def of_task(self, task: str) -> Self:
-        """Return the part of the study with trials of one task; "text" is one too."""
+    def of_task(self, *tasks: str) -> Self:
+        """Return the part of the study with trials of these tasks; "text" is one too."""
         return replace(
             self,
-            trials=tuple(t for t in self.trials if t.task == task),
-            results=tuple(r for r in self.results if r.config.task == task),
+            trials=tuple(t for t in self.trials if t.task in tasks),
+            results=tuple(r for r in self.results if r.config.task in tasks),
         )
 
     @property

@@ -261,7 +261,7 @@ def _against(standing: Standing, name: str, base: str) -> str:
 
 
 def _left_out(study: Study) -> Iterator[str]:
-    """Name encodings without a finished trial, and those that run at no length."""
+    """Name encodings without a finished trial, without a length that runs, or without a rank."""
     done = {result.config.encoding for result in study.finished}
     failed = dict.fromkeys(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
@@ -274,6 +274,13 @@ def _left_out(study: Study) -> Iterator[str]:
     nowhere = [name for name in study.encodings if name in read[False] - read[True]]
     if nowhere and read[True]:
         yield phrase("{names} can run at no tested length.", names=_some(nowhere))
+    ranks = found.pairs.values if (found := standing_of_tasks(study)) else {}
+    keys = {(c.task, c.seed, c.encoding) for c in (result.config for result in study.finished)}
+    others, seeds = [n for n in study.encodings if n not in ranks], next(iter(ranks.values()), ())
+    if lacks := sorted({(t, s, n) for t, _, _ in keys for s in seeds for n in others} - keys):
+        names, trial = _some(name for _, _, name in lacks), "{name} seed {seed}"
+        trial = phrase(trial, name=lacks[0][0], seed=lacks[0][1])
+        yield phrase("Not ranked: {names} ({trial} is missing).", names=names, trial=trial)
 
 
 def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:

@@ -1,6 +1,7 @@
 """Which encoding for what: one line for each use, from studies of texts and of tasks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from posenc.compare.judge.answer import why_unsure
@@ -14,16 +15,19 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
     """Say which encoding to use for short context, for long context and for tasks, in at most 40
     words.
 
-    On several texts it is one that no other beats significantly on any of them, with the lowest
-    mean loss; if there is none, the best one of each text. It is the best over the tasks of the
-    last study that has several. "Perhaps" where no difference has an interval.
+    On two texts of one recipe it is one that no other beats significantly on either, or else the
+    best one of each; on more texts, the one that is best or tied on most. It is the best over the
+    tasks of the last study that has several. "Perhaps" where no difference has an interval.
     """
     texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
     found = {name: each for name, text in texts.items() if (each := standings(text))}
+    own = {"encoding": "", "seed": 0, "source": "", "lr": 0.0}  # as rates are each encoding's own
+    recipes = {replace(each.trials[0], **own) for each in texts.values()}
+    alike = len(recipes) == len(texts) and len({replace(t, corpus="") for t in recipes}) == 1
     said = []
     for use, at in (("Short context", 0), ("Long context", -1)) if found else ():
         places = {name: each[at] for name, each in found.items()}
-        said.append(_use(use, _on_texts(places), [*places.values()]))
+        said.append(_use(use, _on_texts(places, alike), [*places.values()]))
     overall = [each for study in studies.values() if (each := standing_of_tasks(study))]
     for each in overall[-1:]:
         best = each.order[0]
@@ -38,27 +42,28 @@ def _use(use: str, names: str, places: Sequence[Standing]) -> str:
     return phrase(said, use=phrase(use), names=names)
 
 
-def _on_texts(places: Mapping[str, Standing]) -> str:
-    """Name the best encoding of all texts, or the best of each."""
+def _on_texts(places: Mapping[str, Standing], alike: bool) -> str:
+    """Name the best encoding of all texts, or the best of each, with its loss unless it is tied."""
+    if len(places) > 2:
+        names = [name for each in places.values() for name in each.first]
+        best, said = max(names, key=names.count), "best or tied on {part} of {whole} texts"
+        return _named(best, phrase(said, part=names.count(best), whole=len(places)))
     tied = set.intersection(*(set(each.first) for each in places.values()))
-    if tied:
+    if alike and tied:
         best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
-        return _named(best, _bits(places, best), len(tied))
-    return listed([_named(p.order[0], _bits({t: p}, p.order[0], t)) for t, p in places.items()])
+        return _named(best, _bits(places, best, alone=len(places) == 1), len(tied))
+    each = [(text, p, p.order[0]) for text, p in places.items()]
+    bits = [phrase(text) if p.first[1:] else _bits({text: p}, best) for text, p, best in each]
+    found = zip(each, bits, strict=True)
+    return listed([_named(best, said, len(p.first)) for (_, p, best), said in found])
 
 
-def _bits(places: Mapping[str, Standing], name: str, text: str = "") -> str:
+def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str:
     """Write the losses of an encoding with their texts; without it if there is only one."""
-    if len(places) == 1 and not text:
-        (place,) = places.values()
-        return phrase("{bits:.2f} bits", bits=place.mean(name))
+    one = "{bits:.2f} bits" if alone else "{bits:.2f} bits on {text}"
     said = [
-        phrase(
-            "{bits:.2f} bits on {text}" if i == 0 else "{bits:.2f} on {text}",
-            bits=place.mean(name),
-            text=phrase(text),
-        )
-        for i, (text, place) in enumerate(places.items())
+        phrase("{bits:.2f} on {text}" if i else one, bits=p.mean(name), text=phrase(text))
+        for i, (text, p) in enumerate(places.items())
     ]
     return phrase(", ").join(said)
 

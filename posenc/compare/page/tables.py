@@ -23,10 +23,12 @@ def summary_table(study: Study) -> Table:
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
     named, context = phrase("encoding"), phrase("more context")
     header, lines = [named, *lengths, context, phrase("parameters"), phrase("tokens/s")], []
+    most = max((row.num_seeds for row in study.summary), default=0)
     for of, losses, context in rows.text_rows(study):
         speed = "" if of.tokens_per_second is None else f"{of.tokens_per_second:,.0f}"
         cells = [*map(_cell, losses), context, f"{of.parameters:,}", speed]
-        lines.append([of.encoding, *cells])
+        some = phrase("{part} of {whole}", part=of.num_seeds, whole=most)
+        lines.append([of.encoding if of.num_seeds == most else f"{of.encoding} ({some})", *cells])
     title = phrase("Bits per byte by window length (lower is better)")
     table = text_table(header, lines, named=named, title=title, title_justify="left")
     table.caption, table.caption_justify = rows.detectable(study), "left"

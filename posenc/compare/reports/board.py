@@ -25,15 +25,18 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
     """
     text = published_file(BOARD).read_text(encoding="utf-8")
     with spoken(lang):
+        try:
+            board = json.loads(text)
+            said = board if in_english() else board["zh"]
+            lines, studies = [said["answer"]], board["studies"].items()
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{published_file(BOARD)}: expected an answer and studies.") from None
         if as_json:
             print(text, end="")
             return
-        board = json.loads(text)
-        said = board if in_english() else board["zh"]
         out, named, of = stdout(160), phrase("encoding"), "{what}: {name}"
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
-        lines = [said["answer"]]
-        for name, study in board["studies"].items():
+        for name, study in studies:
             wheres = (each["where"] for each in said["studies"][name]["places"])
             header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
             what = phrase(of, what=phrase("Published leaderboard"), name=phrase(name))

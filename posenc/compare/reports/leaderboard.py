@@ -4,6 +4,7 @@ Each file of rows is a study: of one text, or of tasks. If its learning rates we
 of the trials that chose them are in a file of the same name with RATES.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult, chosen_rates
-from posenc.compare.trial.config import TrialConfig
-from posenc.report.files.opened import text_of
+from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.material import check_scores
+from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import Record
 from posenc.sentence import listed
 
@@ -42,66 +44,69 @@ class Row(Record):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read rows. Raises ValueError with the number of a damaged line."""
+    """Read rows. Raises ValueError with the number of a line that is damaged or no trial's."""
     rows = []
-    for number, line in enumerate(text_of(path).splitlines(), 1):
+    for number, line in enumerate(bytes_of(path).splitlines(), 1):
         try:
-            rows.append(Row.from_json(line))
+            rows.append(Row.from_json(line.decode()))
+            check_scores(rows[-1].result)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}.") from None
+            raise ValueError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
     return rows
 
 
 def published(name: str = ROWS) -> list[Row]:
-    """Return the rows of a file that the package brings, or the repository that it runs from.
-
-    Raises: ValueError where there is none.
-    """
+    """Return the rows of a published file. Raises: ValueError where there is none."""
     return read_rows(published_file(name))
 
 
 def boards() -> dict[str, Study]:
     """Return the published studies by the names of their files. Raises: ValueError as `published`
-    and `study_of`."""
+    and `study_of`, and for a file without rows or of rates without a study."""
     rows = {path.stem: read_rows(path) for path in published_file(BOARD).parent.glob("*.jsonl")}
+    for name, found in rows.items():
+        of = name.removesuffix(RATES)
+        if not found or of not in rows:
+            why = f"has rates for {of}.jsonl, which is missing" if found else "has no row"
+            raise ValueError(f"{published_file(BOARD).parent / name}.jsonl {why}.")
     return {
-        name: study_of(rows[name], rows.get(name + RATES, ()))
+        name: study_of(rows[name], rows.get(name + RATES, ()), f"{name}.jsonl")
         for name in sorted(rows)
         if not name.endswith(RATES)
     }
 
 
-def study_of(rows: Sequence[Row], tried: Sequence[Row] = ()) -> Study:
+def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The leaderboard") -> Study:
     """Return the rows as one study, for tables and page.
 
-    tried: rows of the trials that chose the learning rates.
-    Raises: ValueError for rows of different recipes, or of another rate than the chosen one.
+    tried, of: rows of the trials that chose the learning rates, and the name that errors give.
+    Raises: ValueError for rows of different recipes or of other code, for a trial that is there
+    twice, or of another rate than the chosen one.
     """
     if not rows:
-        raise ValueError("The leaderboard has no row.")
-    results = [row.result for row in rows]
+        raise ValueError(f"{of} has no row.")
+    results, every = [row.result for row in rows], [row.result.config for row in (*rows, *tried)]
     corpora = {row.corpus for row in (*rows, *tried) if row.corpus is not None}
     if len(corpora) > 1:
-        raise ValueError(
-            f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
-        )
+        raise ValueError(f"{of} has rows of {len(corpora)} texts, which cannot be mixed.")
+    codes = {trial.encoding: trial.source for trial in reversed(every) if trial.source}
+    counts = Counter(replace(trial, source="") for trial in every)
+    for trial in every:
+        code, known = trial.code or trial.source, codes.get(trial.encoding, "unknown")
+        if code not in ("", known) or counts[replace(trial, source="")] > 1:
+            why = "twice" if code in ("", known) else f"of other code ({code}; posenc's: {known})"
+            raise ValueError(f"{of} has {name_of(trial)} {why}. Remove the row, or run it again.")
     trials = [result.config for result in results]
     rates = chosen_rates([row.result for row in tried])
     chosen = {(each.task, each.encoding): each.chosen for each in rates}
-    for trial in trials if rates else ():
-        rate = chosen.get((trial.task, trial.encoding))
-        if trial.lr != rate:
-            raise ValueError(
-                f"The leaderboard has {trial.name} at a learning rate of {trial.lr}, and {rate} "
-                "was chosen for it."
-            )
+    for t in trials if rates else ():
+        if t.lr != (rate := chosen.get((t.task, t.encoding))):
+            raise ValueError(f"{of}: {t.name} at a learning rate of {t.lr}, and {rate} was chosen.")
     if rates:  # those that chose them are shorter, but of the same recipe
-        usual = {trial.task: (trial.steps, trial.test_lengths) for trial in trials}
-        for config in (row.result.config for row in tried if row.result.config.task in usual):
-            steps, lengths = usual[config.task]
-            trials.append(replace(config, steps=steps, test_lengths=lengths))
+        usual = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
+        trials += [replace(t, **usual[t.task]) for t in every[len(rows) :] if t.task in usual]
         trials = [replace(trial, lr=0.0) for trial in trials]
-    _check_one_recipe(trials)
+    _check_one_recipe(of, trials)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -123,17 +128,18 @@ def _without_source(study: Study) -> Study:
     return replace(study, trials=tuple(trials), results=tuple(results))
 
 
-def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
+def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
     differ in recipe, torch or precision."""
     of_all = recipe_of(trials)
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
         fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
-        if said := [f"{name} {shown(found)}" for name, found in fields.items() if len(found) > 1]:
-            raise ValueError(
-                f"The leaderboard has rows of different recipes for {task}: {', '.join(said)}."
-            )
+        said = [f"{name} {shown(found)}" for name, found in fields.items() if len(found) > 1]
+        missing = f"but {of.removesuffix('.jsonl')}{RATES}.jsonl, where it is chosen, is missing"
+        said += [missing] if len(fields["lr"]) > 1 else []
+        if said:
+            raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(said)}.")
 
 
 def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
@@ -143,42 +149,26 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
     Raises: ValueError where no task is left.
     """
     here = Path("the leaderboard")
-    board, mine = _without_source(board), [(folder, _without_source(each)) for folder, each in mine]
     runs = [(here, board), *mine]
+    known = {(t.encoding, t.source) for _, study in runs for t in study.trials if t.source}
+    if len(known) == len({name for name, _ in known}):  # otherwise merging says what differs
+        runs = [(run, _without_source(study)) for run, study in runs]
     kept: list[str] = []
     left: dict[str, list[str]] = {}
     for task in dict.fromkeys(trial.task for trial in board.trials):
-        parts = [(folder, study.of_task(task)) for folder, study in mine]
-        parts = [(folder, part) for folder, part in parts if part.trials]
+        parts = [(run, part) for run, study in mine if (part := study.of_task(task)).trials]
         try:
             for folder, part in parts:
                 check_recipe(here, board.of_task(task), folder, part)
         except ValueError as error:
             left.setdefault(str(error), []).append(task)
             continue
-        if parts:
-            kept.append(task)
-        else:
-            left.setdefault("you have no trial of it.", []).append(task)
-    lines = [
-        f"{listed(tasks)} {'is' if len(tasks) == 1 else 'are'} left out: {reason}"
-        for reason, tasks in left.items()
-    ]
+        (kept if parts else left.setdefault("you have no trial of it.", [])).append(task)
+    said = "{} {} left out: {}".format
+    lines = [said(listed(t), "are" if t[1:] else "is", reason) for reason, t in left.items()]
     if not kept:
         raise ValueError(" ".join(lines))
-    merged, conflicts = merge_checked(
-        [
-            (
-                folder,
-                replace(
-                    study,
-                    trials=tuple(t for t in study.trials if t.task in kept),
-                    results=tuple(r for r in study.results if r.config.task in kept),
-                ),
-            )
-            for folder, study in runs
-            if any(trial.task in kept for trial in study.trials)
-        ]
-    )
+    parts = [(run, part) for run, study in runs if (part := study.of_task(*kept)).trials]
+    merged, conflicts = merge_checked(parts)
     text = any(trial.of_text for trial in merged.trials)
     return replace(merged, corpus=board.corpus if text else None), lines + conflicts

@@ -1,17 +1,18 @@
-"""Sizes of a trial's model that depend on its text or task."""
+"""Sizes of a trial's model and the tests that depend on its text or task."""
 
 import hashlib
 
+from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import VOCABULARY
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.known import TEXT, task_named
 from posenc.tasks.task import Case, Task
 
 
 def task_of(config: TrialConfig) -> Task | None:
     """Return the task that makes a trial's sequences, or None for text."""
-    return None if config.task == TEXT else TASKS[config.task]
+    return None if config.task == TEXT else task_named(config.task)
 
 
 def vocabulary_of(config: TrialConfig) -> int:
@@ -44,3 +45,18 @@ def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -
     for batch in made:
         digest.update(batch.tokens.astype("<i8").tobytes() + batch.targets.astype("<i8").tobytes())
     return digest.hexdigest()[:16]
+
+
+def check_scores(result: TrialResult) -> None:
+    """Raise ValueError for other tests than those of the config, and for impossible losses."""
+    trial, losses = result.config, [score.bits_per_byte or 0 for score in result.by_length]
+    objective_of(trial)  # or it is none
+    lengths, task = (trial.train_length, *trial.test_lengths[1:]), task_of(trial)
+    wanted = "; ".join(map(str, task.cases(lengths) if task else map(Case, lengths)))
+    scores = (*result.by_length, *result.by_case)
+    got = "; ".join(str(Case(each.length, getattr(each, "variant", ""))) for each in scores)
+    if lengths != trial.test_lengths or (wanted != got and result.reason is None):
+        raise ValueError(f"expected scores at {wanted}, the test lengths of its config, got {got}")
+    if not all(0 <= loss <= 100 for loss in losses):
+        got = ", ".join(f"{loss:.3g}" for loss in losses)
+        raise ValueError(f"expected losses of 0 to 100 bits, got {got}")

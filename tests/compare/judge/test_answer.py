@@ -334,3 +334,46 @@ def test_the_published_studies_end_in_an_encoding():
     assert made.limits.startswith("Three seeds, one text, six tasks, 0.2 M parameters: ")
     assert len(made.recommendation.split()) <= ANSWER_WORDS
     assert len(made.limits.split()) <= LIMIT_WORDS
+
+
+def test_an_encoding_without_a_rank_is_named_with_the_trial_that_it_lacks():
+    scores = {
+        name: tuple(base + seed / 100 for seed in range(3))
+        for name, base in (("t5", 0.9), ("alibi", 0.7), ("rope", 0.5), ("nope", 0.3))
+    }
+    whole = of_tasks(scores)
+
+    def without(*gone):
+        kept = [
+            r
+            for r in whole.results
+            if (r.config.encoding, r.config.task, r.config.seed) not in gone
+        ]
+        return dataclasses.replace(whole, trials=tuple(r.config for r in kept), results=tuple(kept))
+
+    assert "Not ranked" not in limits(whole)
+    one = limits(without(("t5", "copy", 2)))
+    assert one.endswith(" Not ranked: t5 (copy seed 2 is missing).")
+    two = limits(without(("t5", "copy", 2), ("rope", "recall", 1)))
+    assert two.endswith(" Not ranked: t5 and rope (copy seed 2 is missing).")
+    assert len(two.split()) <= LIMIT_WORDS
+    failed = [
+        dataclasses.replace(r, reason="its loss is nan") if r == whole.results[0] else r
+        for r in whole.results
+    ]
+    assert "Not ranked: t5 (copy seed 0 is missing)" in limits(
+        dataclasses.replace(whole, results=tuple(failed))
+    )
+    cannot = [
+        dataclasses.replace(
+            r,
+            by_case=tuple(
+                dataclasses.replace(c, exact_match=None, token_accuracy=None, cannot="no")
+                for c in r.by_case
+            ),
+        )
+        if r.config.encoding == "t5"
+        else r
+        for r in whole.results
+    ]
+    assert "Not ranked" not in limits(dataclasses.replace(whole, results=tuple(cannot)))

@@ -1,6 +1,6 @@
 """Which encoding for what: short context, long context, and tasks, from several studies."""
 
-import dataclasses
+from dataclasses import replace
 
 from posenc.compare.judge.answer import num_words
 from posenc.compare.judge.uses import which_for_what
@@ -13,21 +13,20 @@ NOISE = ((0.001, 0.0, -0.001), (-0.001, 0.001, 0.0), (0.0, -0.001, 0.001))
 TASKS = {"dape": (0.9, 0.8), "rope": (0.1, 0.3), "nope": (0.2, 0.2)}
 
 
-def of_text(bits, seeds=SEEDS):
+def of_text(bits, seeds=SEEDS, **recipe):
     """A study in which each encoding has these bits at 128 and 512 bytes, and seeds a little
     apart."""
-    return study(
-        *(
-            result(name, seed, (near + noise, near, far - noise))
-            for i, (name, (near, far)) in enumerate(bits.items())
-            for seed, noise in zip(seeds, NOISE[i], strict=False)
-        )
+    made = (
+        result(name, seed, (near + noise, near, far - noise))
+        for i, (name, (near, far)) in enumerate(bits.items())
+        for seed, noise in zip(seeds, NOISE[i], strict=False)
     )
+    return study(*(replace(r, config=replace(r.config, **recipe)) for r in made))
 
 
 def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers():
     code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0), "alibi": (1.9, 1.8)})
-    novel = of_text({"t5": (2.1, 2.0), "rope": (2.2, 4.2), "alibi": (2.4, 2.3)})
+    novel = of_text({"t5": (2.1, 2.0), "rope": (2.2, 4.2), "alibi": (2.4, 2.3)}, corpus="novel")
     said = which_for_what({"code": code, "novel": novel, "tasks": of_tasks(TASKS)})
     assert said.startswith(
         "Short context: t5 (1.60 bits on code, 2.10 on novel). "
@@ -39,7 +38,7 @@ def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers():
 
 def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
     code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
-    novel = of_text({"t5": (2.2, 2.0), "rope": (2.1, 4.2)})
+    novel = of_text({"t5": (2.2, 2.0), "rope": (2.1, 4.2)}, corpus="novel")
     assert which_for_what({"code": code, "novel": novel}).startswith(
         "Short context: t5 (1.60 bits on code) and rope (2.10 bits on novel). Long"
     )
@@ -59,12 +58,60 @@ def test_one_seed_is_perhaps_and_nothing_is_nothing():
     alone = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}, seeds=(0,))
     assert which_for_what({"any": alone}).startswith("Short context: perhaps t5 (1.60 bits")
     assert which_for_what({}) == ""
-    failed = dataclasses.replace(alone, results=())
+    failed = replace(alone, results=())
     assert which_for_what({"any": failed}) == ""
 
 
 def test_it_is_said_in_chinese():
-    code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
+    bits = {"t5": (1.6, 1.5), "rope": (1.7, 4.0)}
+    code = of_text(bits)
     with speaking("zh"):
-        said = which_for_what({"code": code, "novel": code})
+        said = which_for_what({"code": code, "novel": of_text(bits, corpus="novel")})
     assert said.startswith("短上下文：t5（代码 1.60 比特、小说 1.60）。长上下文：")
+
+
+def test_texts_of_other_recipes_and_one_text_twice_are_not_averaged():
+    bits = {"t5": (1.6, 1.5), "rope": (1.7, 4.0)}
+    code, each = of_text(bits), "t5 (1.60 bits on code) and t5 (1.60 bits on novel). "
+    for recipe in ({"steps": 9}, {"width": 8}, {"precision": "bfloat16"}, {"torch": "1"}):
+        novel = of_text(bits, corpus="novel", **recipe)
+        assert which_for_what({"code": code, "novel": novel}).startswith(f"Short context: {each}")
+    assert which_for_what({"code": code, "novel": code}).startswith(f"Short context: {each}")
+    same = which_for_what({"code": code, "novel": of_text(bits, corpus="novel")})
+    assert same.startswith("Short context: t5 (1.60 bits on code, 1.60 on novel). ")
+
+
+def test_more_than_two_texts_are_counted():
+    bits = {"t5": (1.6, 1.5), "rope": (1.7, 4.0)}
+    texts = {name: of_text(bits, corpus=name) for name in ("code", "novel")}
+    texts["wiki"] = of_text({"t5": (2.0, 2.5), "rope": (2.1, 4.1)}, corpus="wiki")
+    said = which_for_what({**texts, "tasks": of_tasks(TASKS)})
+    assert said.startswith(
+        "Short context: t5 (best or tied on 3 of 3 texts). "
+        "Long context: t5 (best or tied on 3 of 3 texts). "
+    )
+    texts["laws"] = of_text({"t5": (2.2, 2.5), "rope": (2.1, 2.1)}, corpus="laws")
+    said = which_for_what({**texts, "tasks": of_tasks(TASKS)})
+    assert said.startswith(
+        "Short context: t5 (best or tied on 3 of 4 texts). "
+        "Long context: t5 (best or tied on 3 of 4 texts). "
+    )
+    with speaking("zh"):
+        assert which_for_what(texts).startswith("短上下文：t5（4 种文本中有 3 种最好或并列）。")
+
+
+def test_texts_that_disagree_say_the_ties_and_stay_within_forty_words():
+    code = of_text({"t5": (1.6, 1.5), "rope": (1.6, 1.5), "alibi": (1.9, 1.9)})
+    novel = of_text({"t5": (2.2, 2.2), "nope": (2.1, 2.1), "alibi": (2.1, 2.1)}, corpus="novel")
+    said = which_for_what({"code": code, "novel": novel})
+    first = said.split(". ")[0]
+    assert first.startswith("Short context: ") and first.count("; 1 tied)") == 2
+    assert "(code; 1 tied)" in first and "(novel; 1 tied)" in first
+    alone = [of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}, (0,), corpus=c) for c in "ab"]
+    other = of_text({"nope": (1.6, 1.5), "fire": (1.7, 4.0)}, (0,), corpus="c")
+    for texts in ([alone[0], other], [*alone, other], [*alone, other, alone[0], alone[1]]):
+        named = {f"text_{i}": each for i, each in enumerate(texts)}
+        said = which_for_what({**named, "tasks": of_tasks(TASKS)})
+        assert num_words(said) <= 40 and said.count("context: perhaps ") == 2
+    said = which_for_what({"code": alone[0], "novel": other, "tasks": of_tasks(TASKS)})
+    assert said.startswith("Short context: perhaps t5 (code; 1 tied) and nope (novel; 1 tied). ")

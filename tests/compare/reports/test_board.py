@@ -64,6 +64,18 @@ def test_the_command_shows_the_stored_answer_and_says_what_takes_long(call, tmp_
     )
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"answer": "t5"}', '{"answer": 1, "studies": 2}']
+)
+def test_a_damaged_file_of_the_leaderboard_is_named(call, tmp_path, monkeypatch, text):
+    path = tmp_path / "board.json"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(board, "published_file", lambda name: path)
+    for given in ((), ("--json",)):
+        code, out, said = call("leaderboard", *given)
+        assert (code, out) == (2, "") and "board.json" in said and said.count("\n") == 1
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch, lang):
     monkeypatch.setenv("COLUMNS", "80")

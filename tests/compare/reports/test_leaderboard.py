@@ -13,6 +13,7 @@ from posenc.compare.budget import ALL_TASKS
 from posenc.compare.reports import leaderboard, report_runs
 from posenc.compare.reports.leaderboard import beside, read_rows, study_of
 from posenc.compare.results import (
+    CaseScore,
     CorpusInfo,
     LengthScore,
     PositionScore,
@@ -123,6 +124,131 @@ def test_rows_of_other_recipes_and_texts_are_not_mixed():
         study_of([*rows(), dataclasses.replace(rows()[-1], corpus=other)])
     with pytest.raises(ValueError, match="has no row"):
         study_of([])
+
+
+def changed(row, **fields):
+    config = dataclasses.replace(row.result.config, **fields)
+    return dataclasses.replace(row, result=dataclasses.replace(row.result, config=config))
+
+
+def test_a_trial_that_is_there_twice_is_refused():
+    first, *others = rows()
+    better = dataclasses.replace(first, result=dataclasses.replace(first.result, parameters=8))
+    for again in (first, better, changed(first, source="abc")):
+        with pytest.raises(ValueError, match=r"has t5 on (copy|reverse) seed 0 twice"):
+            study_of([first, *others, again])
+    tried = [
+        changed(row, lr=0.5, test_lengths=(16,)) for row in rows() if row.result.config.of_text
+    ]
+    with pytest.raises(ValueError, match=r"has t5 seed 0 at lr 0.5 twice"):
+        study_of(rows(), [*tried, tried[0]], "novel.jsonl")
+
+
+def test_rows_of_two_sources_and_of_a_users_encoding_are_refused():
+    made = rows()
+    found = [changed(row, source="abc") for row in made]
+    assert len(study_of([*found[:-1], changed(found[-1], source="")]).results) == 18
+    with pytest.raises(ValueError, match=r"rope seed 2 of other code .def.* abc"):
+        study_of([*found[:-1], changed(found[-1], source="def")])
+    tried = [changed(found[-1], source="def", test_lengths=(16,), lr=0.5)]
+    with pytest.raises(ValueError, match=r"rope seed 2 at lr 0.5 of other code .def.* abc"):
+        study_of(found, tried)
+    with pytest.raises(ValueError, match=r"rope seed 2 of other code .0123"):
+        study_of([*made[:-1], changed(made[-1], code="0123")])
+
+
+def test_your_run_of_a_changed_formula_is_not_averaged(tmp_path):
+    def of(source, seeds):
+        made = [result("t5", seed, (1.0, 0.6), "copy") for seed in seeds]
+        return study(*(changed(row, source=source).result for row in rows(study(*made))))
+
+    board = study_of([changed(row, source="abc") for row in rows()])
+    for seeds in ((7, 8), SEEDS):
+        with pytest.raises(ValueError, match=r"t5 was other code in .*def.*abc"):
+            beside(board, [(tmp_path, of("def", seeds))])
+    assert {t.seed for t in beside(board, [(tmp_path, of("", (7,)))])[0].trials} == {0, 1, 2, 7}
+    older = study_of(rows())
+    assert {t.seed for t in beside(older, [(tmp_path, of("def", (7,)))])[0].trials} == {0, 1, 2, 7}
+
+
+def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "published"
+    add_rows(folder / "novel.jsonl", rows())
+    (folder / "board.json").touch()
+    monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
+    assert list(leaderboard.boards()) == ["novel"]
+    (folder / "novel_rates.jsonl").touch()
+    with pytest.raises(ValueError, match=r"novel_rates.jsonl has no row"):
+        leaderboard.boards()
+    (folder / "novel_rates.jsonl").unlink()
+    (folder / "novel.jsonl").rename(folder / "novel_rates.jsonl")
+    with pytest.raises(
+        ValueError, match=r"novel_rates.jsonl has rates for novel.jsonl, which is missing"
+    ):
+        leaderboard.boards()
+    (folder / "novel_rates.jsonl").unlink()
+    add_rows(folder / "book.jsonl", [changed(r, lr=0.1 * (1 + i)) for i, r in enumerate(rows())])
+    with pytest.raises(ValueError, match=r"^book.jsonl .* lr 0.*book_rates.jsonl"):
+        leaderboard.boards()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"task": "juggling"}, "Unknown task 'juggling'. Known: text, copy"),
+        ({"objective": "nonsense"}, "objective must be causal, masked or seq2seq"),
+        ({"test_lengths": ()}, "expected scores at 16, the test lengths of its config, got 16; 24"),
+        (
+            {"test_lengths": (16, 24, 99)},
+            "expected scores at 16; 24; 99, the test lengths of its config, got 16; 24.",
+        ),
+        ({"bits": 1e50}, "expected losses of 0 to 100 bits, got 2, 1e+50."),
+        ({"bits": -0.1}, "expected losses of 0 to 100 bits, got 2, -0.1."),
+    ],
+)
+def test_a_row_that_no_trial_gives_is_refused_with_its_line(tmp_path, change, words):
+    path = tmp_path / "rows.jsonl"
+    if "bits" in change:
+        bad = rows(study(of_text("t5", 0, (2.0, change["bits"]))))
+    else:
+        bad = [changed(rows(study(of_text("t5", 0, (2.0, 2.1))))[0], **change)]
+    add_rows(path, bad)
+    with pytest.raises(ValueError) as caught:
+        read_rows(path)
+    said = str(caught.value)
+    assert (
+        said.startswith(f"{path}, line 1: ")
+        and words in said
+        and ".." not in said.replace("...", "")
+    )
+
+
+def test_a_row_that_lacks_a_test_is_refused_and_what_is_no_text_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    whole = result("t5", 0, (1.0, 0.8), "copy")
+    add_rows(path, rows(study(dataclasses.replace(whole, by_case=whole.by_case[:1]))))
+    with pytest.raises(ValueError, match=r"line 1: expected scores at 4; 8, the .*, got 4\."):
+        read_rows(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 1: .*0xff"):
+        read_rows(path)
+
+
+def test_a_line_separator_inside_a_row_does_not_end_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    info = dataclasses.replace(INFO, name="a\u2028book\x85")
+    add_rows(path, rows(dataclasses.replace(board(), corpus=info)))
+    assert study_of(read_rows(path)).corpus == info
+
+
+def test_the_table_says_which_encoding_has_fewer_trials(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
+    mine = of_text("mine", 0, (2.0, 2.4))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "study.json").write_text(study(mine).to_json(), encoding="utf-8")
+    report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "mine (1 of 3)" in said and "t5 (" not in said.split("lower is better")[1][:300]
 
 
 def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
@@ -311,6 +437,7 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     "given, words",
     [
         (["nosuch"], "nosuch"),
+        (["own.py:Mine"], "the leaderboard has posenc's own encodings only, and this one is of a"),
         (
             ["learned:max_positions=9", "--tasks", "text"],
             "cannot be trained on text at --train-length 128",
@@ -328,11 +455,11 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
                 "--rows",
                 str(ROOT / "results/leaderboard/code.jsonl"),
             ],
-            "--rows: its trials of text have 3,000 steps, and these would have 9.",
+            "--rows: its trials of text have steps 3000, and these would have 9; batch 16, ",
         ),
         (
             ["--tasks", "copy", "--rows", str(ROOT / "results/ablations/copy_longer.jsonl")],
-            "--rows: its trials of copy have 10,000 steps, and these would have 2,500.",
+            "--rows: its trials of copy have steps 10000, and these would have 2500",
         ),
         (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
         (["--tasks"], "argument --tasks: expected at least one argument"),
@@ -347,6 +474,8 @@ def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeyp
     script = experiment("leaderboard")
     add_rows(tmp_path / "rows", rows(study(result("t5", 0, (1.0, 0.8), "copy"))))
     (tmp_path / "file").write_text("damaged", encoding="utf-8")
+    mine = "from posenc import RoPE\nclass Mine(RoPE): pass\n"
+    (tmp_path / "own.py").write_text(mine, encoding="utf-8")
     (tmp_path / "others").mkdir()
     (tmp_path / "others/letter.txt").touch()
     before = sorted(tmp_path.rglob("*"))
@@ -356,6 +485,55 @@ def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeyp
     said = err.splitlines()[-1]
     assert code == 2 and words in said and said.startswith("leaderboard.py: error: ")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_trials_of_another_recipe_are_refused_before_any_is_trained(tmp_path, monkeypatch, run):
+    script = experiment("leaderboard")
+    monkeypatch.setattr(script, "run_study", lambda *a, **k: pytest.fail("it was run"))
+    path, out = tmp_path / "known.jsonl", tmp_path / "runs"
+    usual = ("t5", "--tasks", "copy", "--seeds", "1")
+    given = argparse.Namespace(
+        precision="bfloat16", workers=1, out=out, steps=None, lr=0.002, check_lr=True, text=None,
+        batch=None,
+    )  # fmt: skip
+    (plan,) = script.make_plan(script.piece(["t5"], "copy", 1, given)).tasks
+    good = script.rate_trials([plan])
+
+    def refused(config, *more, rates=()):
+        for file, configs in ((path, [config]), (script.rates_file(path), rates)):
+            file.unlink(missing_ok=True)
+            cases = tuple(CaseScore(n, "", 1.0, 1.0, 1.0, 1.0) for n in plan.test_lengths)
+            made = [
+                TrialResult(c, by_case=cases[: len(c.test_lengths)], timing=Timing(9.0, 2.0, 0.1))
+                for c in configs
+            ]
+            if made:
+                add_rows(file, rows(study(*made)))
+        where = ("--out", out, "--rows", path, "--commit", "x")
+        code, _, err = run(script, *usual, *more, *where)
+        assert code == 2 and not out.exists()
+        return err.splitlines()[-1]
+
+    for change, words in (
+        ({"recipe": 4}, f"recipe 4, and these would have {plan.recipe}"),
+        ({"torch": "1.0"}, "torch 1.0, and"),
+        ({"batch": 3}, "batch 3, and these would have 64"),
+        ({"lr": 0.5}, "lr 0.5, and these would have 0.002"),
+        ({"source": "abc", "encoding": "t5"}, "t5 of source abc, and these would have "),
+    ):
+        said = refused(dataclasses.replace(plan, **change))
+        assert words in said and "--rows copy-2.jsonl --out runs/copy-2" in said
+    chosen = dataclasses.replace(plan, lr=0.004)
+    said = refused(dataclasses.replace(plan, lr=0.5), "--check-lr", rates=good)
+    assert "lr 0.5, and these would have 0.001/0.002/0.004" in said
+    narrow = script.rate_trials([dataclasses.replace(plan, width=8)])
+    said = refused(chosen, "--check-lr", rates=narrow)
+    assert "known_rates.jsonl: its trials of copy have width 8, and these would have 64" in said
+    for given, rates, has in (("--check-lr",), (), "no"), ((), good, "the"):
+        said = refused(plan, *given, rates=rates)
+        assert f"known_rates.jsonl has {has} trials that chose rates of copy" in said
+    with pytest.raises(pytest.fail.Exception, match="it was run"):
+        refused(chosen, "--check-lr", rates=good)
 
 
 def test_code_without_a_commit_is_asked_for_it(tmp_path, monkeypatch):
