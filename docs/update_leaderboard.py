@@ -38,7 +38,7 @@ HEADERS = {
 }  # fmt: skip
 UNDECIDED = {
     "leaderboard.md": "not decided by so few seeds:",
-    "leaderboard.zh-CN.md": "种子不足以判定：",
+    "leaderboard.zh-CN.md": "种子太少，不能判定：",
 }
 SOME = {"leaderboard.md": " ({} of {})", "leaderboard.zh-CN.md": "（{}/{}）"}
 NAMES = {
@@ -52,7 +52,12 @@ NAMES = {
         "recall": "recall across fillers",
         "flip_flop": "flip-flop: the last bit written",
         "offset": "lookup at an offset",
+        "needle_by_meaning": "a needle without shared words",
+        "common_words": "the most frequent words",
+        "variables": "variables handed on",
         "all": "all together, mean rank",
+        "tasks": "all six together, mean rank",
+        "ruler": "all three together, mean rank",
     },
     "leaderboard.zh-CN.md": {
         "text": "文本，{:,} 字节",
@@ -64,7 +69,12 @@ NAMES = {
         "recall": "隔着填充符的关联召回",
         "flip_flop": "flip-flop：最后写入的位",
         "offset": "按偏移查找",
+        "needle_by_meaning": "没有共同词的大海捞针",
+        "common_words": "出现最多的词",
+        "variables": "逐个传递的变量",
         "all": "合计，平均名次",
+        "tasks": "六个任务合计，平均名次",
+        "ruler": "三个任务合计，平均名次",
     },
 }
 
@@ -125,8 +135,8 @@ def table(boards: Mapping[str, Study], page: str) -> str:
         cells.append([f"`{name}`" for name in found.never])
         if found.standing.pairs.least == math.inf:
             cells[0].insert(0, UNDECIDED[page])
-        of_a_text = found.task == TEXT and name in NAMES[page]
-        use = NAMES[page][name if of_a_text else found.task].format(found.length)
+        of_study = found.task not in TASKS and name in NAMES[page]
+        use = NAMES[page][name if of_study else found.task].format(found.length)
         words = [", ".join(cell).replace(":,", ":").replace("：,", "：") or "–" for cell in cells]
         lines.append((use, *words))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -170,10 +180,10 @@ def stored(boards: Mapping[str, Study]) -> str:
 
 
 def draw(boards: Mapping[str, Study], figures: Path) -> None:
-    """The score of every trial on tasks, as the leaderboard's page has it."""
-    (study,) = (study for study in boards.values() if study.drawn)
-    plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
-    write_svg(plot.figure, figures / "leaderboard.svg", plot.description)
+    """The score of every trial on the tasks of a study, as the leaderboard's page has it."""
+    for name, study in ((name, study) for name, study in boards.items() if study.drawn):
+        plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
+        write_svg(plot.figure, figures / f"leaderboard-{name}.svg", plot.description)
 
 
 if __name__ == "__main__":

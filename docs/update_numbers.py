@@ -107,7 +107,7 @@ def context(study: str, name: str) -> str:
     """The bits that context beyond the training length saves on the same bytes, in each seed."""
     found = context_gains(studies()[study].of_task("text"), name)
     assert found is not None
-    return listed([f"{gain:+.3f}" for gain in sorted(found[1])])
+    return listed([f"{round(gain, 3) + 0.0:+.3f}" for gain in sorted(found[1])])
 
 
 def passed(study: str, task: str, name: str) -> str:
@@ -153,15 +153,16 @@ def change(table: str, length: str, encoding: str, arm: str = "") -> tuple[float
 
 def cells(table: str, column: str, *where: str) -> str:
     """The numbers of a column in the rows where other columns have these values, their blanks
-    as underscores."""
-    wanted = dict(each.split("=", 1) for each in where)
+    as underscores; "zh" lists them in Chinese."""
+    wanted = dict(each.split("=", 1) for each in where if each != "zh")
     found = [
         row[column]
         for row in rows(table)
         if wanted.items() <= {key: value.replace(" ", "_") for key, value in row.items()}.items()
     ]
     assert found, f"{table} has no row {wanted}"
-    return listed([each if each.isdigit() else f"{float(each):.2f}" for each in found])
+    with speaking("zh" if "zh" in where else "en"):
+        return listed([each if each.isdigit() else f"{float(each):.2f}" for each in found])
 
 
 def agreed(study: str, source: str) -> str:
@@ -301,6 +302,7 @@ def rows(table: str) -> list[dict[str, str]]:
 def _interval(value: float, half: float) -> str:
     """A difference with enough digits to see whether the interval excludes 0."""
     digits = 2 if half >= 0.005 and f"{abs(value):.2f}" != f"{half:.2f}" else 3
+    value = round(value, digits) + 0.0  # never -0.00
     return f"{value:+.{digits}f} ± {half:.{digits}f}"
 
 

@@ -77,7 +77,7 @@ COMPARED: dict[str, list[Pair]] = {
         *_each("fire", "nope", BEYOND),
     ],
     "recall": _falls("rope alibi kerple fire shaw cope dape", 16, 1024),
-    "flip_flop": [*_each("cope fox dape shaw", "fire", SPARSE), *_each("rope", "t5", 64)],
+    "flip_flop": [*_each("cope dape shaw", "fire", SPARSE), *_each("rope", "t5", 64)],
     "offset": [*_falls("t5 shaw rope cope dape", 64, 128), *_falls("shaw rope dape", 64, 512)],
 }
 

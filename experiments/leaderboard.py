@@ -1,7 +1,7 @@
 """Run the trials of the leaderboard in pieces, and keep a row for each.
 
-python experiments/leaderboard.py                     # tasks, one representative of each family
-python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
+python experiments/leaderboard.py --rows new.jsonl --out runs/new     # tasks, one of each family
+python experiments/leaderboard.py --rows all.jsonl --out runs/all --all       # every encoding
 python experiments/leaderboard.py --seeds 5 --rows five.jsonl --out runs/five rope t5
 python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
 python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.008 --check-lr \
@@ -11,7 +11,7 @@ A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of i
 to results/leaderboard/tasks.jsonl. The same command goes on: here from the last checkpoint of what
 was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
 runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. Where the file has rows
-of another recipe, such as those published before it changed, nothing is run: give --rows and --out.
+of another recipe nothing is run; those of tasks that are published have one, so give --rows, --out.
 The trials by which --check-lr chose stand beside the others, in the file with _rates in its name.
 """
 

@@ -11,6 +11,7 @@ differ: if all are judged once, and as `Standing` judges. Takes some minutes.
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 
 import levels
@@ -26,7 +27,6 @@ HEADER = ("where", "world", "worse", "equal", "others", "seeds", "judged_once", 
 SIZES = ((2, 4), (3, 3), (6, 6), (7, 5))
 """Numbers of equal and of worse encodings."""
 SEEDS = (2, 3, 5)
-RESOLUTION = {"task": levels.RESOLUTION, "tasks": 0.5 / levels.TASKS}
 
 
 def far(random: np.random.Generator, others: int, seeds: int) -> np.ndarray:
@@ -38,12 +38,10 @@ def staircase(random: np.random.Generator, others: int, seeds: int) -> np.ndarra
     return steps + steps / 6 * random.normal(size=(others, seeds))
 
 
-def told(
-    equal: np.ndarray, worse: np.ndarray, where: str, resolution: float = 0.0
-) -> tuple[bool, ...]:
+def told(equal: np.ndarray, worse: np.ndarray, where: str) -> tuple[bool, ...]:
     """Whether any of the equal ones are told to differ: judged once, and again."""
     values = {str(i): dict(enumerate(each)) for i, each in enumerate([*equal.tolist(), *worse])}
-    standing = Standing("", Pairs(values, where, resolution))
+    standing = Standing("", Pairs(values, where))
     known = {str(i) for i in range(len(equal))}
     return tuple(
         any({*pair} <= known for pair in w) for w in (standing.pairs.worse, standing.worse)
@@ -60,18 +58,14 @@ def main() -> None:
     with refusing(parser):
         check_file("--table", given.table)
         rows = []
-        for where, drawn_from in levels.worlds().items():
-            for (world, draw), others in (
-                (w, o) for w in drawn_from.items() for o in (far, staircase)
-            ):
+        for where in ("at", "beyond"):
+            for (world, draw), others in product(levels.worlds()[where].items(), (far, staircase)):
                 for (k, more), n in ((size, n) for size in SIZES for n in SEEDS):
                     random = np.random.default_rng([k, more, n, *f"{where}{world}".encode()])
                     drawn = draw(random, (given.studies, k, n))
                     unit = np.std(drawn - drawn.mean(2, keepdims=True))
-                    least = RESOLUTION.get(where, 0.0) / unit
                     found = [
-                        told(each / unit, others(random, more, n).tolist(), where, least)
-                        for each in drawn
+                        told(each / unit, others(random, more, n).tolist(), where) for each in drawn
                     ]
                     shares = (f"{share:.3f}" for share in np.mean(found, axis=0))
                     rows.append((where, world, others.__name__, k, more, n, *shares))

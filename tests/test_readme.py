@@ -63,11 +63,11 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
     boards = script.leaderboard.boards()
     assert text == script.with_table(text, script.table(boards, document)), "run `make readme`"
     script.draw(boards, tmp_path)
-    assert_same_picture(tmp_path / "leaderboard.svg")
-    drawn = (tmp_path / "leaderboard.svg").read_text(encoding="utf-8")
+    assert_same_picture(tmp_path / "leaderboard-tasks.svg")
+    drawn = (tmp_path / "leaderboard-tasks.svg").read_text(encoding="utf-8")
     tasks = {task for study in boards.values() for task in study.drawn}
     assert all(f">{task}<" in drawn for task in tasks) and drawn.count("<use ") > 150
-    assert "](figures/leaderboard.svg)" in text
+    assert "](figures/leaderboard-tasks.svg)" in text
 
 
 def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decided():

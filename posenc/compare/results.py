@@ -204,6 +204,8 @@ class TaskSummary(Record):
 
 FACTORS = (0.5, 1.0, 2.0)
 """Factors of --lr that are tried."""
+RATE_STEPS = 5
+"""A rate is chosen by trials of a fifth of the steps."""
 
 
 @dataclass(frozen=True)

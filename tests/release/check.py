@@ -31,7 +31,10 @@ WANTED = (
     "posenc/dialects/families.json", "posenc/dialects/vectors/yarn.json",
     "posenc/doctor/pages/PD001.md", "posenc/report/page/page.css",
 )  # fmt: skip
-BOARD = ("code.jsonl", "code_rates.jsonl", "tasks.jsonl", "board.json")
+BOARD = (
+    "code.jsonl", "code_rates.jsonl", "novel.jsonl", "novel_rates.jsonl", "tasks.jsonl",
+    "board.json",
+)  # fmt: skip
 STRANGE = re.compile(r"(^|/)(tests?|__pycache__|\.[^/]+|runs|node_modules)/|\.(pyc|egg-info|whl)$")
 LARGEST = 3_000_000
 TEXT_FIELDS = "Summary License-Expression Requires-Python Keywords Author".split()

@@ -12,7 +12,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
     standings,
 )
-from posenc.compare.judge.summary import falls, learned, rises, summarise, summarise_tasks
+from posenc.compare.judge.summary import learned, rises, saved, summarise, summarise_tasks
 from posenc.compare.results import Study, labelled
 from posenc.sentence import listed, phrase, speaking
 from posenc.statistics.pairs import Gap, level_of
@@ -78,7 +78,7 @@ def limits(study: Study) -> str:
 
 def _may_turn(study: Study) -> str:
     """Say how much the loss still falls, and which differences may turn with twice the steps."""
-    fell = falls(study.of_task(TEXT).finished)
+    fell = saved(study)
     if not fell:
         return phrase("what longer training changes was not measured")
     still = phrase("loss still falls", fall=fmean(fell.values()))
@@ -276,11 +276,11 @@ def _left_out(study: Study) -> Iterator[str]:
         yield phrase("{names} can run at no tested length.", names=_some(nowhere))
     ranks = found.pairs.values if (found := standing_of_tasks(study)) else {}
     keys = {(c.task, c.seed, c.encoding) for c in (result.config for result in study.finished)}
-    others, seeds = [n for n in study.encodings if n not in ranks], next(iter(ranks.values()), ())
-    if lacks := sorted({(t, s, n) for t, _, _ in keys for s in seeds for n in others} - keys):
-        names, trial = _some(name for _, _, name in lacks), "{name} seed {seed}"
-        trial = phrase(trial, name=lacks[0][0], seed=lacks[0][1])
-        yield phrase("Not ranked: {names} ({trial} is missing).", names=names, trial=trial)
+    others, seeds = [n for n in done if n not in ranks], next(iter(ranks.values()), ())
+    lacks = {(t, s, n) for t, _, _ in keys for s in seeds for n in others} - keys
+    for name, (task, seed) in {n: (t, s) for t, s, n in sorted(lacks, reverse=True)}.items():
+        trial = phrase("{name} seed {seed}", name=task, seed=seed)
+        yield phrase("Not ranked: {names} ({trial} is missing).", names=name, trial=trial)
 
 
 def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:

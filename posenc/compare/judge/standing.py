@@ -46,24 +46,20 @@ class Standing:
 
     @cached_property
     def rest(self) -> "Standing | None":
-        """Return those worse than none, judged again by the spread of their own seeds, so that what
-        breaks, and varies most, does not hide their differences; None if these are all, or one."""
-        behind = {a for a, _ in self._apart}
+        """Judge the tied for the best again without the others: what breaks, and varies most, hides
+        their differences. None for tasks, if nothing is left out, or if only one remains."""
+        behind = {a for a, _ in self.pairs.worse}
         values = {n: each for n, each in self.pairs.values.items() if n not in behind}
-        if not 1 < len(values) < len(self.pairs.values):
+        if self.pairs.where not in ("at", "beyond") or not 1 < len(values) < len(self.pairs.values):
             return None
         again = replace(self, pairs=replace(self.pairs, values=values))
         return again if again.pairs.least < math.inf else None
 
     @cached_property
-    def _apart(self) -> frozenset[tuple[str, str]]:
-        above = self.pairs.worse
-        return frozenset((b, a) for a, b in above) if self.higher else above
-
-    @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`."""
-        return self._apart | self.rest.worse if self.rest else self._apart
+        above = self.pairs.worse | self.rest.worse if self.rest else self.pairs.worse
+        return frozenset((b, a) for a, b in above) if self.higher else above
 
     @cached_property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
@@ -78,8 +74,7 @@ class Standing:
     def first(self) -> tuple[str, ...]:
         """Return the best and those tied with it: encodings that are significantly worse than
         none."""
-        behind = {a for a, _ in self.worse}
-        return tuple(name for name in self.order if name not in behind)
+        return self.tiers[0]
 
     @property
     def least(self) -> float:
@@ -88,6 +83,8 @@ class Standing:
 
     def mean(self, name: str) -> float:
         """Return the mean of an encoding, without the effect of seeds if trials are missing."""
+        if self.rest and name in self.rest.pairs.values:
+            return self.rest.mean(name)
         return round(self.pairs.means[name], 12) + 0.0
 
     def gap(self, name: str, other: str | None = None) -> Gap:
@@ -95,7 +92,8 @@ class Standing:
         other = other or self.order[0]
         gap = self.pairs.gap(name, other)
         if self.rest and {name, other} <= self.rest.pairs.values.keys():
-            return min(gap, self.rest.gap(name, other), key=lambda gap: gap.half)
+            again = self.rest.gap(name, other)
+            return Gap(again.value, min(gap.half, again.half))
         return gap
 
 

@@ -13,16 +13,17 @@ from posenc.tasks.known import TEXT
 
 def which_for_what(studies: Mapping[str, Study]) -> str:
     """Say which encoding to use for short context, for long context and for tasks, in at most 40
-    words.
+    words for two texts.
 
-    On two texts of one recipe it is one that no other beats significantly on either, or else the
-    best one of each; on more texts, the one that is best or tied on most. It is the best over the
-    tasks of the last study that has several. "Perhaps" where no difference has an interval.
+    On texts of one recipe it is one that no other beats significantly on any, or else the best one
+    of each. It is the best over the tasks of the last study that has several. "Perhaps" where no
+    difference has an interval.
     """
     texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
     found = {name: each for name, text in texts.items() if (each := standings(text))}
-    own = {"encoding": "", "seed": 0, "source": "", "lr": 0.0}  # as rates are each encoding's own
-    recipes = {replace(each.trials[0], **own) for each in texts.values()}
+    own = {"encoding": "", "seed": 0, "source": ""}
+    trials = {(each.trials[0], bool(each.rates)) for each in texts.values()}
+    recipes = {replace(t, lr=0.0 if chosen else t.lr, **own) for t, chosen in trials}
     alike = len(recipes) == len(texts) and len({replace(t, corpus="") for t in recipes}) == 1
     said = []
     for use, at in (("Short context", 0), ("Long context", -1)) if found else ():
@@ -44,10 +45,6 @@ def _use(use: str, names: str, places: Sequence[Standing]) -> str:
 
 def _on_texts(places: Mapping[str, Standing], alike: bool) -> str:
     """Name the best encoding of all texts, or the best of each, with its loss unless it is tied."""
-    if len(places) > 2:
-        names = [name for each in places.values() for name in each.first]
-        best, said = max(names, key=names.count), "best or tied on {part} of {whole} texts"
-        return _named(best, phrase(said, part=names.count(best), whole=len(places)))
     tied = set.intersection(*(set(each.first) for each in places.values()))
     if alike and tied:
         best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))

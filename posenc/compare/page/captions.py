@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at
+from posenc.compare.judge.summary import WITHIN, context_gains, mean_at, saved
 from posenc.compare.results import Study
 from posenc.sentence import listed, phrase, sentence
 
@@ -69,7 +69,7 @@ def in_by_position(study: Study) -> str:
 
 def in_training(study: Study) -> str:
     """Say how much the losses still fall."""
-    fell = falls(study.finished)
+    fell = saved(study)
     if not fell:
         return phrase("The training was too short to estimate how much the loss still falls.")
     least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)

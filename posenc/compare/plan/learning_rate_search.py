@@ -4,11 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posenc.compare.results import FACTORS, Study, TrialResult, chosen_rates
+from posenc.compare.results import FACTORS, RATE_STEPS, Study, TrialResult, chosen_rates
 from posenc.compare.trial.config import TrialConfig
-
-RATE_STEPS = 5
-"""A rate is chosen by trials of a fifth of the steps."""
 
 
 def check_rates(lr: float) -> None:

@@ -94,7 +94,7 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
     for trial in every:
         code, known = trial.code or trial.source, codes.get(trial.encoding, "unknown")
         if code not in ("", known) or counts[replace(trial, source="")] > 1:
-            why = "twice" if code in ("", known) else f"of other code ({code}; posenc's: {known})"
+            why = "twice" if code in ("", known) else f"of two codes ({code} and {known})"
             raise ValueError(f"{of} has {name_of(trial)} {why}. Remove the row, or run it again.")
     trials = [result.config for result in results]
     rates = chosen_rates([row.result for row in tried])
@@ -120,14 +120,6 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
     )
 
 
-def _without_source(study: Study) -> Study:
-    """Return the study without the hashes of posenc's source, which older rows lack, so that equal
-    trials count once."""
-    results = [replace(r, config=replace(r.config, source="")) for r in study.results]
-    trials = [replace(trial, source="") for trial in study.trials]
-    return replace(study, trials=tuple(trials), results=tuple(results))
-
-
 def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
     differ in recipe, torch or precision."""
@@ -136,8 +128,8 @@ def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
         fields = recipe_of(trial for trial in trials if trial.task == task)
         fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
         said = [f"{name} {shown(found)}" for name, found in fields.items() if len(found) > 1]
-        missing = f"but {of.removesuffix('.jsonl')}{RATES}.jsonl, where it is chosen, is missing"
-        said += [missing] if len(fields["lr"]) > 1 else []
+        missing = f"if it was chosen, {of.removesuffix('.jsonl')}{RATES}.jsonl is missing"
+        said += [missing] if len(fields["lr"]) > 1 and of.endswith(".jsonl") else []
         if said:
             raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(said)}.")
 
@@ -152,7 +144,10 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
     runs = [(here, board), *mine]
     known = {(t.encoding, t.source) for _, study in runs for t in study.trials if t.source}
     if len(known) == len({name for name, _ in known}):  # otherwise merging says what differs
-        runs = [(run, _without_source(study)) for run, study in runs]
+        for i, (run, study) in enumerate(runs):  # older rows have no source
+            trials = tuple(replace(t, source="") for t in study.trials)
+            done = tuple(replace(r, config=replace(r.config, source="")) for r in study.results)
+            runs[i] = run, replace(study, trials=trials, results=done)
     kept: list[str] = []
     left: dict[str, list[str]] = {}
     for task in dict.fromkeys(trial.task for trial in board.trials):

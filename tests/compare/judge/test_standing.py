@@ -192,7 +192,8 @@ def test_what_breaks_does_not_hide_who_is_best():
     gap = standing.gap("alibi")
     assert gap == standing.rest.pairs.gap("alibi", "t5") and gap.half < 0.1 < standing.pairs.least
     again = standing.rest.pairs.gap("cope", "t5")
-    assert standing.gap("cope") == again and again.half < standing.rest.rest.gap("cope").half
+    assert standing.gap("cope") == pytest.approx(again)
+    assert again.half < standing.rest.rest.gap("cope").half
     assert standing.gap("rope", "alibi") == standing.pairs.gap("rope", "alibi")
     assert standing.least == standing.rest.pairs.least <= gap.half
 
@@ -217,9 +218,10 @@ def test_equal_encodings_are_seldom_told_to_differ_beside_what_breaks(num_seeds)
 def test_the_table_of_simulations_holds():
     text = (RESULTS / "ablations/step_down.csv").read_text(encoding="utf-8")
     shares = [float(row["judged_again"]) for row in csv.DictReader(text.splitlines())]
-    said = f"{np.mean(shares):.1%} of the simulated studies, and in at most {max(shares):.0%}"
+    assert max(shares) <= 0.08
+    said = f"in {np.mean(shares):.1%} of the studies, and in {max(shares):.0%} at most"
     page = (RESULTS.parent / "docs/compare.md").read_text(encoding="utf-8").replace(" %", "%")
-    assert said in page and f"in {len(shares)} cells" in page and max(shares) <= 0.08
+    assert said in " ".join(page.split()) and f"in each of {len(shares)} cells" in page
 
 
 def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
@@ -227,6 +229,14 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     standing = standing_at(study(*given[:-1]), 128)
     means = [standing.mean(name) for name in standing.order]
     assert means == sorted(means) == pytest.approx([2.0, 2.1], abs=0.02)
+    broken = {"rope": (5.0, 5.0, 4.0), "nope": (6.0, 6.1, 5.5)}
+    best = {"t5": (1.60, 1.605, 1.60), "fire": (1.61, 1.605, 1.61), "alibi": (1.70, 1.705)}
+    given = study(*(r for n, far in (best | broken).items() for r in seeds_at(n, far)))
+    far = standing_at(given, 512)
+    assert far.order[:3] == ("t5", "fire", "alibi") and far.first == ("t5", "fire")
+    for name in far.rest.order:
+        assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
+    assert far.mean("alibi") == pytest.approx(1.7025, abs=0.003)
     zero = Standing("", Pairs({"a": {0: 0.1, 1: -0.1}, "b": {0: -0.1, 1: 0.1}}, "at"))
     assert zero.order == ("a", "b") and str(zero.mean("a")) == str(zero.mean("b")) == "0.0"
 

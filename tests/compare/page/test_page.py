@@ -271,7 +271,7 @@ def test_what_is_seen_in_the_figures():
     assert "of sinusoidal rises most" in captions.in_by_position(found)
     flat = tuple(r for r in found.results if r.config.encoding == "alibi")
     assert "No line rises" in captions.in_by_position(dataclasses.replace(found, results=flat))
-    assert "In the last doubling of the steps " in captions.in_training(found)
+    assert "A doubling of the steps (estimated) " in captions.in_training(found)
     untold = tuple(dataclasses.replace(r, training=r.training[-1:]) for r in found.results)
     assert "too short to estimate" in captions.in_training(
         dataclasses.replace(found, results=untold)
