@@ -8,7 +8,6 @@ those of results/ablations.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from posenc.compare.judge.answer import limits
 from posenc.compare.judge.published import TEXT_TABLES, Agreement, agreements, read_tables
 from posenc.compare.judge.standing import (
     Standing,
-    scores_of_task,
     standing_at,
     standing_of_task,
     standing_of_tasks,
@@ -39,7 +37,6 @@ TITLES = {
     "nope": "NoPE", "rope": "RoPE", "rove": "RoVE", "alibi": "ALiBi", "t5": "T5", "fire": "FIRE",
     "kerple": "KERPLE", "shaw": "Shaw", "cope": "CoPE", "fox": "FoX", "dape": "DAPE",
 }  # fmt: skip
-SEEDS = 3
 MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
 
 
@@ -115,11 +112,6 @@ def passed(study: str, task: str, name: str) -> str:
     tasks = studies()[study].drawn if task == "all" else (task,)
     found = [result for each in tasks for result in _results(study, each, name)]
     return f"{sum(map(learned, found))} of {len(found)}"
-
-
-def score(study: str, task: str, name: str) -> str:
-    """The mean score over all tests beyond the training length."""
-    return f"{fmean(scores_of_task(studies()[study], task)[name].values()):.2f}"
 
 
 def scores(study: str, task: str, name: str, place: str) -> str:
@@ -215,7 +207,7 @@ def reseeded(study: str, length: str) -> str:
     pairs = [*combinations(losses.values(), 2)]
     found = [
         sum((a[one] < b[one]) != (a[two] < b[two]) for a, b in pairs)
-        for one, two in combinations(range(SEEDS), 2)
+        for one, two in combinations(sorted(set.intersection(*map(set, losses.values()))), 2)
     ]
     return f"{listed([str(count) for count in sorted(found)])} of {len(pairs)}"
 
@@ -276,19 +268,11 @@ def perplexity(method: str, start: str) -> str:
     return f"{value:.{2 if value < 10 else 0}f}"
 
 
-def times(case: str, name: str) -> str:
-    """How many times as long attention takes, on one thread of the machine of performance.md."""
-    text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
-    wanted = {"group": "attention", "case": case, "run": name, "dtype": "float32", "threads": 1}
-    (row,) = (row for row in json.loads(text)["rows"] if wanted.items() <= row.items())
-    return f"{row['ratios']['SDPA'][0]:.2f}"
-
-
 KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
-        bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        early, late, turned, hours, times, best, reseeded, cannot_say, slower, perplexity,
+        bits, rank, gap, tied, several, context, passed, scores, changed, cells, agreed,
+        early, late, turned, hours, best, reseeded, cannot_say, slower, perplexity,
         same_order,
     )
 }  # fmt: skip

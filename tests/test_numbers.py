@@ -384,21 +384,11 @@ def perplexity(method, start):
     return np.exp(table["loss"][(table["method"] == method) & (table["start"] == int(start))])
 
 
-def times(case, name):
-    text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
-    return [
-        row["ratios"]["SDPA"][0]
-        for row in json.loads(text)["rows"]
-        if row["group"] == "attention" and row["case"] == case and row["run"] == name
-        and (row["dtype"], row["threads"]) == ("float32", 1)
-    ]  # fmt: skip
-
-
 AGAIN = {
     each.__name__: each
     for each in (
-        bits, rank, gap, tied, several, context, passed, score, scores, changed, cells, agreed,
-        early, late, turned, hours, times, best, reseeded, cannot_say, slower, perplexity,
+        bits, rank, gap, tied, several, context, passed, scores, changed, cells, agreed,
+        early, late, turned, hours, best, reseeded, cannot_say, slower, perplexity,
         same_order,
     )
 }  # fmt: skip
