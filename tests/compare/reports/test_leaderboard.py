@@ -227,7 +227,9 @@ def test_a_row_that_lacks_a_test_is_refused_and_what_is_no_text_is_named(tmp_pat
     path = tmp_path / "rows.jsonl"
     whole = result("t5", 0, (1.0, 0.8), "copy")
     add_rows(path, rows(study(dataclasses.replace(whole, by_case=whole.by_case[:1]))))
-    with pytest.raises(ValueError, match=r"line 1: expected scores at 4; 8, its training length first, got 4\."):
+    with pytest.raises(
+        ValueError, match=r"line 1: expected scores at 4; 8, its training length first, got 4\."
+    ):
         read_rows(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"rows.jsonl, line 1: .*0xff"):

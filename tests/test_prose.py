@@ -1,0 +1,196 @@
+"""What documents say beside their numbers: sentences, and whether the rows still say so."""
+
+import csv
+import re
+
+import pytest
+import torch
+
+import posenc
+from tests.test_numbers import (
+    MARKS,
+    ROOT,
+    agreed,
+    bits,
+    changed,
+    context,
+    early,
+    fit,
+    gap,
+    trained,
+    turned,
+)
+
+TEXTS = "code", "novel"
+OTHERS = "ALiBi", "CABLE", "Kazemnejad,_copy", "Kazemnejad,_reverse"
+
+
+def worse(study, place, name, than):
+    found = fit(study, place)
+    return found.mean[name] - found.mean[than] > found.half(name, than)
+
+
+def rises(name, low, high):
+    """Whether its loss rises by so much from 128 to 1,024 bytes on both texts."""
+    ends = [[fit(s, n).mean[name] for n in ("128", "1024")] for s in TEXTS]
+    return all(low <= far - near <= high for near, far in ends)
+
+
+TABLE = {"dape": "DAPE", "t5": "T5", "kerple": "KERPLE", "alibi": "ALiBi", "rope": "RoPE",
+         "sinusoidal": "sinusoidal"}  # fmt: skip
+
+
+def rows_that(do):
+    text = (ROOT / "docs/start/which-one.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|") and f"| {do}" in line]
+    return "".join(f"{row[: row.index('|', 1)]}|" for row in rows)
+
+
+def lowest_loss(length, *studies):
+    return {fit(study, length).mean.idxmin() for study in studies}
+
+
+def most_saved():
+    """The most bits that longer context saves in any trial."""
+    names = {(s, name) for s in TEXTS for name in fit(s, "1024").mean.index}
+    return max(max(context(s, name)) for s, name in names)
+
+
+def p_of(source):
+    """The least and the most likely by chance of all studies that it can be held to."""
+    studies = ("tasks",) if source.startswith("Kazemnejad") else TEXTS
+    return sorted(agreed(study, source)[-1] for study in studies)
+
+
+def slopes(bias_max):
+    return -posenc.ALiBi(4, bias_max=bias_max).bias(torch.tensor([1.0])).flatten()
+
+
+def lowest(length, **where):
+    """The lowest loss of scalings.csv at a length by seed."""
+    with (ROOT / "results/ablations/scalings.csv").open(encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if where.items() <= row.items()]
+    return {
+        seed: min(
+            float(row["bits_per_byte"])
+            for row in found
+            if (row["length"], row["seed"]) == (length, seed)
+        )
+        for seed in {row["seed"] for row in found}
+    }
+
+
+def lost(arm, table="projections_causal", name="rope"):
+    return changed(table, "128", name, arm)[0]
+
+
+CLAIMS = {
+    "README.md": {
+        "and ties for the best of 13 on both": lambda: all(
+            "t5" in fit(s, "128").best() for s in TEXTS
+        ),
+        "DAPE, which has the lowest loss on code, trained": lambda: (
+            lowest_loss("128", "code") == lowest_loss("1024", "code") == {"dape"}
+        ),
+        "RoPE breaks at eight times that length": lambda: rises("rope", 1, 9),
+        "T5's bias does not": lambda: rises("t5", -0.2, 0.01),
+        "like all others it hardly uses what is farther away": lambda: most_saved() < 0.01,
+        "its loss does not rise": lambda: rises("alibi", -0.2, 0.01),
+        "it has the best mean rank over six tasks": lambda: fit("tasks", "rank").best() == ["dape"],
+        "Shaw, the next,": lambda: fit("tasks", "rank").mean.nsmallest(2).index[1] == "shaw",
+        "all 337 answers that the code of six runtimes gave to 57 configs": lambda: (
+            "337 of 337 recorded answers to 57 configs" in page("docs/doctor.md")
+        ),
+    },
+    "docs/start/which-one.md": {
+        "it ties for the best at the training length": lambda: all(
+            "t5" in fit(s, "128").best() for s in TEXTS
+        ),
+        "DAPE, which has the lowest loss on code, trained": lambda: (
+            lowest_loss("128", "code") == lowest_loss("1024", "code") == {"dape"}
+        ),
+        "| holds |": lambda: all(
+            rises(name, -0.2, 0.01) == (f"| {title} |" in rows_that("holds"))
+            and rises(name, 1, 9) == (f"| {title} |" in rows_that("breaks"))
+            for name, title in TABLE.items()
+        ),
+        "holds; worse than T5 at all four": lambda: all(
+            worse(s, n, "alibi", "t5") for s in TEXTS for n in ("128", "1024")
+        ),
+        "saves less than 0.01 bits, with any encoding": lambda: most_saved() < 0.01,
+    },
+    "docs/findings.md": {
+        "RoPE is behind DAPE on both texts": lambda: all(
+            worse(s, "128", "rope", "dape") for s in TEXTS
+        ),
+        "T5 is close to them on both texts, and RoPE breaks": lambda: (
+            all(abs(gap(s, "1024", "t5", "dape")[0]) < 0.05 for s in TEXTS) and rises("rope", 1, 9)
+        ),
+        "need not use the context": lambda: all(
+            rises(name, -0.2, 0) and max(context(s, name)) < 0.01
+            for s in TEXTS
+            for name in ("kerple", "fox")
+        ),
+        "lowers every loss and turns less than a fifth of the pairs": lambda: (
+            all(late < early for s in TEXTS for early, late in trained(s).values())
+            and all(turned(s)[0] < 0.2 * turned(s)[1] for s in TEXTS)
+        ),
+        "FIRE is behind RoPE at one rate of 0.002 for all": lambda: (
+            bits("text_600", "fire", 128) > bits("text_600", "rope", 128)
+            and early("code", "fire") < early("code", "rope")
+        ),
+        "our order agrees best with KERPLE's tables": lambda: (
+            p_of("KERPLE")[-1] < min(p_of(source)[0] for source in OTHERS)
+        ),
+        "corrected for the number of tables none is below 0.05": lambda: all(
+            p_of(source)[0] * len(("KERPLE", *OTHERS)) > 0.05 for source in ("KERPLE", *OTHERS)
+        ),
+        "No scaling of RoPE has a lower loss with 512 bytes": lambda: all(
+            lowest("512")[seed] > bits
+            for seed, bits in lowest("128", method="none", tuning_steps="0").items()
+        ),
+        "ALiBi's slopes are too flat": lambda: (
+            bool((slopes(4) > slopes(8)).all() and (slopes(16) < slopes(8)).all())
+            and changed("alibi_slopes", "128", "alibi:bias_max=4")[0]
+            < 0
+            < changed("alibi_slopes", "128", "alibi:bias_max=16")[0]
+        ),
+        "At 128 bytes a RoPE base of 100 is better than 10,000": lambda: (
+            lost("", "rope_base", "rope:rope_theta=100") < 0 < lost("", "nope_layers", "rope/nope")
+        ),
+        "sharing queries and keys costs less than sharing keys and values": lambda: all(
+            lost("projections_q=k", table) < lost("projections_k=v", table)
+            for table in ("projections_causal", "projections_masked")
+        ),
+        "Over six tasks DAPE has the best mean rank": lambda: (
+            fit("tasks", "rank").best() == ["dape"]
+        ),
+    },
+}
+"""What the prose says beside its numbers, and whether the rows still say so."""
+
+
+def page(name):
+    """A document as it is read: without marks, links and line ends."""
+    text = re.sub(r"<!--.*?-->", "", (ROOT / name).read_text(encoding="utf-8"))
+    return " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).split())
+
+
+@pytest.mark.parametrize(
+    "name, words", [(name, words) for name, each in CLAIMS.items() for words in each]
+)
+def test_what_stands_beside_the_numbers_follows_from_the_rows(name, words):
+    assert words in page(name)
+    assert CLAIMS[name][words]()
+
+
+def test_every_finding_has_a_claim_and_pages_keep_their_marks():
+    titles = re.findall(r"\*\*\d+\. (.*?)\*\*", page("docs/findings.md"))
+    assert len(titles) == 10
+    assert all(any(words in each for words in CLAIMS["docs/findings.md"]) for each in titles)
+    counts = {name: len({mark for n, mark, _ in MARKS if n == name}) for name, _, _ in MARKS}
+    assert counts["docs/findings.md"] > 80
+    for name in ("README", "docs/start/which-one", "docs/leaderboard", "docs/learn/extrapolation"):
+        chinese = {mark for n, mark, _ in MARKS if n == f"{name}.zh-CN.md"}
+        english = {mark for n, mark, _ in MARKS if n == f"{name}.md"}
+        assert {mark.removesuffix(" zh") for mark in chinese} == english, name
