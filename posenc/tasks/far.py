@@ -83,6 +83,7 @@ class Variables(Far):
     train_length = 64
     test_lengths = (64, 128, 256, 1024)
     steps = 2000
+    batch = 32
     puzzle = staticmethod(variables)
 
 
