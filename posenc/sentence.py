@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+from string import Formatter
 
 LANGUAGES = ("en", "zh")
 _language: ContextVar[str] = ContextVar("language", default="en")
@@ -54,6 +56,17 @@ def phrase(template: str, **values: object) -> str:
     one, _, several = said.partition("|")
     said = several if several and values["number"] != 1 else one
     return said.format(**values)
+
+
+def retold(text: str, templates: Sequence[str]) -> str:
+    """Say in the reader's language what is stored in English: one of the templates, filled. Any
+    other text is returned as it is."""
+    for template in templates:
+        parts = [part[:2] for part in Formatter().parse(template)]
+        wanted = "".join(re.escape(said) + (f"(?P<{n}>.+)" if n else "") for said, n in parts)
+        if found := re.fullmatch(wanted, text):
+            return phrase(template, **found.groupdict())
+    return text
 
 
 def listed(names: Sequence[str]) -> str:
