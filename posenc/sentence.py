@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from string import Formatter
 
 LANGUAGES = ("en", "zh")
 _language: ContextVar[str] = ContextVar("language", default="en")
@@ -62,8 +61,7 @@ def retold(text: str, templates: Sequence[str]) -> str:
     """Say in the reader's language what is stored in English: one of the templates, filled. Any
     other text is returned as it is."""
     for template in templates:
-        parts = [part[:2] for part in Formatter().parse(template)]
-        wanted = "".join(re.escape(said) + (f"(?P<{n}>.+)" if n else "") for said, n in parts)
+        wanted = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
         if found := re.fullmatch(wanted, text):
             return phrase(template, **found.groupdict())
     return text

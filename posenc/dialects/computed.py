@@ -25,10 +25,7 @@ ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, 
 
 def first_switch(switches: Iterable[Switch]) -> Switch:
     """Return the first switch that is not static."""
-    for switch in switches:
-        if switch != "static":
-            return switch
-    return "static"
+    return next((switch for switch in switches if switch != "static"), "static")
 
 
 @dataclass(frozen=True)
