@@ -174,7 +174,7 @@ def _of_one_code(
     lines: list[str] = []
     for run, study in runs:
         other: dict[str, str] = {}
-        for name, code in {t.encoding: t.source for t in study.trials if t.source}.items():
+        for name, code in dict.fromkeys((t.encoding, t.source) for t in study.trials if t.source):
             where, known = seen.setdefault(name, (run, code))
             if code != known:
                 other[name] = (

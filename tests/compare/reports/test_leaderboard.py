@@ -192,6 +192,15 @@ def test_only_the_encoding_of_other_code_is_left_out_of_your_run(tmp_path):
     )
 
 
+@pytest.mark.parametrize("sources", [("new", "old"), ("old", "new")])
+def test_an_encoding_of_two_codes_in_one_run_is_left_out_whole(tmp_path, sources):
+    board = study_of([changed(r, source="new") for r in rows()])
+    made = [result("t5", seed, (1.0, 0.6), "copy") for seed in (7, 8)]
+    found = [changed(r, source=s) for r, s in zip(rows(study(*made)), sources, strict=True)]
+    with pytest.raises(ValueError, match=r"t5 was other code in .*old.*you have no trial of it"):
+        beside(board, [(tmp_path, study(*(row.result for row in found)))])
+
+
 def test_encodings_without_a_source_are_not_taken_for_other_code(tmp_path):
     board = study_of(rows())
     runs = []
