@@ -25,7 +25,10 @@ ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, 
 
 def first_switch(switches: Iterable[Switch]) -> Switch:
     """Return the first switch that is not static."""
-    return next((switch for switch in switches if switch != "static"), "static")
+    for switch in switches:
+        if switch != "static":
+            return switch
+    return "static"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Grid(Task):
         return replace(made, positions=places(case.length, case.length))
 
     def within(self, case: Case, train_length: int) -> np.ndarray:
-        return (places(case.length, case.length) < train_length).all(1)
+        return np.all(places(case.length, case.length) < train_length, axis=1)
 
     def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
         height, width = random.integers(self.shortest, train_length + 1, size=2)
