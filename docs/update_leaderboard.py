@@ -16,11 +16,12 @@ from posenc.compare.judge.standing import (
     standings,
 )
 from posenc.compare.judge.summary import summarise_tasks
-from posenc.compare.page.as_json import as_text, board_of
+from posenc.compare.page.as_json import board_of
 from posenc.compare.page.task_page import figures_of
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.record import seal
 from posenc.report.page.drawing import write_svg
 from posenc.sentence import speaking
 from posenc.tasks.known import TASKS, TEXT
@@ -176,7 +177,7 @@ def stored(boards: Mapping[str, Study]) -> str:
         }
         for name, each in chinese["studies"].items()
     }
-    return as_text(made | {"zh": {"answer": chinese["answer"], "studies": said}}) + "\n"
+    return seal(made | {"zh": {"answer": chinese["answer"], "studies": said}}) + "\n"
 
 
 def draw(boards: Mapping[str, Study], figures: Path) -> None:

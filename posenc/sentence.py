@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -54,6 +55,16 @@ def phrase(template: str, **values: object) -> str:
     one, _, several = said.partition("|")
     said = several if several and values["number"] != 1 else one
     return said.format(**values)
+
+
+def retold(text: str, templates: Sequence[str]) -> str:
+    """Say in the reader's language what is stored in English: one of the templates, filled. Any
+    other text is returned as it is."""
+    for template in templates:
+        wanted = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
+        if found := re.fullmatch(wanted, text):
+            return phrase(template, **found.groupdict())
+    return text
 
 
 def listed(names: Sequence[str]) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from posenc import sentence
+from posenc.compare.trial.evaluate import CANNOT
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.report.machine import machine
 from posenc.report.page.page import words
-from posenc.sentence import catalogue, listed, phrase, speaking, usual_language
+from posenc.sentence import catalogue, listed, phrase, retold, speaking, usual_language
 from posenc.tasks.known import TASKS
 
 FIGURES = ("by-length", "by-context", "by-position", "training")
@@ -42,6 +43,7 @@ def computed() -> dict[str, set[str]]:
         "word": {*words()},
         "corpus.split": {"by file", "by contiguous stretches"},
         "trial.spec.get('parameters shared by', '')": {"the layers", "no other layer"},
+        "template": {*CANNOT},
         "use": {"Short context", "Long context", "Copying and recall"},
         "name": STUDIES,
         "text": STUDIES,
@@ -140,6 +142,17 @@ def wrong(files: dict[str, str], translated: dict[str, str]) -> list[str]:
 
 def fields(template: str) -> set[tuple[str | None, str | None]]:
     return {(name, spec) for _, name, spec, _ in string.Formatter().parse(template) if name}
+
+
+def test_what_is_stored_in_english_is_retold_where_it_is_one_of_the_templates():
+    for template in CANNOT:
+        english = template.format(limit="1,024", needed="2,048")
+        assert retold(english, CANNOT) == english
+        with speaking("zh"):
+            chinese = retold(english, CANNOT)
+            assert chinese == phrase(template, limit="1,024", needed="2,048") != english
+    with speaking("zh"):
+        assert retold("it stopped", CANNOT) == "it stopped"
 
 
 def test_the_catalogue_is_complete():

@@ -26,6 +26,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -296,13 +297,8 @@ class Study(Record):
     @property
     def reused(self) -> dict[str, int]:
         """Return how many results come from another run, by its folder and processor."""
-        found: dict[str, int] = {}
-        for each in self.finished:
-            if each.timing and each.timing.reused_from:
-                processor = each.timing.processor or phrase("unknown CPU")
-                where = f"{each.timing.reused_from} ({processor})"
-                found[where] = found.get(where, 0) + 1
-        return found
+        timings = [r.timing for r in self.finished if r.timing and r.timing.reused_from]
+        return Counter(f"{t.reused_from} ({t.processor or phrase('unknown CPU')})" for t in timings)
 
     @property
     def finished(self) -> tuple[TrialResult, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from posenc.dialects.computed import Computed, Known, Layer, NotReadError, RefusedError
 from posenc.dialects.files.gguf_metadata import Metadata
@@ -154,14 +154,13 @@ class Case:
         aspects: count a difference in one of these; none given: any. nothing_else: and in no
         other aspect, which another rule would explain.
         """
-        found = []
-        for name in among:
-            seen = self.differences[name]
-            if not seen - {"arguments"} or (aspects and not seen & set(aspects)):
-                continue
-            if not (nothing_else and seen - set(aspects)):
-                found.append(name)
-        return tuple(found)
+        wanted = set(aspects) or {*get_args(Aspect)}
+        return tuple(
+            name
+            for name in among
+            if (seen := self.differences[name] - {"arguments"}) & wanted
+            and not (nothing_else and seen - wanted)
+        )
 
     def only_named(self, runtimes: Sequence[str]) -> tuple[str, ...]:
         """Return those of these runtimes that the user named and posenc knows."""

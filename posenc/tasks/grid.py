@@ -47,12 +47,8 @@ class Grid(Task):
         made = super().test_batch(case, batch, train_length)
         return replace(made, positions=places(case.length, case.length))
 
-    def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
-        if case.length <= train_length:
-            return batch
-        targets = batch.targets.copy()
-        targets[:, (places(case.length, case.length) < train_length).all(1)] = IGNORED
-        return replace(batch, targets=targets)
+    def within(self, case: Case, train_length: int) -> np.ndarray:
+        return np.all(places(case.length, case.length) < train_length, axis=1)
 
     def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
         height, width = random.integers(self.shortest, train_length + 1, size=2)

@@ -1,10 +1,8 @@
 """Find the token at a given distance before each token."""
 
-from dataclasses import replace
-
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Batch, Case, Row, Task
+from posenc.tasks.task import IGNORED, Case, Row, Task
 
 OFFSETS = (3, 7, 13)
 """Distances named by tokens 0, 1 and 2."""
@@ -42,9 +40,5 @@ class Offset(Task):
     def tokens(self, case: Case) -> int:
         return case.length + 1
 
-    def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
-        if case.length <= train_length:
-            return batch
-        targets = batch.targets.copy()
-        targets[:, : train_length + 1] = IGNORED
-        return replace(batch, targets=targets)
+    def within(self, case: Case, train_length: int) -> slice:
+        return slice(train_length + 1)

@@ -107,11 +107,14 @@ class Task(ABC):
         do not need more than the training length are removed if there are others."""
         random = _random(_TEST, case.length, zlib.crc32(case.variant.encode()))
         rows = [self.row(random, case) for _ in range(batch)]
-        return self.beyond(stacked(rows, len(rows[0][0])), case, train_length)
+        made = stacked(rows, len(rows[0][0]))
+        if case.length > train_length:
+            made.targets[:, self.within(case, train_length)] = IGNORED
+        return made
 
-    def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
-        """Remove the targets that do not need more than the training length."""
-        return batch
+    def within(self, case: Case, train_length: int) -> slice | np.ndarray:
+        """Return the tokens of a case that do not need more than the training length."""
+        return slice(0)
 
     def check(self, train_length: int, test_lengths: Sequence[int]) -> None:
         """Raise ValueError for lengths at which the task has no sequences."""

@@ -82,10 +82,15 @@ class Standing:
         return min(self.pairs.least, self.rest.least if self.rest else math.inf)
 
     def mean(self, name: str) -> float:
-        """Return the mean of an encoding, without the effect of seeds if trials are missing."""
-        if self.rest and name in self.rest.pairs.values:
-            return self.rest.mean(name)
-        return round(self.pairs.means[name], 12) + 0.0
+        """Return the mean of an encoding, without the effect of seeds if trials are missing. What
+        `rest` leaves out is as far from the best as all trials say, so that the order fits."""
+        means, shift = self.pairs.means, 0.0
+        if self.rest:
+            if name in self.rest.pairs.values:
+                return self.rest.mean(name)
+            best = self.rest.order[0]
+            shift = round(self.rest.mean(best) - means[best], 11)  # 0 if no trial is missing
+        return round(means[name] + shift, 12) + 0.0
 
     def gap(self, name: str, other: str | None = None) -> Gap:
         """Return the difference from another, or from the first of the order."""

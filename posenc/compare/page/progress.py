@@ -100,14 +100,8 @@ def outcome(trial: TrialConfig, result: TrialResult) -> str:
     """Return a line about a trial that has ended."""
     if result.reason is not None:
         return f"{name_of(trial)}: failed: {result.reason}"
-    if trial.task != TEXT:
-        cases = ", ".join(
-            f"{Case(s.length, s.variant)}: {'cannot' if s.cannot else f'{s.exact_match:.3f}'}"
-            for s in result.by_case
-        )
-        return f"{name_of(trial)}: done; exact match at {cases}"
-    scores = ", ".join(
-        f"{s.length}: cannot" if s.bits_per_byte is None else f"{s.length}: {s.bits_per_byte:.3f}"
-        for s in result.by_length
-    )
-    return f"{name_of(trial)}: done; bits per byte at {scores}"
+    found = [(str(s.length), s.bits_per_byte) for s in result.by_length]
+    found += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
+    scores = ", ".join(f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in found)
+    metric = "bits per byte" if trial.of_text else "exact match"
+    return f"{name_of(trial)}: done; {metric} at {scores}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, Study
-from posenc.sentence import phrase
+from posenc.compare.trial.evaluate import CANNOT
+from posenc.sentence import phrase, retold
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def said(standing: Standing, name: str) -> str:
 
 def _loss(standing: Standing | None, name: str, score) -> Loss:
     if score.mean is None:
-        return Loss(None, cannot=score.cannot or phrase("no reason given"))
+        return Loss(None, cannot=retold(score.cannot or phrase("no reason given"), CANNOT))
     if standing is None or name not in standing.order:
         return Loss(score.mean)
     apart = "" if name == standing.order[0] else said(standing, name)

@@ -13,8 +13,9 @@ from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
+from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
-from posenc.sentence import phrase
+from posenc.sentence import phrase, retold
 from posenc.tasks.known import TASKS
 
 
@@ -60,7 +61,7 @@ def notes(study: Study) -> list[str]:
         if AXES in trial.spec and (trial.config.of_text or TASKS[trial.config.task].num_axes == 1)
     )
     for row in study.summary:
-        reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
+        reasons = dict.fromkeys(retold(s.cannot, CANNOT) for s in row.by_length if s.cannot)
         lines += [phrase("Note: cannot run", name=row.encoding, reason=why) for why in reasons]
     lines += [phrase("Note: reused", count=n, where=where) for where, n in study.reused.items()]
     failed = "{trial} failed: {reason}"

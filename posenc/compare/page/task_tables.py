@@ -6,9 +6,10 @@ from itertools import groupby
 from rich.table import Table as Printed
 
 from posenc.compare.results import CaseSummary, TaskSummary
+from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import listed, phrase
+from posenc.sentence import listed, phrase, retold
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import LEARNED
 
@@ -41,7 +42,8 @@ def task_notes(rows: Rows) -> Iterator[str]:
             if case.cannot:
                 found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in found.items():
-        (task, reason), *_ = tasks.items()
+        (task, why), *_ = tasks.items()
+        reason = retold(why, CANNOT)
         said = phrase("Note: cannot run tasks", name=name, tasks=listed([*tasks]), reason=reason)
         if len(tasks) > 1:
             said = phrase("{said} (on {task}; see the report for the others)", said=said, task=task)
@@ -78,6 +80,6 @@ def _text(case: CaseSummary) -> str:
 
 def _cell(row: TaskSummary, case: CaseSummary) -> Cell:
     if case.cannot:
-        return Cell(phrase("cannot"), note=f"{row.encoding}: {case.cannot}")
+        return Cell(phrase("cannot"), note=f"{row.encoding}: {retold(case.cannot, CANNOT)}")
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
     return Cell(f"{_text(case)} ({seeds})")

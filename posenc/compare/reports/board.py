@@ -1,6 +1,5 @@
 """Print the published leaderboard from a stored file, without computing anything."""
 
-import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 
+from posenc.report.files.opened import text_of
+from posenc.report.files.record import unseal
 from posenc.report.machine.options import spoken
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import say
@@ -21,19 +22,24 @@ BOARD, ROWS = "board.json", "tasks.jsonl"
 def show_published(as_json: bool, lang: str | None = None) -> None:
     """Print the answer and the matrices of the published trials, or print them as JSON.
 
-    Raises: ValueError if this installation lacks the file, or for an unknown language.
+    Raises: ValueError if this installation lacks the file or it was changed, or for an unknown
+    language.
     """
-    text = published_file(BOARD).read_text(encoding="utf-8")
+    path = published_file(BOARD)
     with spoken(lang):
         try:
-            board = json.loads(text)
-            said = board if in_english() else board["zh"]
-            lines, studies = [said["answer"]], board["studies"].items()
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise ValueError(f"{published_file(BOARD)}: expected an answer and studies.") from None
+            text = text_of(path)
+            board = unseal(text)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}). Install posenc again, or run `make readme` in "
+                "its repository."
+            ) from None
         if as_json:
             print(text, end="")
             return
+        said = board if in_english() else board["zh"]
+        lines, studies = [said["answer"]], board["studies"].items()
         out, named, of = stdout(160), phrase("encoding"), "{what}: {name}"
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         for name, study in studies:

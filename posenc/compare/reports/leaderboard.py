@@ -136,22 +136,17 @@ def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
 
 def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     """Return the leaderboard joined with your runs, for tasks that one of yours has with the same
-    recipe, and a line about each task that is left out.
+    recipe, and a line about each encoding of a run and each task that is left out.
 
     Raises: ValueError where no task is left.
     """
-    here = Path("the leaderboard")
-    runs = [(here, board), *mine]
-    known = {(t.encoding, t.source) for _, study in runs for t in study.trials if t.source}
-    if len(known) == len({name for name, _ in known}):  # otherwise merging says what differs
-        for i, (run, study) in enumerate(runs):  # older rows have no source
-            trials = tuple(replace(t, source="") for t in study.trials)
-            done = tuple(replace(r, config=replace(r.config, source="")) for r in study.results)
-            runs[i] = run, replace(study, trials=trials, results=done)
+    here, tasks = Path("the leaderboard"), list(dict.fromkeys(t.task for t in board.trials))
+    yours = [(run, study.of_task(*tasks)) for run, study in mine]
+    runs, lines = _of_one_code([(here, board), *yours])
     kept: list[str] = []
     left: dict[str, list[str]] = {}
-    for task in dict.fromkeys(trial.task for trial in board.trials):
-        parts = [(run, part) for run, study in mine if (part := study.of_task(task)).trials]
+    for task in tasks:
+        parts = [(run, part) for run, study in runs[1:] if (part := study.of_task(task)).trials]
         try:
             for folder, part in parts:
                 check_recipe(here, board.of_task(task), folder, part)
@@ -160,10 +155,42 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
             continue
         (kept if parts else left.setdefault("you have no trial of it.", [])).append(task)
     said = "{} {} left out: {}".format
-    lines = [said(listed(t), "are" if t[1:] else "is", reason) for reason, t in left.items()]
+    lines += [said(listed(t), "are" if t[1:] else "is", reason) for reason, t in left.items()]
     if not kept:
         raise ValueError(" ".join(lines))
     parts = [(run, part) for run, study in runs if (part := study.of_task(*kept)).trials]
     merged, conflicts = merge_checked(parts)
     text = any(trial.of_text for trial in merged.trials)
     return replace(merged, corpus=board.corpus if text else None), lines + conflicts
+
+
+def _of_one_code(
+    runs: Sequence[tuple[Path, Study]],
+) -> tuple[list[tuple[Path, Study]], list[str]]:
+    """Return runs without the encodings whose code is another one in an earlier run, and a line
+    about each. Sources are removed, because older rows have none."""
+    seen: dict[str, tuple[Path, str]] = {}
+    kept: list[tuple[Path, Study]] = []
+    lines: list[str] = []
+    for run, study in runs:
+        other: dict[str, str] = {}
+        for name, code in dict.fromkeys((t.encoding, t.source) for t in study.trials if t.source):
+            where, known = seen.setdefault(name, (run, code))
+            if code != known:
+                other[name] = (
+                    f"{name} was other code in {run} (hash {code}) than in {where} (hash {known}), "
+                    f"and that of {run} is left out. Run it again."
+                )
+        lines += other.values()
+        trials = [t for t in study.trials if t.encoding not in other]
+        results = [r for r in study.results if r.config.encoding not in other]
+        part = replace(
+            study,
+            trials=tuple(replace(t, source="") for t in trials),
+            results=tuple(replace(r, config=replace(r.config, source="")) for r in results),
+            labels={name: label for name, label in study.labels.items() if name not in other},
+            unchecked={name: why for name, why in study.unchecked.items() if name not in other},
+            rates=tuple(check for check in study.rates if check.encoding not in other),
+        )
+        kept.append((run, part))
+    return kept, lines

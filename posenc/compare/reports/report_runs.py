@@ -99,13 +99,14 @@ def show_leaderboard(
     home, console = _new_folder(trials, out, "leaderboard"), stderr()
     for name, board in boards.items():
         _new_folder(board.trials, home / name, name)
-    say(console, "Drawing the pages of the published trials: about half a minute each.")
-    for line in lines:
-        say(console, line)
     command = shlex.join(["posenc", *sys.argv[1:]])
-    for name, board in boards.items():
-        boards[name] = study = replace(conclude(board), command=command)
-        with spoken(lang):
+    with spoken(lang):
+        drawing = "Drawing the pages of the published trials: about half a minute each."
+        say(console, phrase(drawing))
+        for line in lines:
+            say(console, line)
+        for name, board in boards.items():
+            boards[name] = study = replace(conclude(board), command=command)
             write_page(study, home / name, published=True)
             if not as_json:
                 _tell(study, [], home / name, True, figures and figures / name, False)

@@ -19,13 +19,19 @@ SEQUENCES = 512
 """Sequences of a case: the standard error of exact match is at most 0.022."""
 TASK_TOKENS_AT_ONCE = 1 << 13
 VALID_SEQUENCES = 256
+CANNOT = (
+    "it has {limit} positions",
+    "it has {limit} positions, and {needed} are needed",
+    "it has {limit} positions along an axis, and {needed} are needed",
+)
+"""Why an encoding cannot run: stored in English, shown by `posenc.sentence.retold`."""
 
 
 def cannot(encoding: PositionEncoding, length: int) -> str | None:
     """Return why the encoding cannot run at this length, or None."""
     limit = encoding.claims.max_positions
     if limit is not None and length > limit:
-        return f"it has {limit} positions"
+        return CANNOT[0].format(limit=limit)
     return None
 
 
@@ -59,8 +65,7 @@ def cannot_run(encoding: PositionEncoding, task: Task, case: Case) -> str | None
     needed = task.tokens(case) if task.num_axes == 1 else case.length
     if limit is None or needed <= limit:
         return None
-    axis = "" if task.num_axes == 1 else " along an axis"
-    return f"it has {limit:,} positions{axis}, and {needed:,} are needed"
+    return CANNOT[1 if task.num_axes == 1 else 2].format(limit=f"{limit:,}", needed=f"{needed:,}")
 
 
 @torch.no_grad()

@@ -49,12 +49,12 @@ def run_trial(
     )
     event("testing")
     began = time.perf_counter()
-    by_length, by_position, by_context, by_case = (), (), (), ()
+    scores: dict[str, Any] = {}
     if task is None:
         tested = objective_of(config).test(model, symbols["test"], config)
-        by_length, by_position, by_context = tested
+        scores |= zip(("by_length", "by_position", "by_context"), tested, strict=True)
     else:
-        by_case = score_cases(model, task, config)
+        scores["by_case"] = score_cases(model, task, config)
     shape = train.shape_of(config)
     encoding = create(config.encoding, shape)  # of one layer, if each has its own
     result = TrialResult(
@@ -63,10 +63,7 @@ def run_trial(
         encoding_parameters=sum(p.numel() for p in train.learned_by_encodings(model)),
         spec=effective_spec(config.encoding, encoding, shape),
         training=cursor.training,
-        by_length=by_length,
-        by_position=by_position,
-        by_context=by_context,
-        by_case=by_case,
+        **scores,
         timing=Timing(
             config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,

@@ -23,15 +23,6 @@ OURS = tuple(
 Parameters = dict[str, Any]
 
 
-def holder_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the dict inside this config that has the language model's keys."""
-    for name in INNER:
-        inner = config.get(name)
-        if isinstance(inner, dict):
-            return inner
-    return config
-
-
 def write(
     config: Mapping[str, Any], meaning: Meaning, parameters: Mapping[str, Parameters], largest: int
 ) -> dict[str, Any]:
@@ -51,7 +42,8 @@ def write(
 def _cleared(config: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a copy without rotary keys, and the dict in it that has the language model's keys."""
     result = deepcopy(dict(config))
-    holder = holder_of(result)
+    inner = (result.get(name) for name in INNER)
+    holder = next((each for each in inner if isinstance(each, dict)), result)
     for place in (result, holder):
         for key in OURS:
             place.pop(key, None)
@@ -132,17 +124,11 @@ def _write_nested(
         bases = {p["rope_theta"] for p in named if p is not None}
         if len(bases) == 1:  # one key cannot hold the two bases of two kinds
             holder[key] = bases.pop()
-    every = _period(model.layer_types)
-    if "sliding_window_pattern" in (model.facts.get("mlx") or {}) and every is not None:
-        holder["sliding_window_pattern"] = every
-
-
-def _period(types: tuple[str, ...]) -> int | None:
-    """Return n if exactly every n-th layer has full attention."""
-    for every in range(1, len(types) + 1):
-        if all((t == "full_attention") == ((i + 1) % every == 0) for i, t in enumerate(types)):
-            return every
-    return None
+    if "sliding_window_pattern" in (model.facts.get("mlx") or {}):
+        full_layers = [kind == "full_attention" for kind in model.layer_types]
+        for every in range(1, len(full_layers) + 1):
+            if full_layers == [(i + 1) % every == 0 for i in range(len(full_layers))]:
+                holder["sliding_window_pattern"] = every
 
 
 def pair_for(multiplier: float, factor: float) -> Parameters:

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
-from posenc.extend.export.pooling import MODULES, copy_sentence_files
+from posenc.extend.export.pooling import MODULES, copy_sentence_files, raise_limit
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import mapped_page, page, plain_page
@@ -136,10 +136,4 @@ def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
             copy_file(path, target / path.name)
-    settings = target / "tokenizer_config.json"
-    if settings.exists():
-        kept = read_json(settings)
-        limit = kept.get("model_max_length")
-        if isinstance(limit, int | float) and limit < longest:
-            text = json.dumps({**kept, "model_max_length": longest}, indent=2, ensure_ascii=False)
-            write_atomically(settings, text + "\n")
+    raise_limit(target / "tokenizer_config.json", "model_max_length", longest)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
@@ -35,11 +34,17 @@ def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
         for file in MODULE_FILES:
             if (source / name / file).exists():
                 copy_file(inside(source / name, file, MODULES), target / name / file)
-    settings = target / LENGTH_FILE
-    kept: dict[str, Any] = read_json(settings) if settings.exists() else {}
-    if isinstance(limit := kept.get("max_seq_length"), int) and limit < longest:
-        write_atomically(settings, json.dumps({**kept, "max_seq_length": longest}, indent=2) + "\n")
+    raise_limit(target / LENGTH_FILE, "max_seq_length", longest)
     return folders
+
+
+def raise_limit(path: Path, key: str, longest: int) -> None:
+    """Let a settings file, if there is one, allow `longest` tokens."""
+    kept = read_json(path) if path.exists() else {}
+    limit = kept.get(key)
+    if isinstance(limit, int | float) and limit < longest:
+        text = json.dumps({**kept, key: longest}, indent=2, ensure_ascii=False)
+        write_atomically(path, text + "\n")
 
 
 def _module_folders(source: Path) -> list[str]:

@@ -59,24 +59,20 @@ class Probe:
         A genome that the first third of the windows puts above `bar`, or whose losses are not
         finite, is given up.
         """
+        tokens = self.windows.tokens
+        first, length = -(-len(tokens) // 3), tokens.shape[1]
+        settings = apply_genome(self.settings, genome, length)
         try:
-            return self._score(genome, bar)
+            with applied(self.reader.model, settings, length):
+                losses = self.reader.all_losses(tokens[:first]).numpy()
+                early = self._rate(losses - self.reference[:first])
+                if early > bar:
+                    return Tried(genome, math.inf, early)
+                if first < len(tokens):
+                    rest = self.reader.all_losses(tokens[first:]).numpy()
+                    losses = np.concatenate([losses, rest])
         except NotFinite:
             return Tried(genome, math.inf, math.inf)
-
-    def _score(self, genome: Genome, bar: float) -> Tried:
-        tokens = self.windows.tokens
-        first = -(-len(tokens) // 3)
-        with applied(
-            self.reader.model, apply_genome(self.settings, genome, tokens.shape[1]), tokens.shape[1]
-        ):
-            losses = self.reader.all_losses(tokens[:first]).numpy()
-            early = self._rate(losses - self.reference[:first])
-            if early > bar:
-                return Tried(genome, math.inf, early)
-            if first < len(tokens):
-                rest = self.reader.all_losses(tokens[first:]).numpy()
-                losses = np.concatenate([losses, rest])
         return Tried(genome, self._rate(losses - self.reference), early)
 
     def _rate(self, excess: np.ndarray) -> float:

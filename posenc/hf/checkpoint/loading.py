@@ -195,7 +195,9 @@ def quiet_transformers() -> Any:
 def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
     """Return the rotary settings, and the longest sequence that the config allows."""
     try:
-        return read_settings(config), _max_positions(config)
+        names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+        limits = (getattr(config, name, None) for name in names)
+        return read_settings(config), next((n for n in limits if isinstance(n, int)), None)
     except ValueError:
         raise
     except Exception as error:  # families store these in many ways
@@ -203,15 +205,6 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
             f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
             f"in a way that posenc does not know ({one_line(error)})."
         ) from error
-
-
-def _max_positions(config: Any) -> int | None:
-    """Return the longest sequence that a config allows, by any family's key, or None."""
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
 
 
 def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:

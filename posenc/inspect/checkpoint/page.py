@@ -156,8 +156,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
     for stack, weights in sheet.reading.attention.items():
         count, heads = weights.shape[:2]
         chosen = sorted(set(layers)) or _fitting(count, heads * len(sentence.labels) ** 2)
-        left_out = count - len(chosen)
-        if left_out:
+        if len(chosen) != count:
             yield f"{len(chosen)} of {count} layers are drawn; choose others with --layer."
         of_stack = f"{stack}, " if stack else ""
         labels = sentence.labels
@@ -202,12 +201,8 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         "changed-words",
         wide=len(labels) > 20,
     )
-    if swap.causal:
-        by_layer = {name: change.last_by_layer for name, change in changes.items()}
-        which = "the last token's state"
-    else:
-        by_layer = {name: change.all_by_layer for name, change in changes.items()}
-        which = "any token's state, the largest"
+    which = "the last token's state" if swap.causal else "any token's state, the largest"
+    by_layer = {n: c.last_by_layer if swap.causal else c.all_by_layer for n, c in changes.items()}
     yield Plot(
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",

@@ -68,28 +68,26 @@ class Swap:
                 f"Without positions every token's state goes with its word to {gap:.1g} in all "
                 f"layers: attention that looks both ways {holds}."
             ]
-        said = []
-        if self.last_stays:
-            first, later = change.last_by_layer[1], change.last_by_layer[2:]
-            if first >= ROUNDING:
-                return [
-                    f"Without positions the last token differs after one layer, by {first:.2g}: "
-                    "something other than positions depends on order, such as windowed attention."
-                ]
-            said.append(
-                f"Without positions the last token is the same after one layer, to {first:.1g}: "
-                "under a causal mask it sees the same set of tokens in either order."
-            )
-            if later:
-                differs = "differs" if max(later) >= ROUNDING else "is the same"
-                said.append(
-                    f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
-                    "between the words have seen other sets, and only the mask depends on order."
-                )
-        else:
-            said.append(
+        if not self.last_stays:
+            return [
                 "The last token is part of an exchanged word, so that nothing need be the same "
                 "there: end the text with another word or a full stop to see what the mask keeps."
+            ]
+        first, later = change.last_by_layer[1], change.last_by_layer[2:]
+        if first >= ROUNDING:
+            return [
+                f"Without positions the last token differs after one layer, by {first:.2g}: "
+                "something other than positions depends on order, such as windowed attention."
+            ]
+        said = [
+            f"Without positions the last token is the same after one layer, to {first:.1g}: "
+            "under a causal mask it sees the same set of tokens in either order."
+        ]
+        if later:
+            differs = "differs" if max(later) >= ROUNDING else "is the same"
+            said.append(
+                f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
+                "between the words have seen other sets, and only the mask depends on order."
             )
         return said
 

@@ -59,8 +59,7 @@ def measure_all(
     specs = {name: parse(name) for name in names}
     for name in names:
         _check(name, shape)
-    unique = [n if s.label else str(s) for n, s in specs.items()]
-    unique = list(dict.fromkeys(unique))
+    unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
         for i, name in enumerate(unique, 1)

@@ -241,6 +241,21 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     assert zero.order == ("a", "b") and str(zero.mean("a")) == str(zero.mean("b")) == "0.0"
 
 
+def test_no_encoding_is_before_one_that_it_is_worse_than():
+    """The best have no trial of the seed at which all that break are better than at the others."""
+    good = {"t5": (1.60, 1.605), "fire": (1.61, 1.605), "alibi": (1.70, 1.702)}
+    broken = {
+        n: (far + 1, far + 1.01, far - 2)
+        for n, far in zip("abcd", (1.2, 1.5, 1.8, 2.1), strict=True)
+    }
+    given = study(*(r for n, far in (good | broken).items() for r in seeds_at(n, far)))
+    far = standing_at(given, 512)
+    assert far.rest and far.order[0] in far.first
+    assert not any((one, other) in far.worse for one, other in combinations(far.order, 2))
+    for name in far.order:
+        assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
+
+
 def of_tasks(scores, tasks=("copy", "reverse", "recall"), failed=()):
     """Trials of each task: by encoding one number for each seed."""
     return study_of(

@@ -87,10 +87,11 @@ def english_in(text: str, study: Study) -> set[str]:
 
 
 def texts(data: object) -> Iterator[str]:
-    """All texts in JSON, and the names of settings."""
+    """All texts in JSON but those that are translated where they are shown, and the names of
+    settings."""
     if isinstance(data, dict):
         yield from data.get("spec", ())
-        data = list(data.values())
+        data = [value for key, value in data.items() if key != "cannot"]
     if isinstance(data, list):
         for each in data:
             yield from texts(each)
@@ -214,6 +215,18 @@ def test_the_published_leaderboard_is_printed_in_chinese(capsys):
     shown = capsys.readouterr().out
     assert "复制与召回：dape（6 个任务的平均名次" in shown and "短上下文：dape（" in shown
     assert english_in(shown, of_tasks()) <= {"leaderboard", "out", "folder"} | ENCODINGS
+
+
+def test_the_pages_of_the_leaderboard_are_announced_in_chinese(tmp_path, capsys, monkeypatch):
+    study = of_tasks()
+    monkeypatch.setattr(leaderboard, "boards", lambda: {"tasks": study})
+    monkeypatch.setattr(report_runs, "write_page", lambda *given, **options: None)
+    report_runs.show_leaderboard(out=tmp_path, lang="zh")
+    shown = capsys.readouterr()
+    assert "正在绘制已发布试验的页面" in shown.err
+    data = dataclasses.replace(study, recommendation="", limits="")
+    said = (shown.out + shown.err).replace(str(tmp_path), "")
+    assert english_in(said, data) <= {"report", "html", "tasks"}
 
 
 @needs_chromium

@@ -32,7 +32,7 @@ from tests.browser import DESKTOP, PHONE, needs_chromium
 LENGTHS = (128, 256, 512, 1024)
 GROWTH = {"rope": 0.6, "alibi": 0.0, "t5": 0.2, "sinusoidal": 0.8, "learned": None, "nope": 0.1}
 NASTY = "<b>x</b> & 战争与和平.txt"
-REASON = "the table has 128 positions"
+REASON = "it has 128 positions"
 
 
 def trial(encoding: str, seed: int) -> TrialConfig:

@@ -14,6 +14,7 @@ from posenc.compare.options import Options
 from posenc.compare.page.as_json import answer_json
 from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import board, leaderboard, report_runs
+from posenc.report.files.record import SEAL
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
@@ -30,7 +31,8 @@ def test_what_is_printed_is_what_the_published_trials_give():
     kept = board.published_file(board.BOARD).read_text(encoding="utf-8")
 
     def numbers(text):  # to six digits: another processor may round the last ones otherwise
-        return json.loads(text, parse_float=lambda number: round(float(number), 6))
+        found = json.loads(text, parse_float=lambda number: round(float(number), 6))
+        return {key: value for key, value in found.items() if key != SEAL}
 
     assert numbers(made) == numbers(kept), "run `make readme`"
 
@@ -76,6 +78,27 @@ def test_a_damaged_file_of_the_leaderboard_is_named(call, tmp_path, monkeypatch,
     for given in ((), ("--json",)):
         code, out, said = call("leaderboard", *given)
         assert (code, out) == (2, "") and "board.json" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda text: text.replace('"mean": 1.', '"mean": 0.', 1), "its hash differs"),
+        (lambda text: text.replace('"encodings": [', '"encoding": [', 1), "its hash differs"),
+        (lambda text: text.replace('"tier": 1', '"tier": "1"', 1), "its hash differs"),
+        (lambda text: text[: len(text) // 2], "line"),
+        (lambda text: text.replace(f'"{SEAL}"', '"seal"', 1), f"it has no {SEAL}"),
+    ],
+)
+def test_one_changed_field_of_the_leaderboard_is_refused(call, tmp_path, monkeypatch, change, why):
+    text = board.published_file(board.BOARD).read_text(encoding="utf-8")
+    path = tmp_path / "board.json"
+    path.write_text(change(text), encoding="utf-8")
+    monkeypatch.setattr(board, "published_file", lambda name: path)
+    for given in ((), ("--lang", "zh"), ("--json",)):
+        code, out, said = call("leaderboard", *given)
+        assert (code, out) == (2, "") and said.count("\n") == 1
+        assert f"{path} cannot be read (" in said and why in said and "Install posenc again" in said
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

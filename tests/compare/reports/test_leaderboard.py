@@ -171,6 +171,49 @@ def test_your_run_of_a_changed_formula_is_not_averaged(tmp_path):
     assert {t.seed for t in beside(older, [(tmp_path, of("def", (7,)))])[0].trials} == {0, 1, 2, 7}
 
 
+def test_only_the_encoding_of_other_code_is_left_out_of_your_run(tmp_path):
+    board = study_of([changed(r, source="new") for r in rows()])
+    made = [result(name, seed, (1.0, 0.6), "copy") for name in ("t5", "mine") for seed in (7, 8)]
+    sources = {"t5": "old", "mine": "own"}
+    run = study(
+        *(
+            changed(row, source=sources[row.result.config.encoding]).result
+            for row in rows(study(*made))
+        )
+    )
+    run = dataclasses.replace(run, labels={"t5": "T5"}, unchecked={"t5": "it sees later tokens"})
+    both, lines = beside(board, [(tmp_path, run)])
+    found = {(trial.encoding, trial.seed) for trial in both.trials}
+    assert found == {(n, s) for n in ("t5", "rope") for s in SEEDS} | {("mine", 7), ("mine", 8)}
+    assert (both.labels, both.unchecked) == ({}, {})
+    assert lines[0] == (
+        f"t5 was other code in {tmp_path} (hash old) than in the leaderboard (hash new), and that "
+        f"of {tmp_path} is left out. Run it again."
+    )
+
+
+@pytest.mark.parametrize("sources", [("new", "old"), ("old", "new")])
+def test_an_encoding_of_two_codes_in_one_run_is_left_out_whole(tmp_path, sources):
+    board = study_of([changed(r, source="new") for r in rows()])
+    made = [result("t5", seed, (1.0, 0.6), "copy") for seed in (7, 8)]
+    found = [changed(r, source=s) for r, s in zip(rows(study(*made)), sources, strict=True)]
+    with pytest.raises(ValueError, match=r"t5 was other code in .*old.*you have no trial of it"):
+        beside(board, [(tmp_path, study(*(row.result for row in found)))])
+
+
+def test_encodings_without_a_source_are_not_taken_for_other_code(tmp_path):
+    board = study_of(rows())
+    runs = []
+    for name, sources in (("a", ("one", "rope")), ("b", ("two", "rope"))):
+        made = [result(e, 7 + (name == "b"), (1.0, 0.6), "copy") for e in ("mine", "rope")]
+        trials = zip(rows(study(*made)), sources, strict=True)
+        runs.append((Path(name), study(*(changed(row, source=s).result for row, s in trials))))
+    both, lines = beside(board, runs)
+    assert {t.seed for t in both.trials if t.encoding == "rope"} == {*SEEDS, 7, 8}
+    assert {t.seed for t in both.trials if t.encoding == "mine"} == {7}
+    assert lines[0].startswith("mine was other code in b (hash two) than in a (hash one)")
+
+
 def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "published"
     add_rows(folder / "novel.jsonl", rows())

@@ -50,9 +50,6 @@ class Seq2Seq(Objective):
         "the second is scored."
     )
 
-    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
-        return self.ask_held_out(rows)
-
     def ask_held_out(self, rows: Tensor) -> Asked:
         return _said_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
 
