@@ -16,7 +16,7 @@ from posenc.sentence import catalogue, listed, phrase, retold, speaking, usual_l
 from posenc.tasks.known import TASKS
 
 FIGURES = ("by-length", "by-context", "by-position", "training")
-STUDIES = {"code", "novel", "tasks", "text"}
+STUDIES = {"code", "novel", "ruler", "tasks", "text"}
 """Names of the files of the leaderboard."""
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +45,7 @@ def computed() -> dict[str, set[str]]:
         "trial.spec.get('parameters shared by', '')": {"the layers", "no other layer"},
         "template": {*CANNOT},
         "use": {"Short context", "Long context", "Copying and recall"},
+        "n": STUDIES,
         "name": STUDIES,
         "text": STUDIES,
         "fact": {

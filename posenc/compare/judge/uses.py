@@ -1,7 +1,8 @@
 """Which encoding for what: one line for each use, from studies of texts and of tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from posenc.compare.judge.answer import why_unsure
@@ -16,8 +17,8 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
     words for two texts.
 
     On texts of one recipe it is one that no other beats significantly on any, or else the best one
-    of each. It is the best over the tasks of the last study that has several. "Perhaps" where no
-    difference has an interval.
+    of each; so it is over the tasks of studies that have several. "Perhaps" where no difference has
+    an interval.
     """
     texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
     found = {name: each for name, text in texts.items() if (each := standings(text))}
@@ -28,12 +29,10 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
     said = []
     for use, at in (("Short context", 0), ("Long context", -1)) if found else ():
         places = {name: each[at] for name, each in found.items()}
-        said.append(_use(use, _on_texts(places, alike), [*places.values()]))
-    overall = [each for study in studies.values() if (each := standing_of_tasks(study))]
-    for each in overall[-1:]:
-        best = each.order[0]
-        rank = phrase("mean rank {rank:.2f} over {where}", rank=each.mean(best), where=each.where)
-        said.append(_use("Copying and recall", _named(best, rank, len(each.first)), [each]))
+        bits = partial(_bits, alone=len(places) == 1)
+        said.append(_use(use, _best(places, alike, bits), [*places.values()]))
+    if over := {n: each for n, study in studies.items() if (each := standing_of_tasks(study))}:
+        said.append(_use("Copying and recall", _best(over, True, _ranks), [*over.values()]))
     return phrase(" ").join(said)
 
 
@@ -43,16 +42,16 @@ def _use(use: str, names: str, places: Sequence[Standing]) -> str:
     return phrase(said, use=phrase(use), names=names)
 
 
-def _on_texts(places: Mapping[str, Standing], alike: bool) -> str:
-    """Name the best encoding of all texts, or the best of each, with its loss unless it is tied."""
+def _best(
+    places: Mapping[str, Standing], alike: bool, numbers: Callable[[Mapping, str], str]
+) -> str:
+    """Name the best encoding of all studies, or the best of each, with its number unless tied."""
     tied = set.intersection(*(set(each.first) for each in places.values()))
     if alike and tied:
         best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
-        return _named(best, _bits(places, best, alone=len(places) == 1), len(tied))
-    each = [(text, p, p.order[0]) for text, p in places.items()]
-    bits = [phrase(text) if p.first[1:] else _bits({text: p}, best) for text, p, best in each]
-    found = zip(each, bits, strict=True)
-    return listed([_named(best, said, len(p.first)) for (_, p, best), said in found])
+        return _named(best, numbers(places, best), len(tied))
+    said = {n: phrase(n) if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()}
+    return listed([_named(p.order[0], said[name], len(p.first)) for name, p in places.items()])
 
 
 def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str:
@@ -63,6 +62,13 @@ def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str
         for i, (text, p) in enumerate(places.items())
     ]
     return phrase(", ").join(said)
+
+
+def _ranks(places: Mapping[str, Standing], name: str) -> str:
+    """Write the mean ranks of an encoding with the number of tasks."""
+    said = "mean rank {rank:.2f} over {where}"
+    ranks = [phrase(said, rank=p.mean(name), where=p.where) for p in places.values()]
+    return phrase(", ").join(ranks)
 
 
 def _named(best: str, numbers: str, num_tied: int = 1) -> str:

@@ -54,6 +54,19 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
     assert which_for_what({"any": wide}).startswith("Short context: t5 (1.60 bits; 1 tied). ")
 
 
+def test_all_studies_of_tasks_count():
+    seeds = {"dape": (0.9, 0.8, 0.91), "rope": (0.1, 0.2, 0.11), "nope": (0.5, 0.6, 0.51)}
+    other = {"fox": seeds["dape"], "rope": seeds["rope"], "nope": seeds["nope"]}
+    same, differ = ({"a": of_tasks(seeds), "b": of_tasks(each)} for each in (seeds, other))
+    assert which_for_what(same) == (
+        "Copying and recall: dape (mean rank 1.00 over 3 tasks, mean rank 1.00 over 3 tasks)."
+    )
+    assert which_for_what(differ) == (
+        "Copying and recall: dape (mean rank 1.00 over 3 tasks) and fox (mean rank 1.00 over 3 "
+        "tasks)."
+    )
+
+
 def test_one_seed_is_perhaps_and_nothing_is_nothing():
     alone = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}, seeds=(0,))
     assert which_for_what({"any": alone}).startswith("Short context: perhaps t5 (1.60 bits")
