@@ -63,11 +63,13 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
     boards = script.leaderboard.boards()
     assert text == script.with_table(text, script.table(boards, document)), "run `make readme`"
     script.draw(boards, tmp_path)
-    assert_same_picture(tmp_path / "leaderboard-tasks.svg")
-    drawn = (tmp_path / "leaderboard-tasks.svg").read_text(encoding="utf-8")
-    tasks = {task for study in boards.values() for task in study.drawn}
-    assert all(f">{task}<" in drawn for task in tasks) and drawn.count("<use ") > 150
-    assert "](figures/leaderboard-tasks.svg)" in text
+    studies = {name: study.drawn for name, study in boards.items() if study.drawn}
+    assert len(studies["tasks"]) == 6
+    for name, tasks in studies.items():
+        assert_same_picture(tmp_path / f"leaderboard-{name}.svg")
+        drawn = (tmp_path / f"leaderboard-{name}.svg").read_text(encoding="utf-8")
+        assert all(f">{t}<" in drawn for t in tasks) and drawn.count("<use ") > 25 * len(tasks)
+        assert f"](figures/leaderboard-{name}.svg)" in text
 
 
 def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decided():
