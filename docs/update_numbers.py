@@ -145,16 +145,15 @@ def change(table: str, length: str, encoding: str, arm: str = "") -> tuple[float
 
 def cells(table: str, column: str, *where: str) -> str:
     """The numbers of a column in the rows where other columns have these values, their blanks
-    as underscores; "zh" lists them in Chinese."""
-    wanted = dict(each.split("=", 1) for each in where if each != "zh")
+    as underscores."""
+    wanted = dict(each.split("=", 1) for each in where)
     found = [
         row[column]
         for row in rows(table)
         if wanted.items() <= {key: value.replace(" ", "_") for key, value in row.items()}.items()
     ]
     assert found, f"{table} has no row {wanted}"
-    with speaking("zh" if "zh" in where else "en"):
-        return listed([each if each.isdigit() else f"{float(each):.2f}" for each in found])
+    return listed([each if each.isdigit() else f"{float(each):.2f}" for each in found])
 
 
 def agreed(study: str, source: str) -> str:
@@ -219,10 +218,9 @@ def same_order(study: str, other: str, length: str) -> str:
     return f"{sum(two.mean(a) < two.mean(b) for a, b in pairs)} of {len(pairs)}"
 
 
-def cannot_say(study: str, language: str = "en") -> str:
+def cannot_say(study: str) -> str:
     """What the study cannot say, as `posenc leaderboard` prints it."""
-    with speaking(language):
-        return limits(studies()[study])
+    return limits(studies()[study])
 
 
 @cache
@@ -291,9 +289,11 @@ def _interval(value: float, half: float) -> str:
 
 
 def value_of(mark: str) -> str:
-    """What stands at a mark. Raises: KeyError for an unknown function."""
-    name, *given = mark.split()
-    return KNOWN[name](*given)
+    """What stands at a mark, in Chinese if it ends in zh. Raises: KeyError for an unknown
+    function."""
+    name, *given = mark.removesuffix(" zh").split()
+    with speaking("zh" if mark.endswith(" zh") else "en"):
+        return KNOWN[name](*given)
 
 
 def with_numbers(text: str) -> str:

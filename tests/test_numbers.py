@@ -221,7 +221,7 @@ def score(study, task, name):
     return [np.mean(found)]
 
 
-def scores(study, task, name, place):
+def scores(study, task, name, place, language="en"):
     found = {
         each["config"]["seed"]: at[measure(task)]
         for each in of(study, task)

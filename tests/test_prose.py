@@ -17,6 +17,7 @@ from tests.test_numbers import (
     early,
     fit,
     gap,
+    scores,
     trained,
     turned,
 )
@@ -78,6 +79,10 @@ def lowest(length, **where):
         )
         for seed in {row["seed"] for row in found}
     }
+
+
+def needles(name):
+    return scores("ruler", "needle_by_meaning", name, "512")
 
 
 def lost(arm, table="projections_causal", name="rope"):
@@ -164,6 +169,9 @@ CLAIMS = {
         ),
         "Over six tasks DAPE has the best mean rank": lambda: (
             fit("tasks", "rank").best() == ["dape"]
+        ),
+        "RoPE does not find the distant needles that DAPE and T5 find": lambda: (
+            max(needles("rope")) < 0.3 and min(needles("dape") + needles("t5")) > 0.9
         ),
     },
 }

@@ -32,8 +32,8 @@ WANTED = (
     "posenc/doctor/pages/PD001.md", "posenc/report/page/page.css",
 )  # fmt: skip
 BOARD = (
-    "code.jsonl", "code_rates.jsonl", "novel.jsonl", "novel_rates.jsonl", "tasks.jsonl",
-    "board.json",
+    "code.jsonl", "code_rates.jsonl", "novel.jsonl", "novel_rates.jsonl", "ruler.jsonl",
+    "tasks.jsonl", "board.json",
 )  # fmt: skip
 STRANGE = re.compile(r"(^|/)(tests?|__pycache__|\.[^/]+|runs|node_modules)/|\.(pyc|egg-info|whl)$")
 LARGEST = 3_000_000
