@@ -40,11 +40,11 @@ def add_rows(path: Path, new: Iterable[Row]) -> int:
         old = known.setdefault(row.result.config, row)
         if replace(old.result, timing=None) != replace(row.result, timing=None):
             raise ValueError(
-                f"{path}: {row.folder} has other numbers there (of commit "
+                f"{path}: {row.result.config.name}-{row.hash} has other numbers there (of commit "
                 f"{old.commit}) than those of commit {row.commit}. A change of numbers needs a new "
                 "recipe number."
             )
-    ordered = sorted(known.values(), key=lambda row: row.folder)
+    ordered = sorted(known.values(), key=lambda row: (row.result.config.name, row.hash))
     make_folder(path.parent)
     lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
     write_atomically(path, "".join(f"{line}\n" for line in lines))

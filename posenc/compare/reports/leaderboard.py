@@ -37,11 +37,6 @@ class Row(Record):
     corpus: CorpusInfo | None
     result: TrialResult
 
-    @property
-    def folder(self) -> str:
-        """Name of the folder that the trial had."""
-        return f"{self.result.config.name}-{self.hash}"
-
 
 def read_rows(path: Path) -> list[Row]:
     """Read rows. Raises ValueError with the number of a line that is damaged or no trial's."""
@@ -62,12 +57,15 @@ def published(name: str = ROWS) -> list[Row]:
 
 def boards() -> dict[str, Study]:
     """Return the published studies by the names of their files. Raises: ValueError as `published`
-    and `study_of`, and for a file without rows or of rates without a study."""
+    and `study_of`, and for a file that lacks a trial or is of rates without a study."""
     rows = {path.stem: read_rows(path) for path in published_file(BOARD).parent.glob("*.jsonl")}
     for name, found in rows.items():
         of = name.removesuffix(RATES)
-        if not found or of not in rows:
-            why = f"has rates for {of}.jsonl, which is missing" if found else "has no row"
+        counts = Counter(row.result.config.encoding for row in found)
+        few = [each for each, count in counts.items() if count < max(counts.values())]
+        if few or not found or of not in rows:
+            why = f"lacks trials of {listed(few)}; run them" if few else "has no row"
+            why = why if of in rows else f"has rates for {of}.jsonl, which is missing"
             raise ValueError(f"{published_file(BOARD).parent / name}.jsonl {why}.")
     return {
         name: study_of(rows[name], rows.get(name + RATES, ()), f"{name}.jsonl")

@@ -94,7 +94,7 @@ def test_a_published_row_keeps_the_name_that_it_was_given(tmp_path):
     old = dataclasses.replace(rows()[0], hash="0" * 12)
     assert add_rows(path, [old]) == 1
     assert add_rows(path, [rows()[0]]) == 0
-    assert [row.folder for row in read_rows(path)] == [f"{old.result.config.name}-{'0' * 12}"]
+    assert [row.hash for row in read_rows(path)] == ["0" * 12]
 
 
 def test_published_numbers_do_not_change_under_one_recipe(tmp_path):
@@ -220,6 +220,13 @@ def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
     (folder / "board.json").touch()
     monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
     assert list(leaderboard.boards()) == ["novel"]
+    *others, last = rows()
+    (folder / "novel.jsonl").unlink()
+    add_rows(folder / "novel.jsonl", others)
+    name = last.result.config.encoding
+    with pytest.raises(ValueError, match=rf"novel.jsonl lacks trials of {name}; run them"):
+        leaderboard.boards()
+    add_rows(folder / "novel.jsonl", [last])
     (folder / "novel_rates.jsonl").touch()
     with pytest.raises(ValueError, match=r"novel_rates.jsonl has no row"):
         leaderboard.boards()
