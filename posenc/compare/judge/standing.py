@@ -129,8 +129,8 @@ def standings(study: Study) -> list[Standing]:
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
-    """Compare mean scores over all tests beyond the training length. Every trial that runs them
-    counts, learned or not; None if there is none."""
+    """Compare mean scores over all tests but that at the training length. Every trial that runs
+    them counts, learned or not; None if there is none."""
     scores = scores_of_task(study, task)
     return Standing(task, Pairs(scores, "task", 1 / SEQUENCES), higher=True) if scores else None
 
@@ -198,7 +198,7 @@ def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
 
 
 def scores_of_task(study: Study, task: str) -> Values:
-    """Return means of the task's metric over all tests beyond the training length."""
+    """Return means of the task's metric over all tests but that at the training length."""
     scores: Values = {}
     for result in _checked(study.of_task(task)):
         found = [metric_of(task, score) for score in result.by_case[1:]]
