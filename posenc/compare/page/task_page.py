@@ -86,15 +86,16 @@ def every_trial(study: Study) -> Figure:
     """Draw the score of every trial: a row per encoding, a marker per task."""
     names = rows.in_order(study, _columns(study).values())[::-1]
     passed = {result.config for result in study.finished if learned(result)}
-    height, styles = 1.0 + 0.28 * len(names), line_styles(study.drawn)
+    height, styles = 1.0 + 0.32 * len(names), line_styles(study.drawn)
     x_label = phrase("score beyond the training length")
     with figure(x_label, "", height=height) as (drawn, axes):
-        for task in study.drawn:
+        for i, task in enumerate(study.drawn):
             scores = scores_of_task(study, task)
             place = styles[task]
+            shift = 0.6 * ((i + 0.5) / len(study.drawn) - 0.5)  # equal scores hide no other
             for learned_it, marker in ((True, place.marker), (False, "x")):
                 points = [
-                    (scores[c.encoding][c.seed], names.index(c.encoding))
+                    (scores[c.encoding][c.seed], names.index(c.encoding) - shift)
                     for c in study.of_task(task).trials
                     if c.seed in scores.get(c.encoding, {}) and (c in passed) == learned_it
                 ]
