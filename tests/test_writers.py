@@ -40,7 +40,6 @@ ALLOWED = {
     "posenc/sentence.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},
-    "posenc/compare/reports/board.py": {"read_text"},
     "posenc/extend/answer/terminal.py": {"read_text"},
     "posenc/dialects/conformance.py": {"read_text"},
     "posenc/encodings/registry/code.py": {"read_bytes"},
