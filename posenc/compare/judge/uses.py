@@ -14,7 +14,7 @@ from posenc.tasks.known import TEXT
 
 def which_for_what(studies: Mapping[str, Study]) -> str:
     """Say which encoding to use for short context, for long context and for tasks, in at most 40
-    words for two texts.
+    words for two texts and one study of tasks.
 
     On texts of one recipe it is one that no other beats significantly on any, or else the best one
     of each; so it is over the tasks of studies that have several. "Perhaps" where no difference has

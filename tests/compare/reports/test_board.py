@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from posenc.compare import study as studies
+from posenc.compare.judge.answer import num_words
 from posenc.compare.options import Options
 from posenc.compare.page.as_json import answer_json
 from posenc.compare.plan.plan import make_plan
@@ -35,6 +36,11 @@ def test_what_is_printed_is_what_the_published_trials_give():
         return {key: value for key, value in found.items() if key != SEAL}
 
     assert numbers(made) == numbers(kept), "run `make readme`"
+
+
+def test_the_published_answer_has_at_most_forty_words():
+    kept = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
+    assert 20 < num_words(kept["answer"]) <= 40 and 20 < num_words(kept["zh"]["answer"]) <= 40
 
 
 def test_the_published_matrix_is_printed_without_computing_anything(capsys):
