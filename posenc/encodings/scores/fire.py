@@ -1,5 +1,6 @@
 """FIRE: functional interpolation for relative positions."""
 
+import functools
 from typing import Any
 
 import torch
@@ -117,6 +118,20 @@ class FIRE(PositionEncoding):
             logs = logs.unfold(0, len(k), 1).flip(0)
         return logs / reach.unsqueeze(-1)
 
+    def switching(self, share: Float[Tensor, "batch q_len kv_len"]) -> tuple[Tensor, ...]:
+        """Return weights, biases and output weights of a network with the same bias for these
+        shares: of the hidden units those that switch between 0 and the largest share. The others
+        are linear there, and replaced by one unit with their slope and one with their constant."""
+        (weight, bias), (out, constant) = _as(self.hidden, share.dtype), _as(self.out, share.dtype)
+        weight = weight[:, 0]
+        ends = torch.stack((bias, weight * share.amax() + bias)).detach()
+        on, off = ((each > 0).all(0).to(share.dtype) for each in (ends, -ends))
+        kept, passed = on + off == 0, on - self.activation(-off)
+        slope, constant = out @ (passed * weight), out @ (passed * bias) + constant
+        weight, bias = (F.pad(each[kept], (0, 2)) for each in (weight, bias))
+        weight[-2] = bias[-1] = 1  # no share is negative
+        return weight, bias, torch.cat((out[:, kept], slope[:, None], constant[:, None]), 1)
+
     def term(self, q: Tokens, k: Tokens) -> "Network":
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
@@ -135,12 +150,10 @@ class Network(Dense):
 
     additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
-    """Maximum bytes of the hidden layer at a time, so that it stays in the CPU's cache."""
+    """Maximum bytes of the hidden layer at a time, so that it stays in the CPU's cache. The
+    backward pass computes it again: training takes half the time."""
     SLICE = 1024
-    """Pairs per matrix product."""
-    RECOMPUTED_BYTES = 2**21
-    """Maximum bytes of the hidden layer that the backward pass recomputes at a time: training takes
-    half the time, because a whole hidden layer does not fit the cache."""
+    """Pairs per matrix product. Products are shared out among the threads, a single one is not."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -151,41 +164,35 @@ class Network(Dense):
         return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
-        fire = self.fire
-        if torch.compiler.is_compiling() or transformed():
+        fire, q, k = self.fire, self.q[rows], self.k[keys]
+        traced = torch.compiler.is_compiling() or transformed()
+        if traced or fire.c.device.type != "cpu" or not len(q) or not len(k):
             return super().values(rows, keys)
-        share = fire.share(self.q[rows], self.k[keys], self.dtype)
-        followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
-        if not followed and fire.activation is F.relu:
-            return self._in_chunks(share if share.ndim == 3 else share[None])
-        row_bytes = share[..., :1, :].numel() * fire.hidden.out_features * share.element_size()
-        rows_at_once = max(1, self.RECOMPUTED_BYTES // max(row_bytes, 1))
-        how: dict[str, Any] = {"preserve_rng_state": False, "determinism_check": "none"}
-        parts = [
-            checkpoint(fire.of_share, part, use_reentrant=False, **how)
-            for part in share.split(rows_at_once, -2)
-        ]
-        values = torch.cat(parts, -2)  # type: ignore[arg-type]
-        return values if values.ndim == 4 else values[None]
-
-    def _in_chunks(self, share: Tensor) -> Tensor:
-        """Return the bias, computed for a limited number of pairs at a time."""
-        weight, bias = _as(self.fire.hidden, share.dtype)
-        out_weight, out_bias = _as(self.fire.out, share.dtype)
-        # relu(w s + b) = max(w s, -b) + b; the last b is added to the next layer's bias.
-        constant = (out_weight @ bias + out_bias)[:, None]
-        limit = -bias[:, None]
-        # Slices are shared out among the threads; a single product is not.
+        share = fire.share(q, k, self.dtype)
+        share = share if share.ndim == 3 else share[None]
+        layers = fire.switching(share)
         pairs = share.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
-        at_once = max(1, self.HIDDEN_BYTES // (len(bias) * self.SLICE * share.element_size()))
-        copies = out_weight.repeat(min(at_once, len(slices)), 1, 1)
-        parts = [
-            torch.baddbmm(constant, copies[: len(part)], (weight * part).clamp_(min=limit))
-            for part in slices.split(at_once)
-        ]
-        found = torch.cat(parts).transpose(0, 1).flatten(1)[:, : len(pairs)]
-        return found.unflatten(1, share.shape).transpose(0, 1)
+        at_once = max(1, self.HIDDEN_BYTES // (len(layers[0]) * self.SLICE * share.element_size()))
+        groups = slices.split(at_once)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (share, *layers)):
+            how: dict[str, Any] = {"preserve_rng_state": False, "determinism_check": "none"}
+            run = functools.partial(checkpoint, self._of_slices, use_reentrant=False, **how)
+            found = torch.cat([run(group, *layers) for group in groups]).transpose(0, 1).flatten(1)
+        else:
+            found = share.new_empty(fire.out.out_features, slices.numel())
+            places = found.unflatten(1, (-1, self.SLICE)).transpose(0, 1).split(at_once)
+            for group, place in zip(groups, places, strict=True):
+                self._of_slices(group, *layers, place=place)
+        return found[:, : len(pairs)].unflatten(1, share.shape).transpose(0, 1)
+
+    def _of_slices(
+        self, share: Tensor, weight: Tensor, bias: Tensor, out: Tensor, place: Tensor | None = None
+    ) -> Tensor:
+        """Return the bias of slices of pairs, in `place` if given, (slices, num_heads, pairs)."""
+        hidden = (weight[:, None] * share).add_(bias[:, None])
+        hidden = self.fire.activation(hidden, inplace=True)
+        return torch.bmm(out.expand(len(share), -1, -1), hidden, out=place)
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

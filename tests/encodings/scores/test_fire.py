@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from posenc import ModelShape, create
 from posenc.encodings.scores.fire import FIRE
+from posenc.encodings.terms.tokens import Tokens
 from tests.golden_values import Case, cases
 
 
@@ -68,3 +70,53 @@ def test_autocast_does_not_round_the_bias():
 def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="init_L must be positive, got -4"):
         FIRE(2, init_L=-4)
+
+
+def of_every_kind(leaky: bool) -> FIRE:
+    """Return a network with units that are always on, always off, switch, are zero, or begin at
+    zero."""
+    torch.manual_seed(0)
+    encoding = FIRE(2, init_L=8.0, mlp_width=10, leaky=leaky).double()
+    weight = torch.tensor([3.0, -1, 2, -2, 4, -3, 0, 0, 0, 2])
+    bias = torch.tensor([1.0, 2, -3, -1, -1, 1, 1, -1, 0, 0])
+    with torch.no_grad():
+        encoding.hidden.weight.copy_(weight[:, None])
+        encoding.hidden.bias.copy_(bias)
+    return encoding
+
+
+def whole_and_fewer(encoding: FIRE, length: int) -> tuple[Tensor, Tensor]:
+    """Return the bias of the whole network, and as attention computes it, with fewer units."""
+    x, where = torch.zeros(1, 2, length, 4, dtype=torch.float64), torch.arange(length)
+    tokens = Tokens(x, where)
+    fewer = encoding.term(tokens, tokens).values(slice(None), slice(None))
+    return encoding(where, where), fewer[0]
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("length", [1, 50])  # 50 * 50 pairs are more than one slice
+def test_units_that_do_not_switch_may_be_left_out(leaky: bool, length: int):
+    encoding = of_every_kind(leaky)
+    want, found = whole_and_fewer(encoding, length)
+    assert torch.allclose(found, want, rtol=0, atol=1e-13)
+    with torch.no_grad():
+        assert torch.allclose(whole_and_fewer(encoding, length)[1], want, rtol=0, atol=1e-13)
+    weights = torch.randn_like(want)
+    gradients = [
+        torch.autograd.grad((each * weights).sum(), list(encoding.parameters()), retain_graph=True)
+        for each in (want, found)
+    ]
+    for name, mine, theirs in zip(dict(encoding.named_parameters()), *gradients, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-11), name
+
+
+def test_fewer_units_are_computed():
+    layers = of_every_kind(False).switching(torch.rand(1, 5, 5, dtype=torch.float64))
+    assert [layer.shape[-1] for layer in layers] == [6, 6, 6]  # two switch, two touch 0, two sums
+
+
+def test_a_broken_unit_breaks_the_bias():
+    encoding = of_every_kind(False)
+    with torch.no_grad():
+        encoding.hidden.bias[0] = torch.nan
+    assert all(each.isnan().all() for each in whole_and_fewer(encoding, 5))
