@@ -131,8 +131,10 @@ def _against(table: dict, study: Study) -> Iterator[Agreement]:
     train = study.trials[0].train_length
     for length in study.trials[0].test_lengths:
         multiple, rest = divmod(length, train)
-        column = _column(table, multiple)
-        if rest or column is None:
+        wanted = multiple * table["train_length"]
+        apart = [abs(each - wanted) for each in table["lengths"]]
+        column = apart.index(min(apart))
+        if rest or not apart[column] <= NEAR * wanted:
             continue
         ours = _means(study, length)
         theirs = {n: row[column] for n, row in table["means"].items() if row[column] is not None}
@@ -150,12 +152,6 @@ def _against(table: dict, study: Study) -> Iterator[Agreement]:
             mine,
             separated_pairs(known, deviations, table["seeds"]),
         )
-
-
-def _column(table: dict, multiple: int) -> int | None:
-    wanted = multiple * table["train_length"]
-    near = [i for i, n in enumerate(table["lengths"]) if abs(n - wanted) <= NEAR * wanted]
-    return min(near, key=lambda i: abs(table["lengths"][i] - wanted), default=None)
 
 
 def _means(study: Study, length: int) -> dict[str, float]:

@@ -158,9 +158,6 @@ class DeBERTa(PositionEncoding):
         """Return the row of the table for each distance."""
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
-    def _k_row(self, distance: Tensor) -> Tensor:
-        return self.row(-distance) if self.paper_p2c else self.row(distance)
-
     def term(self, q: Tokens, k: Tokens) -> Term:
         require_whole("DeBERTa", q.positions, k.positions)
         assert q.x is not None
@@ -172,7 +169,8 @@ class DeBERTa(PositionEncoding):
             return scale * self._projected(self._projections()[1], self.row(distance), dtype)
 
         def for_k(distance: Tensor) -> Tensor:
-            return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
+            row = self.row(-distance if self.paper_p2c else distance)
+            return scale * self._projected(self._projections()[0], row, dtype)
 
         def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             layers = (*self._projections(), self.norm)
