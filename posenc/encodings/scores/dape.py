@@ -132,11 +132,12 @@ class Adapted(Term):
         bias = self._bias(scores, rows, keys)
         hidden_layer, out = self.dape.hidden, self.dape.out
         for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)
-        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores)
-        hidden = hidden + torch.einsum("wh,...hqk->...wqk", for_bias, bias)
-        hidden = F.leaky_relu(hidden + hidden_layer.bias.to(scores.dtype)[:, None, None])
+        own = torch.einsum("wh,...hqk->...wqk", for_bias, bias)  # often one row for the batch
+        own = own + hidden_layer.bias.to(scores.dtype)[:, None, None]
+        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores) + own
+        hidden = F.leaky_relu(hidden, inplace=True)
         change = torch.einsum("hw,...wqk->...hqk", out.weight.to(hidden.dtype), hidden)
-        return scores + bias + change + out.bias.to(hidden.dtype)[:, None, None]
+        return scores + change + (bias + out.bias.to(hidden.dtype)[:, None, None])
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return the inner bias, (batch or 1, num_heads, rows, keys)."""
