@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.attend.ways import flash, strips
+from posenc.attend.ways import flash, strips, strips_forward
 from tests.attending import attend
 
 
@@ -62,7 +62,8 @@ def test_distances_that_do_not_count_change_nothing(period):
 
 @pytest.mark.parametrize("window", [None, 500, 1500])
 @pytest.mark.parametrize("form", ["symmetric", "left_right"])
-def test_keys_that_strips_share_are_attended_to_once(form, window, monkeypatch):
+@pytest.mark.parametrize("turned", ["queries", "keys"])
+def test_keys_that_strips_share_are_attended_to_once(turned, form, window, monkeypatch):
     """Unless a head sees none of them, as half of the heads of left_right do."""
     spans, plain = [], flash.attend
 
@@ -71,6 +72,7 @@ def test_keys_that_strips_share_are_attended_to_once(form, window, monkeypatch):
         return plain(q, k, v, bias, scale)
 
     monkeypatch.setattr(flash, "attend", spy)
+    monkeypatch.setattr(strips_forward, "TURNED_BYTES", 2**30 if turned == "keys" else 0)
     q, k, v = (t.detach() for t in inputs(2300))
     encoding, positions = posenc.ALiBi(4, form=form), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)

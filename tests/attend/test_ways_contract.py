@@ -11,7 +11,15 @@ import posenc
 from posenc import masks
 from posenc.attend import choose
 from posenc.attend.choose import WAYS
-from posenc.attend.ways import blocks, key_rows, reference, sdpa, strips, strips_backward
+from posenc.attend.ways import (
+    blocks,
+    key_rows,
+    reference,
+    sdpa,
+    strips,
+    strips_backward,
+    strips_forward,
+)
 from posenc.encodings.scores import sandwich
 from tests.kinds import one_of_each_kind
 
@@ -164,6 +172,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(strips, "ROWS", 8)
     monkeypatch.setattr(strips, "TOGETHER", 32)
     monkeypatch.setattr(sandwich, "KEYS", 16)
+    monkeypatch.setattr(strips_forward, "TURNED_BYTES", 2**12)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
     monkeypatch.setattr(key_rows, "ROWS", 16)

@@ -8,10 +8,10 @@ For n queries and m keys at consecutive positions, a head's bias is one row of n
                           \\__________________/              ...
 
 Each query reads a part of the row that begins one entry later than that of the next query. With the
-queries in reverse order, entry (i, j) of the bias is row[offset + i + j]: a view of the row with
-strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask. So attention with
-a bias by distance costs as much as attention without one. In the backward pass this holds if the
-bias is constant.
+queries in reverse order (or the keys and the row), entry (i, j) of the bias is row[offset + i + j]:
+a view of the row with strides (1, 1), which takes no memory. torch's flash kernel reads it as its
+mask. So attention with a bias by distance costs as much as attention without one. In the backward
+pass this holds if the bias is constant.
 
 This file computes the row. `strips_forward` runs blocks of queries ("strips"), each over the keys
 that the mask shows to it. `strips_backward` computes gradients, also of the row.
