@@ -136,7 +136,9 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
         found.append(_rotation(RopeSetting(None, 10000.0, rotary_dim, None, longest), model))
     values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is not None:
-        found.append(_alibi(values))
+        slopes, distances = (-values[:, 1]).tolist(), list(range(values.shape[-1]))
+        words = f"slopes {', '.join(f'{s:.3g}' for s in slopes)}"
+        found.append(Bias("scores of every layer", words, distances, values.tolist(), slopes))
     if getattr(config, "relative_attention", False):
         buckets = getattr(config, "position_buckets", -1)
         table = next(m for n, m in model.named_modules() if n.endswith("rel_embeddings"))
@@ -237,10 +239,3 @@ def alibi_by_distance(model: Any, length: int) -> Tensor | None:
         row = row.view(heads, length)
         return (row - row[:, -1:]).flip(-1)
     return None
-
-
-def _alibi(values: Tensor) -> Bias:
-    slopes = (-values[:, 1]).tolist()
-    words = ", ".join(f"{s:.3g}" for s in slopes)
-    distances = list(range(values.shape[-1]))
-    return Bias("scores of every layer", f"slopes {words}", distances, values.tolist(), slopes)
