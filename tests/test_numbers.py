@@ -76,6 +76,15 @@ def ranks(study):
     return [(name, seed, row[seed]) for name, row in means.iterrows() for seed in means]
 
 
+def scored(study, task):
+    """(encoding, seed, mean score beyond the training length) of every trial that runs the task."""
+    return [
+        (each["config"]["encoding"], each["config"]["seed"], np.mean(found))
+        for each in of(study, task)
+        if None not in (found := [at[measure(task)] for at in each["by_case"][1:]])
+    ]
+
+
 def measure(task):
     """The score by which a task is judged, see docs/compare.md."""
     if task == "text":
@@ -99,12 +108,15 @@ def fit(study, place):
 
 class Fit:
     """A linear model of encodings and seeds, and Tukey's interval with the published level; the
-    losses of the best are fitted again without the others."""
+    losses of the best are fitted again without the others. In one task higher is better."""
 
     def __init__(self, study, place, among=None):
         pandas = pytest.importorskip("pandas")
         ols = pytest.importorskip("statsmodels.formula.api", reason="make test-all installs it").ols
-        cells = ranks(study) if place == "rank" else losses(study, place)
+        task = place in {each["config"]["task"] for each in trials(study)}
+        read = {"rank": ranks}.get(place, scored if task else losses)
+        cells = read(study) if place == "rank" else read(study, place)
+        self.sign = -1 if task else 1
         cells = [cell for cell in cells if among is None or cell[0] in among]
         frame = pandas.DataFrame(cells, columns=["name", "seed", "value"])
         model = ols("value ~ C(name) + C(seed)", frame).fit()
@@ -115,6 +127,8 @@ class Fit:
         if place == "rank":  # half a rank in one task is the least difference
             tasks = len({each["config"]["task"] for each in trials(study)})
             self.variance, where = max(self.variance, (0.5 / tasks) ** 2), "tasks"
+        elif task:  # one of its 512 sequences is
+            self.variance, where = max(self.variance, (1 / 512) ** 2), "task"
         else:
             first = min(each["by_length"][0]["length"] for each in of(study, "text"))
             where = "at" if int(place) == first else "beyond"
@@ -127,7 +141,7 @@ class Fit:
             ]
         self.spread = stats.studentized_range.ppf(1 - level, names, model.df_resid)
         kept, self.again = self.kept(), None
-        if place != "rank" and 1 < len(kept) < names:
+        if where in ("at", "beyond") and 1 < len(kept) < names:
             self.again = Fit(study, place, kept)
 
     def kept(self):
@@ -136,7 +150,7 @@ class Fit:
             name
             for name in self.mean.index
             if all(
-                self.mean[name] - self.mean[other] <= self.once(name, other)
+                self.sign * (self.mean[name] - self.mean[other]) <= self.once(name, other)
                 for other in self.mean.index
                 if other != name
             )
@@ -162,7 +176,7 @@ def tied(study, place):
 def best(study, place):
     """Their names, best mean first, as words."""
     found = fit(study, place)
-    return sorted(found.best(), key=found.mean.get)
+    return sorted(found.best(), key=lambda name: found.sign * found.mean[name])
 
 
 def several(study, place):
