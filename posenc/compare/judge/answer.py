@@ -1,9 +1,10 @@
 """The two lines of a study: which encoding to use, and what the study cannot say."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean, median_high, stdev
 
 from posenc.compare.judge.standing import (
     Standing,
@@ -63,7 +64,7 @@ def limits(study: Study) -> str:
     trials = [result.config for result in study.finished]
     steps, tasks = {trial.steps for trial in trials}, study.drawn
     size = fmean(result.parameters for result in study.finished)
-    seeds = len({trial.seed for trial in trials})
+    seeds = median_high(Counter((trial.task, trial.encoding) for trial in trials).values())
     parts = [phrase("{count} seed|{count} seeds", number=seeds, count=_in_words(seeds))]
     parts += [phrase("one text")] if TEXT in {trial.task for trial in trials} else []
     if tasks:

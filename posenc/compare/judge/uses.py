@@ -66,9 +66,8 @@ def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str
 
 def _ranks(places: Mapping[str, Standing], name: str) -> str:
     """Write the mean ranks of an encoding with the number of tasks."""
-    said = "mean rank {rank:.2f} over {where}"
-    ranks = [phrase(said, rank=p.mean(name), where=p.where) for p in places.values()]
-    return phrase(", ").join(ranks)
+    said = partial(phrase, "mean rank {rank:.2f} over {where}")
+    return phrase(", ").join(said(rank=p.mean(name), where=p.where) for p in places.values())
 
 
 def _named(best: str, numbers: str, num_tied: int = 1) -> str:

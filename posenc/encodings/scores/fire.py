@@ -168,10 +168,8 @@ class Network(Dense):
         traced = torch.compiler.is_compiling() or transformed()
         if traced or fire.c.device.type != "cpu" or not len(q) or not len(k):
             return super().values(rows, keys)
-        share = fire.share(q, k, self.dtype)
-        share = share if share.ndim == 3 else share[None]
-        layers = fire.switching(share)
-        pairs = share.flatten()
+        share = fire.share(q, k, self.dtype).reshape(-1, len(q), len(k))
+        layers, pairs = fire.switching(share), share.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
         at_once = max(1, self.HIDDEN_BYTES // (len(layers[0]) * self.SLICE * share.element_size()))
         groups = slices.split(at_once)

@@ -338,6 +338,8 @@ def test_all_tasks_together():
     text = said(of_tasks(SCORES))
     assert text.startswith("Use t5: lowest mean rank over 3 tasks (1.00; nope +1.0")
     assert limits(of_tasks(SCORES)).startswith("Three seeds, three tasks, 9 parameters")
+    more_of_one = of_tasks(SCORES | {"rope": (0.11, 0.12, 0.10, 0.12, 0.10)})
+    assert limits(more_of_one).startswith("Three seeds, three tasks, 9 parameters")
 
 
 def test_the_published_studies_end_in_an_encoding():
