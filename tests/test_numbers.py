@@ -71,6 +71,8 @@ def ranks(study):
     frame = pandas.DataFrame(keys, columns=["name", "seed", "task", "key"])
     wide = frame.pivot(index="name", columns=["seed", "task"], values="key")
     wide = wide.dropna(axis="columns", thresh=len(wide) // 2)  # more seeds of a few encodings
+    counts = wide.columns.get_level_values("seed").value_counts()
+    wide = wide[counts[counts == counts.max()].index]  # seeds with all tasks
     wide = wide.dropna()  # NaN: cannot run a test
     placed = wide.apply(stats.rankdata)
     means = placed.T.groupby(level="seed").mean().T

@@ -64,7 +64,8 @@ def limits(study: Study) -> str:
     trials = [result.config for result in study.finished]
     steps, tasks = {trial.steps for trial in trials}, study.drawn
     size = fmean(result.parameters for result in study.finished)
-    seeds = median_high(Counter((trial.task, trial.encoding) for trial in trials).values())
+    counts = Counter((trial.task, trial.encoding) for trial in trials)
+    seeds = min(median_high(n for (t, _), n in counts.items() if t == each) for each, _ in counts)
     parts = [phrase("{count} seed|{count} seeds", number=seeds, count=_in_words(seeds))]
     parts += [phrase("one text")] if TEXT in {trial.task for trial in trials} else []
     if tasks:
