@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median_high
 
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
@@ -58,14 +57,12 @@ def published(name: str = ROWS) -> list[Row]:
 
 def boards() -> dict[str, Study]:
     """Return the published studies by the names of their files. Raises: ValueError as `published`
-    and `study_of`, for rates without a study, and where a seed lacks only a few encodings."""
+    and `study_of`, and for a file that lacks a trial or is of rates without a study."""
     rows = {path.stem: read_rows(path) for path in published_file(BOARD).parent.glob("*.jsonl")}
     for name, found in rows.items():
         of = name.removesuffix(RATES)
-        keys = [(t.task, t.seed, t.encoding) for t in (row.result.config for row in found)]
-        counts, names = Counter(keys), dict.fromkeys(name for *_, name in keys)
-        usual = {(t, s): median_high(counts[t, s, n] for n in names) for t, s, _ in keys}
-        few = [n for n in names if any(counts[*at, n] < most for at, most in usual.items())]
+        counts = Counter(row.result.config.encoding for row in found)
+        few = [each for each, count in counts.items() if count < max(counts.values())]
         if few or not found or of not in rows:
             why = f"lacks trials of {listed(few)}; run them" if few else "has no row"
             why = why if of in rows else f"has rates for {of}.jsonl, which is missing"
