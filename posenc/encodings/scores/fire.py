@@ -165,10 +165,11 @@ class Network(Dense):
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         fire, q, k = self.fire, self.q[rows], self.k[keys]
-        traced = torch.compiler.is_compiling() or transformed()
-        if traced or fire.c.device.type != "cpu" or not len(q) or not len(k):
+        share = fire.share(q, k, self.dtype)
+        traced = torch.compiler.is_compiling() or transformed() or type(share) is not Tensor
+        if traced or share.device.type != "cpu" or not share.numel():  # its values are not read
             return super().values(rows, keys)
-        share = fire.share(q, k, self.dtype).reshape(-1, len(q), len(k))
+        share = share.reshape(-1, len(q), len(k))
         layers, pairs = fire.switching(share), share.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
         at_once = max(1, self.HIDDEN_BYTES // (len(layers[0]) * self.SLICE * share.element_size()))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc import ModelShape, create
 from posenc.encodings.scores.fire import FIRE
@@ -113,6 +114,12 @@ def test_units_that_do_not_switch_may_be_left_out(leaky: bool, length: int):
 def test_fewer_units_are_computed():
     layers = of_every_kind(False).switching(torch.rand(1, 5, 5, dtype=torch.float64))
     assert [layer.shape[-1] for layer in layers] == [6, 6, 6]  # two switch, two touch 0, two sums
+
+
+def test_tensors_without_values_are_computed_by_the_whole_network():
+    encoding = of_every_kind(False)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert whole_and_fewer(encoding, 5)[1].shape == (2, 5, 5)
 
 
 def test_a_broken_unit_breaks_the_bias():
