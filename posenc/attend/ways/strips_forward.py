@@ -11,8 +11,8 @@ SHORT_BYTES = 2 * 2**20
 reads it faster than a view."""
 TURNED_BYTES = 4 * 2**20
 """Maximum size of keys and values that are copied in reverse order, instead of queries. torch's
-kernel then adds tiny weights of far keys to larger ones. To one another, below the smallest normal
-number, takes ALiBi a fifth of the time."""
+kernel then adds the tiny weights of far keys last. If it adds them first, their sums are below the
+smallest normal number, which is slow on Intel's CPUs: ALiBi takes a fifth longer."""
 
 
 class Strip(NamedTuple):
