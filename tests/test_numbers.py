@@ -70,7 +70,6 @@ def ranks(study):
             keys.append((config["encoding"], config["seed"], config["task"], key))
     frame = pandas.DataFrame(keys, columns=["name", "seed", "task", "key"])
     wide = frame.pivot(index="name", columns=["seed", "task"], values="key")
-    wide = wide.dropna(axis="columns", thresh=len(wide) // 2)  # more seeds of a few encodings
     counts = wide.columns.get_level_values("seed").value_counts()
     wide = wide[counts[counts == counts.max()].index]  # seeds with all tasks
     wide = wide.dropna()  # NaN: cannot run a test

@@ -340,6 +340,11 @@ def test_all_tasks_together():
     assert limits(of_tasks(SCORES)).startswith("Three seeds, three tasks, 9 parameters")
     more_of_one = of_tasks(SCORES | {"rope": (0.11, 0.12, 0.10, 0.12, 0.10)})
     assert limits(more_of_one).startswith("Three seeds, three tasks, 9 parameters")
+    five = {name: (*values, 0.5, 0.5) for name, values in SCORES.items()}
+    both = (*of_tasks(five, tasks=("copy",)).results, *of_tasks(SCORES, tasks=("recall",)).results)
+    assert limits(
+        dataclasses.replace(of_tasks(SCORES), trials=tuple(r.config for r in both), results=both)
+    ).startswith("Three seeds, two tasks, 9 parameters")
 
 
 def test_the_published_studies_end_in_an_encoding():
