@@ -66,8 +66,9 @@ def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str
 
 def _ranks(places: Mapping[str, Standing], name: str) -> str:
     """Write the mean ranks of an encoding with the number of tasks."""
-    said = partial(phrase, "mean rank {rank:.2f} over {where}")
-    return phrase(", ").join(said(rank=p.mean(name), where=p.where) for p in places.values())
+    said = "mean rank {rank:.2f} over {where}"
+    found = (phrase(said, rank=p.mean(name), where=p.where) for p in places.values())
+    return phrase(", ").join(found)
 
 
 def _named(best: str, numbers: str, num_tied: int = 1) -> str:
