@@ -22,11 +22,8 @@ class Constants:
     def like(self, other: Tensor) -> Tensor:
         """Return the numbers, (len,), in the dtype and on the device of `other`."""
         key = (other.device, other.dtype)
-        if (
-            torch.compiler.is_compiling()
-            or transformed()
-            or type(other) not in (Tensor, nn.Parameter)
-        ):
+        plain = type(other) in (Tensor, nn.Parameter)
+        if torch.compiler.is_compiling() or transformed() or not plain:
             # A tensor made while tracing must not be used after the trace or with fake tensors.
             return torch.tensor(self.values, dtype=other.dtype, device=other.device)
         if key not in self._copies:

@@ -1,7 +1,7 @@
 """Read numbers of a tensor only if this neither breaks a trace nor waits for a device."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def transformed() -> bool:
@@ -10,10 +10,16 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def readable(t: Tensor) -> bool:
+    """Return True if the numbers of t can be read: it is no fake tensor, neither traced nor
+    transformed, and not on an accelerator."""
+    traced = torch.compiler.is_compiling() or transformed()
+    return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" and not traced
+
+
 def free_ends(t: Tensor) -> tuple[float, float] | None:
-    """Return the minimum and maximum of a tensor; None if it is empty, traced, transformed, or on
-    an accelerator."""
-    if torch.compiler.is_compiling() or transformed() or t.device.type != "cpu" or not t.numel():
+    """Return the minimum and maximum of a tensor; None if it is empty or not readable."""
+    if not readable(t) or not t.numel():
         return None
     low, high = t.detach().aminmax()
     return low.item(), high.item()

@@ -6,17 +6,19 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.tracking import readable
 from posenc.encodings.terms.skew import Part, add_parts
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
-KEYS = 128
-"""Maximum keys per step of the cumulative sum."""
+ROWS = 64
+"""Queries whose gates are summed up together on the CPU: few, as each reads few keys before it."""
 
 
 class CoPE(PositionEncoding):
@@ -127,36 +129,43 @@ class CountedGates(Term):
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        """Add from the last key to the first; on the CPU, stop once all counts reach their
-        limit."""
+        """Add the term; on the CPU by some queries at a time, from their last key to the first,
+        until all counts have reached their limit."""
         cope, q = self.cope, self.q[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
-        table = q @ cope.e.to(q.dtype).mT  # (batch, num_heads, rows, num_positions)
+        e = torch.cat([cope.e, cope.e[-1:]]).to(q.dtype)  # a neighbour for the last row, too
+        table = F.linear(q, e)  # (batch, num_heads, rows, num_positions + 1)
         table = table * self.scale if cope.divide else table
         gates = scores
         if cope.gates != "key":
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
-        if scores.device.type != "cpu" or torch.compiler.is_compiling():
-            count = _count(gates, mask)
-            return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))
-        return add_parts(scores, _parts(table, gates, mask))
+        if not readable(gates):
+            return scores.add_(_at(table, _count(gates, mask)))
+        shown = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
+        shown = shown.expand(*shown.shape[:2], *scores.shape[-2:])
+        tiles = zip(*(t.split(ROWS, -2) for t in (table, gates, shown)), strict=True)
+        return add_parts(scores, *(_parts(*tile) for tile in tiles), rows=ROWS)
 
 
-def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
-    most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
-    step = min(gates.shape[-2] + 5 * most // 2, KEYS)  # then half-open gates take one step
-    sizes = [last % step, *[step] * (last // step)]
-    for part in reversed(gates.split(sizes, -1)):  # the gradient of a slice would be of full size
+def _parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:
+    most, after = table.shape[-1] - 2, None
+    seen = mask.flatten(0, -2).any(0).nonzero()
+    last = int(seen[-1]) + 1 if len(seen) else 0
+    step = gates.shape[-2] + 5 * most // 2  # half-open gates take one step
+    sizes = [last % step, *[step] * (last // step), gates.shape[-1] - last]
+    *parts, hidden = gates.split(sizes, -1)  # the gradient of a slice would be of full size
+    yield last, last + hidden.shape[-1], table[..., :1]
+    for part in reversed(parts):
         if after is not None and bool((after >= most).all()):
             yield 0, last, table[..., -1:]
             return
         first = last - part.shape[-1]
-        count = _count(part, None if mask is None else mask[..., first:last])
+        count = _count(part, mask[..., first:last])
         count = count if after is None else count + after
-        yield first, last, _at(table, count.clamp(max=most))
+        yield first, last, _at(table, count)
         after, last = count[..., :1], first
 
 
@@ -169,8 +178,10 @@ def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _at(table: Tensor, count: Tensor) -> Tensor:
-    """Interpolate the table linearly at fractional counts; NaN for a count of NaN."""
-    known = count.detach().nan_to_num(0)
-    below, above = known.floor(), known.ceil()
-    low, high = (table.gather(-1, index.long()) for index in (below, above))
-    return torch.lerp(low, high, count - below)
+    """Interpolate the table linearly at fractional counts; NaN for a count of NaN. Its last column
+    is only the neighbour of the one before."""
+    most = table.shape[-1] - 2
+    count = count.clamp(max=most)
+    below = count.detach().long().clamp_(0, most)  # NaN as an integer may be any
+    low, high = table.gather(-1, below), table[..., 1:].gather(-1, below)
+    return torch.lerp(low, high, count.frac())

@@ -15,7 +15,7 @@ from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.placed import check_distances
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.tracking import transformed
+from posenc.encodings.numbers.tracking import readable
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeys, FlatQueries, distances, run_shift
@@ -166,8 +166,7 @@ class Network(Dense):
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         fire, q, k = self.fire, self.q[rows], self.k[keys]
         share = fire.share(q, k, self.dtype)
-        traced = torch.compiler.is_compiling() or transformed() or type(share) is not Tensor
-        if traced or share.device.type != "cpu" or not share.numel():  # its values are not read
+        if not readable(share) or not share.numel():
             return super().values(rows, keys)
         share = share.reshape(-1, len(q), len(k))
         layers, pairs = fire.switching(share), share.flatten()

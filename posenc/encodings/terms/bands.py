@@ -142,9 +142,8 @@ class Bands:
         if self.for_k is not None:
             assert k_vectors is not None
             k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
-            scores = add_parts(
-                scores, _of_keys(self.for_k, shift, height, width, k_vectors, k_ends)
-            )
+            found = _of_keys(self.for_k, shift, height, width, k_vectors, k_ends)
+            scores = add_parts(scores, found)
         return scores
 
     def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:

@@ -139,17 +139,22 @@ def test_cope_counts_its_parameters_and_says_what_it_needs():
         posenc.attention(q, q, q, CoPE(4, gates="value"), q_positions=p, kv_positions=p)
 
 
+@pytest.mark.parametrize("rows", [8, 150])
 @pytest.mark.parametrize("openness", [-3.0, 0.0, 3.0])
-def test_counting_in_parts_changes_nothing(openness: float):
-    """Where gates are open the count stops early; where they are shut it goes to the first key."""
+def test_counting_in_parts_changes_nothing(openness: float, rows: int):
+    """Where gates are open the count stops early; where they are shut it goes to the first key.
+    Queries 64 to 127 see no key at all."""
     torch.manual_seed(0)
     encoding = posenc.CoPE(8, num_positions=40).double()
     encoding.e.data = torch.randn_like(encoding.e)
-    length, rows = 400, 8  # the running sum takes some 100 keys a step
+    length = 400
     positions = torch.arange(length)
     q = torch.randn(1, 2, rows, 8).double()
-    scores = (torch.randn(1, 2, rows, length) + openness).double().requires_grad_()
+    scores = (torch.randn(1, 2, rows, length) + openness).double()
+    scores[:, :, ::5] -= 6  # some queries count further than others
+    scores.requires_grad_()
     seen = torch.ones(length, length).bool().tril()[-rows:]
+    seen[64:128] = False
     where = positions[-rows:], positions
     got = scored(encoding, scores, q, None, *where, mask=seen[None, None]) - scores
     gates = scores.sigmoid().masked_fill(~seen, 0)
@@ -164,3 +169,11 @@ def test_counting_in_parts_changes_nothing(openness: float):
         torch.autograd.grad((t * weight).sum(), scores, retain_graph=True)[0] for t in (got, want)
     ]
     torch.testing.assert_close(*grads)
+
+
+def test_not_a_number_stays_in_its_row():
+    encoding = filled(num_positions=3)
+    q, k, v = (torch.randn(1, 1, 4, 4).double() for _ in range(3))
+    q[0, 0, 1, 0] = torch.nan
+    out = attend(q, k, v, encoding, torch.arange(4))
+    assert out.isnan().any(-1).tolist() == [[[False, True, False, False]]]
