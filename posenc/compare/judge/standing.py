@@ -4,6 +4,7 @@ All that is said or shown of an order asks `Standing`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -83,14 +84,16 @@ class Standing:
 
     def mean(self, name: str) -> float:
         """Return the mean of an encoding, without the effect of seeds if trials are missing. What
-        `rest` leaves out is as far from the best as all trials say, so that the order fits."""
+        `rest` leaves out is as far from the best as all trials say, so that the order fits. A
+        score stays between 0 and 1."""
         means, shift = self.pairs.means, 0.0
         if self.rest:
             if name in self.rest.pairs.values:
                 return self.rest.mean(name)
             best = self.rest.order[0]
             shift = round(self.rest.mean(best) - means[best], 11)  # 0 if no trial is missing
-        return round(means[name] + shift, 12) + 0.0
+        mean = round(means[name] + shift, 12) + 0.0
+        return min(max(mean, 0.0), 1.0) if self.higher else mean
 
     def gap(self, name: str, other: str | None = None) -> Gap:
         """Return the difference from another, or from the first of the order."""
@@ -129,9 +132,12 @@ def standings(study: Study) -> list[Standing]:
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
-    """Compare mean scores over all tests but that at the training length. Every trial that runs
-    them counts, learned or not; None if there is none."""
+    """Compare mean scores over all tests but that at the training length, by the seeds that most
+    encodings have. Every trial that runs them counts, learned or not; None if there is none."""
     scores = scores_of_task(study, task)
+    held = Counter(seed for seeds in scores.values() for seed in seeds)
+    most = [seed for seed in held if 2 * held[seed] > len(scores)]
+    scores = {n: {s: v[s] for s in most if s in v} for n, v in scores.items() if v.keys() & most}
     return Standing(task, Pairs(scores, "task", 1 / SEQUENCES), higher=True) if scores else None
 
 
@@ -184,12 +190,8 @@ def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
     """Return each encoding's best and worst rank if any one task is left out."""
     ranks, found = ranks_by_task(study), {}
     for left in ranks:
-        means = {
-            name: fmean(
-                r for task, each in ranks.items() if task != left for r in each[name].values()
-            )
-            for name in ranks[left]
-        }
+        rest = [each for task, each in ranks.items() if task != left]
+        means = {n: fmean(r for each in rest for r in each[n].values()) for n in ranks[left]}
         for name, mean in means.items():
             place = 1 + sum(other < mean - 1e-9 for other in means.values())
             low, high = found.get(name, (place, place))
@@ -243,10 +245,7 @@ def _over_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[tuple[
     """Compare means over seeds by windows of the text; {} if a result lacks windows."""
     if len({len(windows) for each in by_window.values() for windows in each}) != 1:
         return {}
-    means = {
-        name: [fmean(seeds) for seeds in zip(*each, strict=True)]
-        for name, each in by_window.items()
-    }
+    means = {n: list(map(fmean, zip(*each, strict=True))) for n, each in by_window.items()}
     return window_gaps(means)
 
 

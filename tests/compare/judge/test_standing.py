@@ -280,6 +280,15 @@ def test_every_trial_of_a_task_enters_learned_or_not():
     assert list(scores_of_task(dataclasses.replace(given, results=tuple(cannot)), "copy")) == ["t5"]
 
 
+def test_seeds_that_few_have_do_not_move_the_scores_of_others():
+    """Shaw's five trials would have a mean of 1.08 if its hard seeds counted for their task."""
+    scores = {"shaw": [0.98, 0.99, 0.97], "rope": [0.6, 0.5, 0.7, 0.1, 0.2], "t5": [0.3, 0.2, 0.4]}
+    standing = standing_of_task(of_tasks(scores), "copy")
+    assert {name: standing.mean(name) for name in scores} == {"shaw": 0.98, "rope": 0.6, "t5": 0.3}
+    few = {"rope": [0.9, 0.9], "t5": [0.2, 0.3, 0.1, 0.9, 1.0], "nope": [0.1, 0.2, 0.1, 0.9, 0.9]}
+    assert standing_of_task(of_tasks(few), "copy").mean("rope") == 1.0  # and not 1.2
+
+
 @pytest.mark.parametrize(("count", "decided"), [(2, False), (4, False), (6, True)])
 def test_few_seeds_of_a_task_decide_nothing(count, decided):
     """Half of the studies of two seeds would find a difference that is none, where the trials of
