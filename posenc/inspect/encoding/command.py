@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -58,21 +59,13 @@ def measure_all(
     """
     specs = {name: parse(name) for name in names}
     for name in names:
-        _check(name, shape)
+        with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
+            create(name, shape)  # nothing is allocated; a user's constructor may read a tensor
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
         for i, name in enumerate(unique, 1)
     ]
-
-
-def _check(name: str, shape: ModelShape) -> None:
-    """Raise ValueError if the encoding cannot be built; nothing is allocated."""
-    try:
-        with torch.device("meta"):
-            create(name, shape)
-    except (RuntimeError, NotImplementedError):  # a user's constructor that reads a tensor
-        pass
 
 
 def _print(sheets: list[SpecSheet], compare: bool) -> None:

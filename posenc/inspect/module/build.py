@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import find
+from posenc.report.page.failure import one_line
 
 SCORE_MOD = 5
 """Arguments of a FlexAttention score_mod: score, batch, head, query index, key index."""
@@ -83,7 +84,7 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
             made = made_by(**options)
         except Exception as error:  # a foreign constructor: any exception is its refusal
             raise ValueError(
-                f"{path}: refuses these arguments: {_line(error)}. It takes "
+                f"{path}: refuses these arguments: {one_line(error).rstrip('.')}. It takes "
                 f"{_parameters(made_by)}; give each as --arg name=value."
             ) from error
     return _as_module(made, path, options).eval()
@@ -128,8 +129,3 @@ def _parameters(made_by: Any) -> str:
         return str(inspect.signature(made_by))
     except (TypeError, ValueError):
         return "arguments that Python cannot list"
-
-
-def _line(error: BaseException) -> str:
-    """Return the first line of a message without its full stop."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")

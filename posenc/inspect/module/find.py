@@ -13,8 +13,9 @@ from posenc.inspect.module.build import parse_arguments
 from posenc.inspect.module.form import CALL_HELP, Form, Unbound, forms, from_expression, methods
 from posenc.inspect.module.inputs import Inputs
 from posenc.inspect.module.returned import gap, position_axes, rows, same, tensors
-from posenc.inspect.module.subject import Subject, one_line, stated_positions, with_length
+from posenc.inspect.module.subject import Subject, stated_positions, with_length
 from posenc.inspect.module.view import CLOSE, find_view
+from posenc.report.page.failure import one_line
 
 COUNTS = (7, 11)
 """Two lengths that no other axis has, so that axes of positions can be recognized."""

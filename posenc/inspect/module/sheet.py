@@ -12,8 +12,9 @@ import torch
 from posenc.inspect.module.build import build
 from posenc.inspect.module.checks import calls, compiled, precision, slopes
 from posenc.inspect.module.find import find_subject
-from posenc.inspect.module.subject import Measured, Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject
 from posenc.report.page.console import print_table, stdout
+from posenc.report.page.failure import one_line
 from posenc.report.page.progress import tell
 
 CHECKS: dict[str, Callable[[Subject], Measured]] = {

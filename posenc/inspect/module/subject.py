@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posenc.inspect.module.form import Form
 from posenc.inspect.module.inputs import Inputs
 from posenc.inspect.module.view import View
+from posenc.report.page.failure import one_line
 
 Measured = tuple[bool | None, str]
 """True if a property holds (None: it does not apply), and the numbers."""
@@ -116,9 +117,3 @@ def _refusal(subject: Subject, count: int) -> str | None:
     except Exception as error:  # foreign code: any exception is its limit
         return one_line(error)
     return None
-
-
-def one_line(error: BaseException) -> str:
-    """Return the class of an error and the first line of its message."""
-    line = (str(error).strip().splitlines() or [""])[0][:120]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__

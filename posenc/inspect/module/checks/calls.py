@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from posenc.inspect.module.errors import below_largest, error
 from posenc.inspect.module.returned import gap, same, tensors
-from posenc.inspect.module.subject import Measured, Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject
+from posenc.report.page.failure import one_line
 
 CLOSE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""

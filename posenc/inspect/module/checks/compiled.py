@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from posenc.inspect.module.subject import Measured, Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject
+from posenc.report.page.failure import one_line
 
 LENGTHS = (16, 24, 40, 56, 72, 88)
 

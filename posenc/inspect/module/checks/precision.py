@@ -8,7 +8,8 @@ from torch import Tensor
 
 from posenc.inspect.module.build import Function, ScoreMod
 from posenc.inspect.module.errors import bound, distinct, error
-from posenc.inspect.module.subject import Measured, Subject, one_line
+from posenc.inspect.module.subject import Measured, Subject
+from posenc.report.page.failure import one_line
 
 _NARROW = torch.bfloat16
 _ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}
