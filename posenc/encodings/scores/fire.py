@@ -118,7 +118,7 @@ class FIRE(PositionEncoding):
             logs = logs.unfold(0, len(k), 1).flip(0)
         return logs / reach.unsqueeze(-1)
 
-    def switching(self, share: Float[Tensor, "batch q_len kv_len"]) -> tuple[Tensor, ...]:
+    def _switching(self, share: Float[Tensor, "batch q_len kv_len"]) -> tuple[Tensor, ...]:
         """Return weights, biases and output weights of a network with the same bias for these
         shares: of the hidden units those that switch between 0 and the largest share. The others
         are linear there, and replaced by one unit with their slope and one with their constant."""
@@ -169,7 +169,7 @@ class Network(Dense):
         if not readable(share) or not share.numel():
             return super().values(rows, keys)
         share = share.reshape(-1, len(q), len(k))
-        layers, pairs = fire.switching(share), share.flatten()
+        layers, pairs = fire._switching(share), share.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
         at_once = max(1, self.HIDDEN_BYTES // (len(layers[0]) * self.SLICE * share.element_size()))
         groups = slices.split(at_once)

@@ -112,7 +112,7 @@ def test_units_that_do_not_switch_may_be_left_out(leaky: bool, length: int):
 
 
 def test_fewer_units_are_computed():
-    layers = of_every_kind(False).switching(torch.rand(1, 5, 5, dtype=torch.float64))
+    layers = of_every_kind(False)._switching(torch.rand(1, 5, 5, dtype=torch.float64))
     assert [layer.shape[-1] for layer in layers] == [6, 6, 6]  # two switch, two touch 0, two sums
 
 
