@@ -62,7 +62,7 @@ def test_distances_that_do_not_count_change_nothing(period):
 
 @pytest.mark.parametrize("window", [None, 500, 1500])
 @pytest.mark.parametrize("form", ["symmetric", "left_right"])
-@pytest.mark.parametrize("turned", ["queries", "keys"])
+@pytest.mark.parametrize("turned", ["queries", "all keys", "keys by heads"])
 def test_keys_that_strips_share_are_attended_to_once(turned, form, window, monkeypatch):
     """Unless a head sees none of them, as half of the heads of left_right do."""
     spans, plain = [], flash.attend
@@ -72,11 +72,13 @@ def test_keys_that_strips_share_are_attended_to_once(turned, form, window, monke
         return plain(q, k, v, bias, scale)
 
     monkeypatch.setattr(flash, "attend", spy)
-    monkeypatch.setattr(strips_forward, "TURNED_BYTES", 2**30 if turned == "keys" else 0)
+    monkeypatch.setattr(strips_forward, "TURNED_BYTES", 2**30 if turned == "all keys" else 0)
     q, k, v = (t.detach() for t in inputs(2300))
     encoding, positions = posenc.ALiBi(4, form=form), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
-    where = {"q_positions": positions, "kv_positions": positions, "mask": mask}
+    rows = 1100 if turned == "queries" else 2300  # keys, if there are fewer than two a query
+    q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}
+    where["q_positions"] = positions[-rows:]
     got = posenc.attention(q, k, v, encoding, impl="sdpa", **where)
     shared = any(rows > strips.ROWS for rows, _ in spans)
     assert shared == (form == "symmetric" and window != 500)

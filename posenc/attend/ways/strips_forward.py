@@ -10,9 +10,9 @@ SHORT_BYTES = 2 * 2**20
 """Maximum size of a bias that is materialized if there is only one strip, because torch's kernel
 reads it faster than a view."""
 TURNED_BYTES = 4 * 2**20
-"""Maximum size of keys and values that are copied in reverse order, instead of queries. torch's
-kernel then adds the tiny weights of far keys last. If it adds them first, their sums are below the
-smallest normal number, which is slow on Intel's CPUs: ALiBi takes a fifth longer."""
+"""Size of keys and values that are copied in reverse order at a time: those of one head or more.
+torch's kernel then adds the tiny weights of far keys last. If it adds them first, their sums are
+below the smallest normal number, which is slow on Intel's CPUs: ALiBi takes a fifth longer."""
 
 
 class Strip(NamedTuple):
@@ -61,7 +61,18 @@ def forward(
     # Store heads within tokens, so that joining heads later needs no copy.
     out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)
     lse = row.new_zeros(q.shape[:3])
-    by_keys = k.nbytes + v.nbytes <= TURNED_BYTES and kv_len <= 2 * q_len
+    by_keys, num = kv_len <= 2 * q_len, k.shape[1]
+    step = max(1, TURNED_BYTES * num // max(1, k.nbytes + v.nbytes)) if by_keys else num
+    mine = (t.split(step * q.shape[1] // num, 1) for t in (q, row[None], out, lse))
+    for heads in zip(*mine, k.split(step, 1), v.split(step, 1), strict=True):
+        _write(heads, scale, groups, by_keys)
+    return out[..., :v_dim], lse
+
+
+def _write(heads: tuple[Tensor, ...], scale: float, groups: list[Group], by_keys: bool) -> None:
+    """Write the output and log-sum-exp of some heads."""
+    q, rows, out, lse, k, v = heads
+    q_len, kv_len, row = q.shape[2], k.shape[2], rows[0]
     if by_keys:
         k, v, row = k.flip(2), v.flip(2), row.flip(1)
 
@@ -87,4 +98,3 @@ def forward(
                 spans = [(strip.first, shared.first), (shared.last, strip.last)]
             parts += [attend(Strip(*strip[:2], *span)) for span in spans if span[0] < span[1]]
             out[:, :, rows], lse[:, :, rows] = flash.join(parts)
-    return out[..., :v_dim], lse
