@@ -91,7 +91,9 @@ def problems_of(
             raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
         visible = mask
         if own is not None:
-            visible = own.bind(queries.where, keys.where) if mask is None else own & mask
+            if own.bound or mask is None:  # to tensors, which may not be comparable with a range
+                own = own.bind(queries.where, keys.where)
+            visible = own if mask is None else own & mask
         read = (new_q, new_k, v, seen_q.x, seen_q.state, seen_k.x, seen_k.state)
         read += tuple(encoding.parameters()) if grad_enabled else ()
         shift = mask_shift = run_shift(seen_q.where, seen_k.where)

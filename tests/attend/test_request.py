@@ -264,3 +264,16 @@ def test_no_tensor_is_made_of_a_range_that_no_pass_maps(name):
     encoding = posenc.create(name, posenc.ModelShape(embed_dim=16, num_heads=2))
     (problem,) = problems_of(*qkv(), encoding, q_positions=range(5), kv_positions=range(5))
     assert problem.keys._tensor is None
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_attention_reads_no_positions_of_a_device(name):
+    """Masks of an encoding's own passes are bound to tensors, which cannot be compared there."""
+    encoding = posenc.create(name, posenc.ModelShape(32, 2, train_length=32))
+    layer, encoding = posenc.Attention(32, 2).to("meta"), encoding.to("meta")
+    positions, axes = range(5), encoding.claims.num_axes
+    if axes > 1:
+        positions = torch.zeros(5, axes, dtype=torch.int64, device="meta")
+    x = torch.empty(1, 5, 32, device="meta")
+    out = layer(x, positions, mask=masks.causal, encoding=encoding.for_layer(0))
+    assert out.shape == x.shape
