@@ -283,3 +283,26 @@ def test_flex_refuses_with_the_reason(name, options, why):
     encoding = posenc.create(name, SHAPE).requires_grad_(False)
     with pytest.raises(ValueError, match=why):
         call(encoding, "flex", **options)
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_a_score_keeps_its_dtype(name):
+    """Triton compiles no kernel whose scores turn to float64, as FoX's running sums are."""
+    at = torch.tensor(1)
+    mod = flex.score_mod(problem(name, q_len=3, kv_len=3))
+    assert mod(torch.zeros(()), at, at, at, at).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "stages"), [("alibi", 2), ("fire", None)])
+def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, stages, monkeypatch):
+    """With three stages of keys in shared memory an H200 had no room for heads of 64."""
+    given = {}
+    monkeypatch.setattr(flex, "score_mod", lambda problem: None)
+    monkeypatch.setattr(flex, "block_mask", lambda problem: None)
+    monkeypatch.setattr(
+        flex, "_compiled", lambda *key: lambda *qkv, **options: given.update(options) or qkv[0]
+    )
+    built = on_cuda(problem(name))
+    built.q.to = lambda dtype: built.q
+    flex.run(built)
+    assert (given["kernel_options"] or {}).get("fwd_num_stages") == stages

@@ -57,7 +57,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     device, (name, _) = problem.q.device.type, backend(problem)
     # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
     lengths = (problem.q_len, problem.kv_len) if device == "cpu" else None
-    options = {"kernel_options": {"BACKEND": name}} if name == "TRITON" else {}
+    options: dict[str, Any] = {"BACKEND": name} if name == "TRITON" else {}
+    if device == "cuda" and problem.is_by_distance:
+        options["fwd_num_stages"] = 2  # the table's numbers need shared memory, as keys do
     with torch.set_grad_enabled(problem.needs_grad):
         out = _compiled(device, name, problem.is_by_distance, _is_exact(problem), lengths)(
             problem.q,
@@ -68,7 +70,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
             scale=problem.scale,
             enable_gqa=problem.q.shape[1] != problem.k.shape[1],
             return_lse=problem.need_lse,
-            **options,
+            kernel_options=options or None,
         )
     out, lse = out if problem.need_lse else (out, None)
     return out.to(problem.q.dtype), lse

@@ -52,6 +52,6 @@ class Dense(Term):
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             batch = torch.zeros_like(batch) if one_row else batch
-            return score + values[batch, head, q_idx, kv_idx]
+            return score + values[batch, head, q_idx, kv_idx].to(score.dtype)
 
         return mod
