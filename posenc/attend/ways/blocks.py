@@ -32,8 +32,8 @@ def block_rows(problem: Problem) -> int:
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
     if problem.q.device.type == "cuda":
         memory = torch.cuda.get_device_properties(problem.q.device).total_memory
-        rows = memory // DEVICE_SHARE // max(row_bytes, 1)
-        return max(16, 1 << (max(rows, 1).bit_length() - 1))
+        fit = max(1, memory // DEVICE_SHARE // max(row_bytes, 1))
+        return max(16, 1 << (min(fit, 2 * problem.q_len - 1).bit_length() - 1))
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
     sizes = BLOCK_BYTES * threads, MOST_BYTES
     fit, most = (size // max(row_bytes, 1) for size in sizes)
