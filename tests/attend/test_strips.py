@@ -167,3 +167,29 @@ def test_a_window_computes_only_what_it_shows():
     assert plan.impl == "sdpa"
     assert "64" in plan.time
     assert {"reference", "blocks", "flex"} <= set(plan.rejected)
+
+
+@pytest.mark.parametrize("far", [0.0, 5.0])
+def test_no_weight_in_the_backward_pass_is_below_the_smallest_normal_number(far, monkeypatch):
+    """Nor is one lost that counts: with `far`, queries find key 0 in spite of a bias of -100."""
+    given, plain = [], flash.gradients
+
+    def spy(mine, theirs, bias, scale):
+        scores = scale * mine[1] @ theirs[0].mT + bias
+        given.append((scores - mine[3][..., None]).exp())
+        return plain(mine, theirs, bias, scale)
+
+    monkeypatch.setattr(flash, "gradients", spy)
+    q, k, v = inputs(1000)
+    with torch.no_grad():
+        q[..., 0] += far
+        k[:, :, 0, 0] += 15 * far
+    grad = torch.randn(1, 4, 1000, 16)
+    got = torch.autograd.grad(call(posenc.ALiBi(4), q, k, v, "sdpa"), [q, k, v], grad)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    out = call(posenc.ALiBi(4).double(), *exact, "reference")
+    want = torch.autograd.grad(out, exact, grad.double())
+    for mine, its in zip(got, want, strict=True):
+        torch.testing.assert_close(mine.double(), its, rtol=1e-4, atol=1e-4 * its.abs().max())
+    weights = torch.cat([t.flatten() for t in given])
+    assert ((weights == 0) | (weights >= torch.finfo(torch.float32).tiny)).all() or far
