@@ -31,12 +31,7 @@ from posenc.attend.ways import blocks, flash, flex, reference, sdpa
 from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.tracking import transformed
 
-WAYS: dict[str, ModuleType] = {
-    "reference": reference,
-    "blocks": blocks,
-    "sdpa": sdpa,
-    "flex": flex,
-}
+WAYS: dict[str, ModuleType] = {"reference": reference, "blocks": blocks, "sdpa": sdpa, "flex": flex}
 FORMS = {
     "plain": "torch's kernel computes it",
     "row": "torch's kernel, with a row of bias for each of a few queries",

@@ -64,8 +64,7 @@ def bench(
         bool, typer.Option("--quick", help="3 to 15 rounds in a second; small cases only.")
     ] = False,
     every: Annotated[
-        bool,
-        typer.Option("--all", help="Also cases that take more than a minute or 2 GB."),
+        bool, typer.Option("--all", help="Also cases that take more than a minute or 2 GB.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write everything to this JSON file, after each case.")

@@ -163,8 +163,7 @@ class Options:
     compile: Annotated[
         bool,
         option(
-            "Train models compiled by torch.compile, on text only. See docs/scale.md.",
-            "--compile",
+            "Train models compiled by torch.compile, on text only. See docs/scale.md.", "--compile"
         ),
     ] = False
     workers: Annotated[

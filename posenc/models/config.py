@@ -96,10 +96,5 @@ class DecoderConfig:
     def shape(self, train_length: int = 2048, causal: bool = True) -> ModelShape:
         """Return the sizes from which posenc.create builds an encoding for this model."""
         return ModelShape(
-            self.embed_dim,
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            train_length,
-            causal,
+            self.embed_dim, self.num_heads, self.num_kv_heads, self.head_dim, train_length, causal
         )

@@ -14,13 +14,7 @@ from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.files.bounds import check_room
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import (
-    make_folder,
-    naming,
-    open_new,
-    open_ordinary,
-    remove_folder,
-)
+from posenc.report.files.opened import make_folder, naming, open_new, open_ordinary, remove_folder
 from posenc.text import Source
 
 SEPARATOR = 256

@@ -162,9 +162,7 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
     return replace(merged, corpus=board.corpus if text else None), lines + conflicts
 
 
-def _of_one_code(
-    runs: Sequence[tuple[Path, Study]],
-) -> tuple[list[tuple[Path, Study]], list[str]]:
+def _of_one_code(runs: Sequence[tuple[Path, Study]]) -> tuple[list[tuple[Path, Study]], list[str]]:
     """Return runs without the encodings whose code is another one in an earlier run, and a line
     about each. Sources are removed, because older rows have none."""
     seen: dict[str, tuple[Path, str]] = {}

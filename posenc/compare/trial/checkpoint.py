@@ -32,10 +32,7 @@ def write_checkpoint(
     name = f"checkpoint-{cursor.step}.safetensors"
     write_atomically(folder / name, content)
     state = replace(
-        cursor,
-        rng=_rng(),
-        tensors=name,
-        tensors_sha256=hashlib.sha256(content).hexdigest(),
+        cursor, rng=_rng(), tensors=name, tensors_sha256=hashlib.sha256(content).hexdigest()
     )
     write_atomically(folder / STATE, state.to_json())
     clear_checkpoint(folder, keep=name)

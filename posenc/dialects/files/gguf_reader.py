@@ -136,13 +136,7 @@ def read_metadata(path: Path) -> Metadata:
         )
     given = frozenset(fields)
     fields.setdefault("dimension_count", head_dim)
-    return Metadata(
-        architecture,
-        head_dim=head_dim,
-        num_layers=layers,
-        given=given,
-        **fields,
-    )
+    return Metadata(architecture, head_dim=head_dim, num_layers=layers, given=given, **fields)
 
 
 def _checked(path: Path, key: str, name: str, value: Any) -> Any:

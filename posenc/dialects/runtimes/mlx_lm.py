@@ -288,11 +288,7 @@ def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
 
 
 def _always_long(
-    scaling: Mapping[str, Any],
-    plain: tuple[float, ...],
-    trained: int,
-    original: float,
-    mscale: Any,
+    scaling: Mapping[str, Any], plain: tuple[float, ...], trained: int, original: float, mscale: Any
 ) -> Layer:
     long = required(scaling, "long_factor")
     if isinstance(long, list) and len(long) != len(plain):

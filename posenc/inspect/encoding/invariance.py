@@ -12,13 +12,7 @@ from torch import Tensor
 
 from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.layer import Layer, moved
-from posenc.testing.sequences import (
-    among_other_rows,
-    in_a_pack,
-    in_steps,
-    next_to_padding,
-    shifted,
-)
+from posenc.testing.sequences import among_other_rows, in_a_pack, in_steps, next_to_padding, shifted
 
 ROUNDING = 1e-9
 CHANGES = {
