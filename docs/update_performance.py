@@ -73,8 +73,8 @@ def page(found: dict[str, Any]) -> str:
         "## How to read it",
         "",
         "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
-        "page; `make performance` measures them anew and writes it. None is from a GPU.",
-        f"Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
+        "page; `make performance` measures them anew and writes it. What one GPU showed is in "
+        f"[LOG.md](../results/LOG.md). Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
         f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
         f"{machine['python']}, in float32 unless a column says otherwise.",
         "A cell is the ratio of two times: the median of interleaved rounds in one process, with "
