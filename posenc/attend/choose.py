@@ -43,7 +43,7 @@ FEW = 8
 SHORT = 512
 """Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
 kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
-DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 4 * 2**20
+DENSE_BYTES, LEAN_BYTES = 32 * 2**20, 4 * 2**20
 """Maximum size of scores that are computed all at once: DENSE_BYTES in general, LEAN_BYTES on the
 CPU without gradients, because smaller blocks stay in the CPU's cache."""
 
