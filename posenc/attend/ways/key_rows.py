@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.strips_backward import dense_gradients, of_groups
+from posenc.attend.ways.strips_backward import dense_gradients, of_groups, without_tiny
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
@@ -123,9 +123,14 @@ def _gradients(
         for rows, keys, bias, visible in parts:
             mine = [t[:, :, rows] for t in (grad, q, out, lse)]
             theirs = flash.seen(visible, k[:, :, keys], v[:, :, keys])
+            factor = row.new_ones(1, 1)
+            if visible is None:
+                far = mine[1], theirs[0], bias[:, :, 0], mine[3]
+                per_key, factor = without_tiny(*far, problem.scale)
+                bias, mine[3] = per_key[:, :, None].expand_as(bias), mine[3] - factor.log()
             found = flash.gradients(mine, theirs, bias, problem.scale)
             for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):
-                whole[:, :, span] += more
+                whole[:, :, span] += more / factor[..., None]
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
     found = (d_q[..., :width], d_k[..., :width], d_v[..., :v_dim])
     return *map(of_groups, found, given), torch.zeros_like(row), d_key

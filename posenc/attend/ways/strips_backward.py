@@ -68,8 +68,8 @@ def _gradients(
     width, v_dim, wide = q.shape[-1], v.shape[-1], at_least_float32(q.dtype)
     q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
-    row, factor = _without_tiny(q, k, row, lse, scale)
-    lse = lse - factor.log()
+    bias, factor = without_tiny(q, k, row[None], lse, scale)
+    row, lse = bias[0], lse - factor.log()
     for strip in strips:
         rows = slice(strip.start, strip.stop)
         mine = [t[:, :, rows].flip(2) for t in (grad, q, out, lse)]
@@ -87,18 +87,19 @@ def _gradients(
     return d_q[..., :width], d_k[..., :width], d_v[..., :v_dim]
 
 
-def _without_tiny(
-    q: Tensor, k: Tensor, row: Tensor, lse: Tensor, scale: float
+def without_tiny(
+    q: Tensor, k: Tensor, bias: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the row and a factor for the weights of each head, (num_heads, 1), with which no
-    weight is below the smallest normal number: these take three times as long on Intel's CPUs. The
-    row is -inf where no weight can be larger; the factor is 1 if no other weight can be smaller."""
-    tiny = math.log(torch.finfo(row.dtype).tiny)
+    """Return a bias of keys, (batch or 1, num_heads, keys), and a factor for the weights of each
+    head, (num_heads, 1), with which no weight is below the smallest normal number: these take three
+    times as long on Intel's CPUs. The bias is -inf where no weight can be larger; the factor is 1
+    if no other weight can be smaller."""
+    tiny = math.log(torch.finfo(bias.dtype).tiny)
     most = scale * q.norm(dim=-1).amax((0, 2)) * k.norm(dim=-1).amax((0, 2))  # largest score
-    hidden = row < (tiny + lse.amin((0, 2)) - most)[:, None]
-    least = row.masked_fill(hidden, torch.inf).amin(1) - most - lse.amax((0, 2))
+    hidden = bias < (tiny + lse.amin((0, 2)) - most)[:, None]
+    least = bias.masked_fill(hidden, torch.inf).amin((0, 2)) - most - lse.amax((0, 2))
     factor = (tiny - least).nan_to_num(0, 0, 0).clamp(0, 60).exp()  # 60: far from overflow
-    return row.masked_fill(hidden, -torch.inf), factor[:, None]
+    return bias.masked_fill(hidden, -torch.inf), factor[:, None]
 
 
 def _all_gradients(
