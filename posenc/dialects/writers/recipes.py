@@ -103,7 +103,7 @@ def require_static(meaning: Meaning, length: int | None) -> None:
         )
 
 
-def _switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
+def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
     """Write settings whose frequencies depend on the sequence length (dynamic, longrope), in the
     old and the new config format.
 
