@@ -133,7 +133,7 @@ CLAIMS = {
             lowest_loss("128", "code") == lowest_loss("1024", "code") == {"dape"}
         ),
         "names DAPE for both lengths": answered,
-        "leave out any one of copying, reversing, flip-flop or lookup, and the two tie": lambda: (
+        "leave out any one of copying 32 symbols, reversing, flip-flop or lookup": lambda: (
             without_it_tie("dape", "shaw") == {"copy", "reverse", "flip_flop", "offset"}
         ),
         "RoPE breaks at eight times that length": lambda: rises("rope", 1, 9),
@@ -151,7 +151,7 @@ CLAIMS = {
             "t5" in fit(s, "128").best() for s in TEXTS
         ),
         "By loss alone DAPE is named there": answered,
-        "leave out any one of copying, reversing, flip-flop or lookup, and the two tie": lambda: (
+        "leave out any one of copying 32 symbols, reversing, flip-flop or lookup": lambda: (
             without_it_tie("dape", "shaw") == {"copy", "reverse", "flip_flop", "offset"}
         ),
         "| holds |": lambda: all(

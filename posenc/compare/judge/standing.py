@@ -4,7 +4,6 @@ All that is said or shown of an order asks `Standing`.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -132,12 +131,12 @@ def standings(study: Study) -> list[Standing]:
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
-    """Compare mean scores over all tests but that at the training length, by the seeds that most
-    encodings have. Every trial that runs them counts, learned or not; None if there is none."""
+    """Compare mean scores over all tests but that at the training length, of trials that learned or
+    did not, by the seeds that all encodings have, or by all seeds if these are fewer than two."""
     scores = scores_of_task(study, task)
-    held = Counter(seed for seeds in scores.values() for seed in seeds)
-    most = [seed for seed in held if 2 * held[seed] > len(scores)]
-    scores = {n: {s: v[s] for s in most if s in v} for n, v in scores.items() if v.keys() & most}
+    shared = sorted(set.intersection(*map(set, scores.values()))) if scores else []
+    if len(shared) > 1:
+        scores = {name: {seed: seeds[seed] for seed in shared} for name, seeds in scores.items()}
     return Standing(task, Pairs(scores, "task", 1 / SEQUENCES), higher=True) if scores else None
 
 

@@ -66,9 +66,11 @@ def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str
 
 def _ranks(places: Mapping[str, Standing], name: str) -> str:
     """Write the mean ranks of an encoding with the number of tasks."""
-    said = "mean rank {rank:.2f} over {where}"
-    found = (phrase(said, rank=p.mean(name), where=p.where) for p in places.values())
-    return phrase(", ").join(found)
+    one = "mean rank {rank:.2f} over {where}"
+    tied = "tied mean rank {rank:.2f} over {where}" if len(places) > 1 else one
+    at = places.values()
+    said = [phrase(tied if p.first[1:] else one, rank=p.mean(name), where=p.where) for p in at]
+    return phrase(", ").join(said)
 
 
 def _named(best: str, numbers: str, num_tied: int = 1) -> str:

@@ -47,7 +47,7 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     board.show_published(False)
     shown = capsys.readouterr().out
     (of_three,), (mean,) = rank("ruler", "dape"), rank("tasks", "dape")
-    both = f"mean rank {of_three:.2f} over 3 tasks, mean rank {mean:.2f} over 6 tasks"
+    both = f"tied mean rank {of_three:.2f} over 3 tasks, mean rank {mean:.2f} over 6 tasks"
     assert f"Copying and recall: dape ({both}" in shown
     assert f"Short context: dape ({bits('code', 'dape', 128)[0]:.2f} bits" in shown
     assert "What this cannot say: " in shown

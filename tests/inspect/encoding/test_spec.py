@@ -177,7 +177,7 @@ def test_scaling_is_named_and_what_is_untrained_is_called_so(quick):
 
 
 def test_an_encoding_costs_itself():
-    """The interval of equal layers holds 1; that of one which does several times the work does not."""
+    """The interval of equal layers holds 1; that of one with several times the work does not."""
     low, middle, high = running.cost(PositionEncoding(), SHAPE)
     assert low <= middle <= high and low < 1.1 and high > 0.9
 
