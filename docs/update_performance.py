@@ -74,9 +74,10 @@ def page(found: dict[str, Any]) -> str:
         "",
         "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
         "page; `make performance` measures them anew and writes it. What one GPU showed is in "
-        f"[LOG.md](../results/LOG.md). Measured on {machine['date']} on {machine['device']}, {machine['cores']} cores, with "
-        f"torch {machine['torch']}, transformers {machine.get('transformers', '-')} and Python "
-        f"{machine['python']}, in float32 unless a column says otherwise.",
+        f"[LOG.md](../results/LOG.md). Measured on {machine['date']} on {machine['device']}, "
+        f"{machine['cores']} cores, with torch {machine['torch']}, "
+        f"transformers {machine.get('transformers', '-')} and Python {machine['python']}, "
+        "in float32 unless a column says otherwise.",
         "A cell is the ratio of two times: the median of interleaved rounds in one process, with "
         f"its 95 % interval ({min(timed)} to {max(timed)} rounds). The run that the others are "
         "divided by shows its time instead.",
