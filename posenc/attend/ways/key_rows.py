@@ -123,7 +123,7 @@ def _gradients(
         for rows, keys, bias, visible in parts:
             mine = [t[:, :, rows] for t in (grad, q, out, lse)]
             theirs = flash.seen(visible, k[:, :, keys], v[:, :, keys])
-            factor = row.new_ones(1, 1)
+            factor = lse.new_ones(1, 1)
             if visible is None:
                 far = mine[1], theirs[0], bias[:, :, 0], mine[3]
                 per_key, factor = without_tiny(*far, problem.scale)

@@ -12,7 +12,7 @@ reads it faster than a view."""
 TURNED_BYTES = 4 * 2**20
 """Size of keys and values that are copied in reverse order at a time: those of one head or more.
 torch's kernel then adds the tiny weights of far keys last. If it adds them first, their sums are
-below the smallest normal number, which is slow on Intel's CPUs: ALiBi takes a fifth longer."""
+below the smallest normal number, which is slow on Intel's CPUs: ALiBi takes a quarter longer."""
 
 
 class Strip(NamedTuple):
