@@ -166,9 +166,9 @@ class Network(Dense):
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         fire, q, k = self.fire, self.q[rows], self.k[keys]
         share = fire.share(q, k, self.dtype)
+        share = share if share.ndim == 3 else share[None]
         if not readable(share) or not share.numel():
-            return super().values(rows, keys)
-        share = share.reshape(-1, len(q), len(k))
+            return fire.of_share(share)
         layers, pairs = fire._switching(share), share.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
         at_once = max(1, self.HIDDEN_BYTES // (len(layers[0]) * self.SLICE * share.element_size()))
