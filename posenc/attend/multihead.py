@@ -147,19 +147,10 @@ class Attention(nn.Module):
         q_state = None if own is None else own[:, :, own.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)
         out = attention(
-            q,
-            k,
-            v,
-            encoding,
-            q_positions=positions,
-            kv_positions=source_positions,
-            q_state=q_state,
-            kv_state=kv_state,
-            mask=mask,
-            cache=cache,
+            q, k, v, encoding, q_positions=positions, kv_positions=source_positions,
+            q_state=q_state, kv_state=kv_state, mask=mask, cache=cache, impl=self.impl,
             dropout_p=self.dropout if self.training else 0.0,
-            impl=self.impl,
-        )
+        )  # fmt: skip
         assert isinstance(out, Tensor)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

@@ -62,16 +62,11 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         options["fwd_num_stages"] = 2  # the table's numbers need shared memory, as keys do
     with torch.set_grad_enabled(problem.needs_grad):
         out = _compiled(device, name, problem.is_by_distance, _is_exact(problem), lengths)(
-            problem.q,
-            problem.k,
-            problem.v,
-            score_mod=score_mod(problem),
-            block_mask=block_mask(problem),
-            scale=problem.scale,
-            enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-            return_lse=problem.need_lse,
+            problem.q, problem.k, problem.v, score_mod=score_mod(problem),
+            block_mask=block_mask(problem), scale=problem.scale,
+            enable_gqa=problem.q.shape[1] != problem.k.shape[1], return_lse=problem.need_lse,
             kernel_options=options or None,
-        )
+        )  # fmt: skip
     out, lse = out if problem.need_lse else (out, None)
     return out.to(problem.q.dtype), lse
 
@@ -144,12 +139,10 @@ def _exact(nearest: int, farthest: int, q_len: int, kv_len: int, device: torch.d
             distance = q_idx - kv_idx
             return (distance >= least) & (distance <= most)
 
+        listed = *_listed(some & ~whole), *_listed(whole)
+        lengths = q_len, kv_len
         return BlockMask.from_kv_blocks(
-            *_listed(some & ~whole),
-            *_listed(whole),
-            BLOCK_SIZE=BLOCK,
-            mask_mod=visible,
-            seq_lengths=(q_len, kv_len),
+            *listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
         )
 
 

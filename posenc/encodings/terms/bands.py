@@ -71,17 +71,10 @@ class Bands:
 
     @classmethod
     def of(
-        cls,
-        q: Tokens,
-        k: Tokens,
-        rows: int,
-        causal: bool,
-        ends: tuple[int, int] | None,
-        for_q: Table | None = None,
-        for_k: Table | None = None,
-        k_vectors: Tensor | None = None,
+        cls, q: Tokens, k: Tokens, rows: int, causal: bool, ends: tuple[int, int] | None,
+        for_q: Table | None = None, for_k: Table | None = None, k_vectors: Tensor | None = None,
         kept: Keep | None = None,
-    ) -> "Bands | None":
+    ) -> "Bands | None":  # fmt: skip
         """Build the tables for blocks of at most `rows` queries; None unless positions are known to
         be consecutive.
 
@@ -118,13 +111,9 @@ class Bands:
         return cls(shift, q_band, k_band, (lowest, highest))
 
     def add(
-        self,
-        scores: Tensor,
-        rows: slice,
-        keys: slice,
-        q_vectors: Tensor | None,
+        self, scores: Tensor, rows: slice, keys: slice, q_vectors: Tensor | None,
         k_vectors: Tensor | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Add products with the block's query vectors (batch, num_heads, rows, width) and key
         vectors (batch, num_heads, keys, width) to its scores, in place.
 

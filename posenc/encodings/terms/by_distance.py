@@ -33,16 +33,12 @@ class ByDistance(Term):
     additive = True
 
     def __init__(
-        self,
-        q: Tokens,
-        k: Tokens,
-        ends: tuple[int, int] | None,
+        self, q: Tokens, k: Tokens, ends: tuple[int, int] | None,
         q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
         for_q: Table | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
-        for_k: Table | None = None,
-        kept: Keep | None = None,
-    ) -> None:
+        for_k: Table | None = None, kept: Keep | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(q, k)
         self.ends = ends
         self.q_vectors, self.for_q = q_vectors, for_q
@@ -89,13 +85,9 @@ class ByDistance(Term):
         return self.bands.product(rows, keys, self.q_vectors[:, :, rows])
 
     def _gathered(
-        self,
-        scores: Tensor,
-        q: Tokens,
-        k: Tokens,
-        q_vectors: Tensor | None,
+        self, scores: Tensor, q: Tokens, k: Tokens, q_vectors: Tensor | None,
         k_vectors: Tensor | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         assert self.ends is not None
         index = _whole(distances(q.positions, k.positions)).clamp(*self.ends) - self.ends[0]
         index = index if index.ndim == 2 else index[:, None]

@@ -26,14 +26,10 @@ class Dense(Term):
     """True if `values` returns new memory, which the caller may write to."""
 
     def __init__(
-        self,
-        q: Tokens,
-        k: Tokens,
-        values: Callable[[Tokens, Tokens], Tensor],
-        *,
+        self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor], *,
         by_distance: ByDistance | None = None,
         per_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(q, k)
         self._values = values
         self.by_distance, self.per_key = by_distance, per_key

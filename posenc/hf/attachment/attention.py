@@ -163,18 +163,10 @@ def attend(
         # The model has a scale of its own; the encoding may change the usual one on top of it.
         query = query * (scaling / usual)
     found = attention(
-        query,
-        key,
-        value,
-        encoding,
-        q_positions=positions,
-        kv_positions=kv_positions,
-        q_state=state,
-        kv_state=kv_state,
-        mask=mask,
+        query, key, value, encoding, q_positions=positions, kv_positions=kv_positions,
+        q_state=state, kv_state=kv_state, mask=mask, sinks=kwargs.get("s_aux"),
         dropout_p=dropout if module.training else 0.0,
-        sinks=kwargs.get("s_aux"),
-    )
+    )  # fmt: skip
     assert isinstance(found, Tensor)
     return found.transpose(1, 2).contiguous(), None
 
