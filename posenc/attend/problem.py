@@ -1,5 +1,6 @@
 """One softmax attention over one set of keys, ready to run."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from posenc.encodings import ByDistance, Dense, Term, Tokens
 from posenc.encodings.base.base import PositionEncoding, check_heads
-from posenc.encodings.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.masks import Mask
 from posenc.positions import same
@@ -201,6 +202,17 @@ class Problem:
         row = self.term.by_distance(self.shift + farthest, count, self.q)
         check_heads(self.encoding, row.shape[0], self.q)
         return row
+
+    def negligible(self) -> Tensor:
+        """Return for each head how far the bias of a key lies below that of another key if it does
+        not matter: all such keys together have less than exp(-40) of the other key's weight, which
+        is less than the rounding of float64. NaN unless all numbers are finite."""
+        dtype, heads = at_least_float32(self.q.dtype), self.q.shape[1]
+        q, k, v = (t.detach() for t in (self.q, self.k, self.v))
+        longest = (torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax((0, 2)) for t in (q, k))
+        of_q, of_k = (for_every_head(t, heads, 0) for t in longest)
+        apart = 2 * abs(self.scale) * of_q * of_k  # largest difference of two scores
+        return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to

@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.attend.ways import flash, strips, strips_forward
+from posenc.attend.ways import flash, strips
 from tests.attending import attend
 
 
@@ -32,12 +32,73 @@ def test_a_learned_tables_gradient_is_right_and_the_same_bits_every_time():
     assert error < 1e-5
 
 
-def test_cutting_weights_below_the_smallest_normal_number_changes_nothing():
-    encoding = posenc.ALiBi(4)
-    q, k, v = inputs(1500)
-    torch.testing.assert_close(
-        call(encoding, q, k, v, "sdpa"), call(encoding, q, k, v, "reference"), rtol=1e-5, atol=1e-5
+class Doubled(posenc.T5Bias):
+    """T5's bias plus a slope, so that no distances share a parameter."""
+
+    def __init__(self, num_heads):
+        super().__init__(num_heads)
+        self.slope = torch.nn.Parameter(torch.full((num_heads, 1), 1e-3))
+
+    def bias(self, distance):
+        return super().bias(distance) - (self.slope * distance.flatten()).view(-1, *distance.shape)
+
+
+CASES = {
+    "queries and keys": {},
+    "two rows and grouped heads": {"batch": 2, "kv_heads": 2},
+    "queries after all keys": {"queries": range(1000, 1600), "keys": range(500)},
+    "queries just after the keys": {"queries": range(450, 1050), "keys": range(500)},
+    "queries before some keys": {"queries": range(600), "keys": range(50, 650)},
+    "a window below the last edge": {"window": 64},
+    "a window above it": {"window": 300},
+    "sinks": {"sinks": True},
+}
+
+
+@pytest.mark.parametrize("make", [posenc.T5Bias, Doubled])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradients_of_a_table_whose_far_entries_are_one_parameter(case, make):
+    given = {"batch": 1, "kv_heads": 4, "queries": range(600), "keys": range(600)} | CASES[case]
+    torch.manual_seed(0)
+    q = torch.randn(given["batch"], 4, len(given["queries"]), 16)
+    k, v = (torch.randn(given["batch"], given["kv_heads"], len(given["keys"]), 16) for _ in "kv")
+    mask = (
+        masks.causal & masks.sliding_window(given["window"]) if "window" in given else masks.causal
     )
+    found = {}
+    for dtype, impl in ((torch.float32, "sdpa"), (torch.float64, "reference")):
+        torch.manual_seed(1)
+        encoding = make(4).to(dtype)
+        encoding.weight.data = torch.randn(32, 4).to(dtype)
+        tensors = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        sinks = torch.zeros(4, dtype=dtype) if "sinks" in given else None
+        out = posenc.attention(
+            *tensors, encoding, q_positions=given["queries"], kv_positions=given["keys"],
+            mask=mask, sinks=sinks, impl=impl,
+        )  # fmt: skip
+        of = [*tensors, *encoding.parameters()]
+        found[impl] = [out, *torch.autograd.grad((out * torch.cos(out.detach())).sum(), of)]
+    for got, want in zip(found["sdpa"], found["reference"], strict=True):
+        size = max(1.0, float(want.detach().abs().max()))
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4 * size)
+
+
+@pytest.mark.parametrize("spoiled", [None, "q", "k", "v"])
+def test_keys_with_tiny_weights_are_left_out_unless_a_number_is_not_finite(spoiled, monkeypatch):
+    pairs, plain = [], flash.attend
+
+    def spy(q, k, v, bias, scale):
+        pairs.append(q.shape[1] * q.shape[2] * k.shape[2])
+        return plain(q, k, v, bias, scale)
+
+    monkeypatch.setattr(flash, "attend", spy)
+    tensors = dict(zip("qkv", (t.detach() for t in inputs(1500)), strict=True))
+    if spoiled is not None:
+        tensors[spoiled][0, 0, 0, 5] = torch.nan
+    got = call(posenc.ALiBi(4, bias_max=4), *tensors.values(), "sdpa")
+    want = call(posenc.ALiBi(4, bias_max=4), *(t.double() for t in tensors.values()), "reference")
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert sum(pairs) < 4 * 1500**2 / 2 or spoiled is not None
 
 
 class Rare(posenc.DistanceBias):
@@ -61,9 +122,9 @@ def test_distances_that_do_not_count_change_nothing(period):
 
 
 @pytest.mark.parametrize("window", [None, 500, 1500])
-@pytest.mark.parametrize("form", ["symmetric", "left_right"])
-@pytest.mark.parametrize("turned", ["queries", "all keys", "keys by heads"])
-def test_keys_that_strips_share_are_attended_to_once(turned, form, window, monkeypatch):
+@pytest.mark.parametrize("form", ["symmetric", "left_right", "left_right, heads together"])
+@pytest.mark.parametrize("rows", [1100, 2300])
+def test_keys_that_strips_share_are_attended_to_once(rows, form, window, monkeypatch):
     """Unless a head sees none of them, as half of the heads of left_right do."""
     spans, plain = [], flash.attend
 
@@ -72,16 +133,16 @@ def test_keys_that_strips_share_are_attended_to_once(turned, form, window, monke
         return plain(q, k, v, bias, scale)
 
     monkeypatch.setattr(flash, "attend", spy)
-    monkeypatch.setattr(strips_forward, "TURNED_BYTES", 2**30 if turned == "all keys" else 0)
     q, k, v = (t.detach() for t in inputs(2300))
-    encoding, positions = posenc.ALiBi(4, form=form), torch.arange(2300)
+    if form.endswith("together"):
+        monkeypatch.setattr(strips, "_negligible", lambda problem, row: torch.zeros(4).long())
+    encoding, positions = posenc.ALiBi(4, form=form.split(",")[0]), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
-    rows = 1100 if turned == "queries" else 2300  # keys, if there are fewer than two a query
     q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}
     where["q_positions"] = positions[-rows:]
     got = posenc.attention(q, k, v, encoding, impl="sdpa", **where)
     shared = any(rows > strips.ROWS for rows, _ in spans)
-    assert shared == (form == "symmetric" and window != 500)
+    assert shared == (window != 500 and not form.endswith("together"))
     want = posenc.attention(q, k, v, encoding, impl="reference", **where)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 

@@ -18,7 +18,6 @@ from posenc.attend.ways import (
     sdpa,
     strips,
     strips_backward,
-    strips_forward,
 )
 from posenc.encodings.scores import sandwich
 from tests.kinds import one_of_each_kind
@@ -172,7 +171,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(strips, "ROWS", 8)
     monkeypatch.setattr(strips, "TOGETHER", 32)
     monkeypatch.setattr(sandwich, "KEYS", 16)
-    monkeypatch.setattr(strips_forward, "TURNED_BYTES", 2**12)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
     monkeypatch.setattr(key_rows, "ROWS", 16)

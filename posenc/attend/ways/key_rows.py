@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.strips_backward import dense_gradients, of_groups, without_tiny
+from posenc.attend.ways.strips_backward import dense_gradients, of_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
@@ -51,9 +51,14 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
     fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
     size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
+    shift, least = problem.mask_shift, problem.negligible()
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
         first, last = problem.maybe_visible(start, stop)
+        if shift is not None and 0 <= start + shift and stop + shift <= key.shape[-1]:
+            own = key[..., start + shift : stop + shift].amax(-1, keepdim=True)
+            far = (own - key).cummax(-1).values < least[:, None]
+            first = max(first, int(far.sum(-1).amin()))
         begin, end = problem.all_visible(start, stop)
         begin, end = (first, first) if begin == end else (max(begin, first), min(end, last))
         bias = (row[..., (start + stop) // 2, None] - key).to(dtype)[:, :, None]
@@ -123,14 +128,9 @@ def _gradients(
         for rows, keys, bias, visible in parts:
             mine = [t[:, :, rows] for t in (grad, q, out, lse)]
             theirs = flash.seen(visible, k[:, :, keys], v[:, :, keys])
-            factor = lse.new_ones(1, 1)
-            if visible is None:
-                far = mine[1], theirs[0], bias[:, :, 0], mine[3]
-                per_key, factor = without_tiny(*far, problem.scale)
-                bias, mine[3] = per_key[:, :, None].expand_as(bias), mine[3] - factor.log()
             found = flash.gradients(mine, theirs, bias, problem.scale)
             for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):
-                whole[:, :, span] += more / factor[..., None]
+                whole[:, :, span] += more
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
     found = (d_q[..., :width], d_k[..., :width], d_v[..., :v_dim])
     return *map(of_groups, found, given), torch.zeros_like(row), d_key

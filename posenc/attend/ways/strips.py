@@ -8,14 +8,16 @@ For n queries and m keys at consecutive positions, a head's bias is one row of n
                           \\__________________/              ...
 
 Each query reads a part of the row that begins one entry later than that of the next query. With the
-queries in reverse order (or the keys and the row), entry (i, j) of the bias is row[offset + i + j]:
-a view of the row with strides (1, 1), which takes no memory. torch's flash kernel reads it as its
-mask. So attention with a bias by distance costs as much as attention without one. In the backward
-pass this holds if the bias is constant.
+queries in reverse order, entry (i, j) of the bias is row[offset + i + j]: a view of the row with
+strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask. So attention with
+a bias by distance costs as much as attention without one, and less if the bias hides far keys, as
+ALiBi's does. In the backward pass this holds if the bias is constant.
 
-This file computes the row. `strips_forward` runs blocks of queries ("strips"), each over the keys
-that the mask shows to it. `strips_backward` computes gradients, also of the row.
+This file computes the row and plans blocks of queries ("strips"), each over the keys that the mask
+shows to it. `strips_forward` runs them. `strips_backward` computes gradients, also of the row.
 """
+
+import itertools
 
 import torch
 from torch import Tensor
@@ -23,8 +25,9 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways.strips_backward import Strips
-from posenc.attend.ways.strips_forward import Group, Strip, forward
+from posenc.attend.ways.strips_forward import Group, Plan, Strip, forward
 from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.tracking import readable
 
 ROWS = 256
 """Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
@@ -37,10 +40,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by strips. choose.py has checked that bias and mask depend only on the distance, and
     that positions are consecutive."""
     row = falling_row(problem)
-    groups = [_group(problem, row, start) for start in range(0, problem.q_len, TOGETHER)]
+    hidden = _negligible(problem, row.detach())
+    if bool(hidden.any()):
+        row = row.masked_fill(torch.arange(row.shape[1]) < hidden[:, None], -torch.inf)
+    plan = _plan(problem, row, hidden)
     if not (problem.need_lse or problem.needs_grad):
-        return forward(problem.q, problem.k, problem.v, row, problem.scale, groups)[0], None
-    out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, groups)  # type: ignore[misc]
+        return forward(problem.q, problem.k, problem.v, row, problem.scale, plan)[0], None
+    ends = _constant(problem), problem.q_len - problem.distances[0]
+    out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, plan, ends)  # type: ignore[misc]
     if not problem.need_lse:
         return out, None
     least, most = problem.distances
@@ -49,20 +56,60 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out, lse.masked_fill(blind, -torch.inf)
 
 
-def _group(problem: Problem, row: Tensor, begin: int) -> Group:
-    """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see."""
-    end = min(begin + TOGETHER, problem.q_len)
+def _plan(problem: Problem, row: Tensor, hidden: Tensor) -> Plan:
+    """Divide heads by how many of the row's first entries are hidden, and queries into groups."""
+    heads, plan, head = problem.k.shape[1], [], 0
+    together = -(-torch.get_num_threads() // max(1, len(problem.q)))  # a head for each thread
+    counts = hidden.view(heads, -1).amin(-1).split(together)
+    for count, same in itertools.groupby(int(some.min()) for some in counts for _ in some):
+        theirs = slice(head, head := head + len(list(same)))
+        mine = slice(*(x * problem.q.shape[1] // heads for x in (theirs.start, head)))
+        starts = range(0, problem.q_len, TOGETHER)
+        groups = [_group(problem, row[mine], start, count) for start in starts]
+        plan.append((mine, theirs, groups))
+    return plan
+
+
+def _negligible(problem: Problem, row: Tensor) -> Tensor:
+    """Return for each head of q how many of the row's first entries do not matter."""
+    none = torch.zeros(len(row), dtype=torch.int64)
+    # Few keys are attended to faster, except that tiny weights are slow in the backward pass.
+    least = ROWS if problem.needs_grad else TOGETHER
+    always = row[:, problem.q_len - 1 : problem.kv_len]  # every query has a key for each entry
+    if not (readable(row) and len(problem.q) and always.numel() and problem.kv_len > least):
+        return none
+    below = row - always.amax(-1, keepdim=True)
+    if not bool((below.nan_to_num(neginf=0) < -40).any()):
+        return none
+    return (below.cummax(-1).values < problem.negligible()[:, None]).sum(-1)
+
+
+def _constant(problem: Problem) -> int:
+    """Return how many of the row's first entries are one parameter of each head."""
+    first = None if problem.term is None else problem.term.constant_from
+    if first is None or problem.mask is None or not problem.mask.causal:
+        return 0
+    assert problem.shift is not None
+    return min(max(0, problem.q_len + problem.shift - first), problem.q_len + problem.kv_len - 1)
+
+
+def _group(problem: Problem, row: Tensor, begin: int, hidden: int) -> Group:
+    """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see. The
+    first `hidden` entries of the row are hidden."""
+    end, q_len = min(begin + TOGETHER, problem.q_len), problem.q_len
     size = ROWS if problem.mask is not None else TOGETHER
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
-        strips.append(Strip(start, stop, *problem.maybe_visible(start, stop)))
+        strip = Strip(start, stop, *problem.maybe_visible(start, stop))
+        strips.append(strip.reading(q_len, hidden, row.shape[1]))
     first, last = problem.all_visible(begin, end)
+    first = max(first, hidden - q_len + end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:
         return Group(strips, None)
-    read = row[:, problem.q_len - end + shared.first : problem.q_len - begin + shared.last - 1]
+    read = row[:, q_len - end + shared.first : q_len - begin + shared.last - 1]
     return Group(strips, shared if bool(read.isfinite().all()) else None)
 
 

@@ -11,6 +11,8 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import real
 from posenc.encodings.numbers.slopes_and_buckets import t5_edges
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.tokens import Tokens
 
 
 class T5Bias(DistanceBias):
@@ -90,3 +92,9 @@ class T5Bias(DistanceBias):
         bucket = self.bucket(distance)
         rows = self.weight.to(dtype).T.contiguous().index_select(1, bucket.flatten())
         return rows.view(-1, *bucket.shape)
+
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        term = super().term(q, k)
+        if (type(self).bias, type(self).bucket) == (T5Bias.bias, T5Bias.bucket):
+            term.constant_from = self.edges[-1]
+        return term

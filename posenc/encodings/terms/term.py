@@ -31,6 +31,7 @@ class Term:
         `add` must set it again.
     reads_mask: `add` reads its argument `mask`.
     by_distance: function that returns the bias of distances, if only distance and head matter.
+    constant_from: distance from which on by_distance returns one parameter per head.
     per_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads, len), if
         the term only adds row[i] - key[j] for keys not later than the query.
     pair: function that computes tables and returns a score_mod for FlexAttention, which only reads
@@ -49,6 +50,7 @@ class Term:
     additive: bool = False
     reads_mask: bool = False
     by_distance: ByDistance | None = None
+    constant_from: int | None = None
     per_key: Callable[[], tuple[Tensor, Tensor]] | None = None
     pair: Callable[[], ScoreMod] | None = None
     combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
