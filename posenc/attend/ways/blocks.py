@@ -11,6 +11,7 @@ from posenc.attend.problem import Problem
 from posenc.attend.ways import flash, reference
 from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.terms.dense import Dense
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
 """Bytes of one block's scores: up to BLOCK_BYTES for each thread, which fit a core's cache; up to
@@ -37,7 +38,8 @@ def block_rows(problem: Problem) -> int:
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
     sizes = BLOCK_BYTES * threads, MOST_BYTES
     fit, most = (size // max(row_bytes, 1) for size in sizes)
-    least = max(ROWS, problem.kv_len // 8) if masks(problem) else ROWS
+    least = problem.kv_len // (4 if isinstance(problem.term, Dense) else 8)
+    least = max(ROWS, least) if masks(problem) else ROWS
     rows = max(1, fit, min(least, most))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))
 

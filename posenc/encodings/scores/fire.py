@@ -181,16 +181,13 @@ class Network(Dense):
             found = share.new_empty(fire.out.out_features, slices.numel())
             places = found.unflatten(1, (-1, self.SLICE)).transpose(0, 1).split(at_once)
             for group, place in zip(groups, places, strict=True):
-                self._of_slices(group, *layers, place=place)
+                place.copy_(self._of_slices(group, *layers))
         return found[:, : len(pairs)].unflatten(1, share.shape).transpose(0, 1)
 
-    def _of_slices(
-        self, share: Tensor, weight: Tensor, bias: Tensor, out: Tensor, place: Tensor | None = None
-    ) -> Tensor:
-        """Return the bias of slices of pairs, in `place` if given, (slices, num_heads, pairs)."""
-        hidden = (weight[:, None] * share).add_(bias[:, None])
-        hidden = self.fire.activation(hidden, inplace=True)
-        return torch.bmm(out.expand(len(share), -1, -1), hidden, out=place)
+    def _of_slices(self, share: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+        """Return the bias of slices of pairs, (slices, num_heads, pairs)."""
+        hidden = self.fire.activation((weight[:, None] * share).add_(bias[:, None]), inplace=True)
+        return torch.bmm(out.expand(len(share), -1, -1), hidden)
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
