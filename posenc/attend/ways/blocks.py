@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash, reference
 from posenc.attend.ways.cost import Cost, dense_bytes
+from posenc.encodings import Dense
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.terms.dense import Dense
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
 """Bytes of one block's scores: up to BLOCK_BYTES for each thread, which fit a core's cache; up to
