@@ -8,14 +8,8 @@ from torch import Tensor
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
+from posenc.encodings.base import boundary
 from posenc.encodings.base.base import PositionEncoding, QueriesKeys
-from posenc.encodings.base.boundary import (
-    check_encoding,
-    check_sinks,
-    check_sizes,
-    check_state,
-    check_vectors,
-)
 from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
@@ -36,10 +30,10 @@ def problems_of(
 
     Raises: TypeError for wrong types, ValueError for sizes that do not fit.
     """
-    encoding = check_encoding(_OWNER, encoding)
-    check_vectors(_OWNER, q=q, k=k, v=v)
-    check_sizes(q, k, v)
-    check_sinks(sinks, q)
+    encoding = boundary.check_encoding(_OWNER, encoding)
+    boundary.check_vectors(_OWNER, q=q, k=k, v=v)
+    boundary.check_sizes(q, k, v)
+    boundary.check_sinks(sinks, q)
     axes = encoding.claims.num_axes
     queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
@@ -47,8 +41,8 @@ def problems_of(
     else:
         at_k = check_positions(_OWNER, "kv_positions", kv_positions, k, axes)
         keys = Tokens(k, at_k, kv_state, axes)
-    check_state("q_state", q_state, q)
-    check_state("kv_state", kv_state, k)
+    boundary.check_state("q_state", q_state, q)
+    boundary.check_state("kv_state", kv_state, k)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"{_OWNER}: dropout_p must be at least 0 and below 1, got {dropout_p}.")
     check_cache(_OWNER, cache)

@@ -135,7 +135,7 @@ def test_keys_that_strips_share_are_attended_to_once(rows, form, window, monkeyp
     monkeypatch.setattr(flash, "attend", spy)
     q, k, v = (t.detach() for t in inputs(2300))
     if form.endswith("together"):
-        monkeypatch.setattr(strips, "_negligible", lambda problem, row: torch.zeros(4).long())
+        monkeypatch.setattr(strips, "_negligible", lambda problem, row: [0] * 4)
     encoding, positions = posenc.ALiBi(4, form=form.split(",")[0]), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
     q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}

@@ -41,8 +41,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     that positions are consecutive."""
     row = falling_row(problem)
     hidden = _negligible(problem, row.detach())
-    if bool(hidden.any()):
-        row = row.masked_fill(torch.arange(row.shape[1]) < hidden[:, None], -torch.inf)
+    if any(hidden):
+        first = torch.tensor(hidden)[:, None]
+        row = row.masked_fill(torch.arange(row.shape[1]) < first, -torch.inf)
     plan = _plan(problem, row, hidden)
     if not (problem.need_lse or problem.needs_grad):
         return forward(problem.q, problem.k, problem.v, row, problem.scale, plan)[0], None
@@ -56,32 +57,33 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out, lse.masked_fill(blind, -torch.inf)
 
 
-def _plan(problem: Problem, row: Tensor, hidden: Tensor) -> Plan:
+def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
     """Divide heads by how many of the row's first entries are hidden, and queries into groups."""
-    heads, plan, head = problem.k.shape[1], [], 0
-    together = -(-torch.get_num_threads() // max(1, len(problem.q)))  # a head for each thread
-    counts = hidden.view(heads, -1).amin(-1).split(together)
-    for count, same in itertools.groupby(int(some.min()) for some in counts for _ in some):
+    plan, head, heads, shared = [], 0, len(hidden), len(hidden) // problem.k.shape[1]
+    # Heads of k in one call: one for each thread.
+    together = shared * -(-torch.get_num_threads() // max(1, len(problem.q)))
+    firsts = [i // together * together for i in range(0, heads, shared)]
+    for count, same in itertools.groupby(min(hidden[i : i + together]) for i in firsts):
         theirs = slice(head, head := head + len(list(same)))
-        mine = slice(*(x * problem.q.shape[1] // heads for x in (theirs.start, head)))
+        mine = slice(theirs.start * shared, head * shared)
         starts = range(0, problem.q_len, TOGETHER)
         groups = [_group(problem, row[mine], start, count) for start in starts]
         plan.append((mine, theirs, groups))
     return plan
 
 
-def _negligible(problem: Problem, row: Tensor) -> Tensor:
+def _negligible(problem: Problem, row: Tensor) -> list[int]:
     """Return for each head of q how many of the row's first entries do not matter."""
-    none = torch.zeros(len(row), dtype=torch.int64)
+    q_len, kv_len, none = problem.q_len, problem.kv_len, [0] * len(row)
     # Few keys are attended to faster, except that tiny weights are slow in the backward pass.
-    least = ROWS if problem.needs_grad else TOGETHER
-    always = row[:, problem.q_len - 1 : problem.kv_len]  # every query has a key for each entry
-    if not (readable(row) and len(problem.q) and always.numel() and problem.kv_len > least):
+    few = kv_len <= (ROWS if problem.needs_grad else TOGETHER)
+    if few or q_len > kv_len or not (len(problem.q) and readable(row)):
         return none
-    below = row - always.amax(-1, keepdim=True)
+    # Every query has a key for each of these entries.
+    below = row - row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
     if not bool((below.nan_to_num(neginf=0) < -40).any()):
         return none
-    return (below.cummax(-1).values < problem.negligible()[:, None]).sum(-1)
+    return (below.cummax(-1).values < problem.negligible()[:, None]).sum(-1).tolist()
 
 
 def _constant(problem: Problem) -> int:
