@@ -62,6 +62,8 @@ def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
     plan, head, heads, shared = [], 0, len(hidden), len(hidden) // problem.k.shape[1]
     # Heads of k in one call: one for each thread.
     together = shared * -(-torch.get_num_threads() // max(1, len(problem.q)))
+    if not problem.needs_grad and problem.kv_len <= TOGETHER:
+        together = heads  # more calls would cost more than they save
     firsts = [i // together * together for i in range(0, heads, shared)]
     for count, same in itertools.groupby(min(hidden[i : i + together]) for i in firsts):
         theirs = slice(head, head := head + len(list(same)))
@@ -75,9 +77,7 @@ def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
 def _negligible(problem: Problem, row: Tensor) -> list[int]:
     """Return for each head of q how many of the row's first entries do not matter."""
     q_len, kv_len, none = problem.q_len, problem.kv_len, [0] * len(row)
-    # Few keys are attended to faster, except that tiny weights are slow in the backward pass.
-    few = kv_len <= (ROWS if problem.needs_grad else TOGETHER)
-    if few or q_len > kv_len or not (len(problem.q) and readable(row)):
+    if kv_len <= ROWS or q_len > kv_len or not (len(problem.q) and readable(row)):
         return none
     # Every query has a key for each of these entries.
     below = row - row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
