@@ -131,7 +131,8 @@ def _of_scores(
     scores, d_scores = ((q * scale) @ k.mT).add_(bias), grad @ v.mT
     if not whole:
         mean = (grad * out).sum(-1, keepdim=True)
-        return d_scores.sub_(mean).mul_(scores.sub_(lse[..., None]).exp_())
+        scores.sub_(lse[..., None]).clamp_(min=-80)  # exp is slow where it gives tiny numbers
+        return d_scores.sub_(mean).mul_(scores.exp_())
     # Normalised here, because far from the start the log-sum-exp is too coarse for weights that sum
     # to 1. The mean is that by these weights, so that terms common to all keys cancel.
     weights = torch.softmax(scores, -1)
