@@ -240,9 +240,7 @@ def explain(
 
 def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     choice = choose(problem, impl)
-    if problem.q.numel() and problem.kv_len:
-        return choice.run(problem)
-    return _of_nothing(problem)
+    return (choice.run if problem.q.numel() and problem.kv_len else _of_nothing)(problem)
 
 
 def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:

@@ -145,12 +145,8 @@ class Problem:
         """Restrict the attention to keys [first, last)."""
         if (first, last) == (0, self.kv_len):
             return self
-        return replace(
-            self,
-            k=self.k[:, :, first:last],
-            v=self.v[:, :, first:last],
-            first_key=self.first_key + first,
-        )
+        k, v = self.k[:, :, first:last], self.v[:, :, first:last]
+        return replace(self, k=k, v=v, first_key=self.first_key + first)
 
     def widen(self, t: Tensor) -> Tensor:
         """Convert t to at least float32, except under autocast, which would cast it back."""
@@ -204,14 +200,16 @@ class Problem:
         return row
 
     def negligible(self) -> Tensor:
-        """Return for each head how far the bias of a key lies below that of another key if it does
-        not matter: all such keys together have less than exp(-40) of the other key's weight, which
-        is less than the rounding of float64. NaN unless all numbers are finite."""
+        """Return for each head how far the bias of a key lies below that of another key, visible to
+        the same query, if it does not matter: all such keys together have less than exp(-40) of the
+        other key's weight, which is less than the rounding of float64. NaN
+        unless all numbers are finite; NaN compares as False."""
         dtype, heads = at_least_float32(self.q.dtype), self.q.shape[1]
         q, k, v = (t.detach() for t in (self.q, self.k, self.v))
         longest = (torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax((0, 2)) for t in (q, k))
         of_q, of_k = (for_every_head(t, heads, 0) for t in longest)
-        apart = 2 * abs(self.scale) * of_q * of_k  # largest difference of two scores
+        # The largest difference of two scores, also of vectors rounded to 16 bits.
+        apart = 2.04 * abs(self.scale) * of_q * of_k
         return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)
 
     def visible(self, start: int, stop: int) -> Tensor | None:

@@ -84,6 +84,25 @@ def test_terms_of_queries_and_keys_are_exact_with_gradients(padded):
         assert (got - want).abs().max() <= (64 if padded else 16) * (also - want).abs().max()
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [masks.padding((torch.arange(900) < 400)[None]), masks.Mask(lambda s: s.kv_position % 256 < 4)],
+)
+def test_far_keys_are_kept_where_a_mask_hides_the_queries_own(mask):
+    inputs = [random(1, 2, 900, 8) for _ in range(3)]
+
+    def gradients(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        state = -torch.arange(900).double().expand(1, 2, -1)
+        out = attend(*leaves, FOX, torch.arange(900), masks.causal & mask, state, impl=impl)
+        return [out.double(), *torch.autograd.grad(out.square().sum().double(), leaves)]
+
+    for got, want in zip(
+        gradients("sdpa", torch.float32), gradients("reference", torch.float64), strict=True
+    ):
+        torch.testing.assert_close(got.double(), want.double(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_terms_of_queries_and_keys_with_shared_heads_and_rows(dtype):
     """Keys and values of fewer heads, terms that all sequences share, and queries that see nothing

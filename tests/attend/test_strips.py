@@ -101,6 +101,91 @@ def test_keys_with_tiny_weights_are_left_out_unless_a_number_is_not_finite(spoil
     assert sum(pairs) < 4 * 1500**2 / 2 or spoiled is not None
 
 
+class Steps(posenc.DistanceBias):
+    """-1000 from the head's distance on, and -inf at distance `blind`."""
+
+    def __init__(self, blind=-1):
+        super().__init__()
+        self.blind = blind
+
+    def bias(self, distance):
+        rows = [torch.where(distance >= at, -1000.0, -20.0) for at in (1499, 1500)]
+        return torch.stack(rows).masked_fill(distance == self.blind, -torch.inf)
+
+
+@pytest.mark.parametrize("blind", [-1, 0])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_heads_of_one_call_that_hide_other_keys(kv_heads, blind):
+    q, k, v = (t.detach() for t in inputs(2500, 2))
+    where = {"q_positions": range(1, 2501), "kv_positions": range(2500), "mask": masks.causal}
+    found = []
+    for impl, dtype in (("sdpa", torch.float32), ("reference", torch.float64)):
+        tensors = (q.to(dtype), *(t[:, :kv_heads].to(dtype) for t in (k, v)))
+        found.append(posenc.attention(*tensors, Steps(blind), impl=impl, **where).double())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_parts_are_joined_in_16_bits_as_exactly_as_outputs_are_rounded():
+    q, k, v = (t.detach().bfloat16() for t in inputs(2000))
+    k[:, :, 5] *= 4
+    v[:, :, 1990:] *= 30  # a small share of large values
+    got = call(posenc.ALiBi(4, bias_max=16), q, k, v, "sdpa").double()
+    want = call(posenc.ALiBi(4, bias_max=16), q.double(), k.double(), v.double(), "reference")
+    rows = (got - want).norm(dim=-1) / want.norm(dim=-1)
+    assert rows.max() < 8e-3
+
+
+def test_a_trace_does_not_keep_what_its_example_hides(monkeypatch):
+    """Without torch.jit.trace, after which torch.compile fails in the same process."""
+    q, k, v = (t.detach() for t in inputs(1500))
+    pairs, plain = [], flash.attend
+
+    def spy(q, k, v, bias, scale):
+        pairs.append(q.shape[1] * q.shape[2] * k.shape[2])
+        return plain(q, k, v, bias, scale)
+
+    monkeypatch.setattr(flash, "attend", spy)
+    call(posenc.ALiBi(4, bias_max=2), q, k, v, "sdpa")
+    monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
+    some = sum(pairs)
+    call(posenc.ALiBi(4, bias_max=2), q, k, v, "sdpa")
+    assert some < 0.9 * (sum(pairs) - some)
+
+
+def test_a_default_device_of_others_is_not_used():
+    q, k, v = (t.detach() for t in inputs(1500))
+    where = {"q_positions": range(1500), "kv_positions": range(1500), "mask": masks.causal}
+    alibi = posenc.ALiBi(4)
+    want = posenc.attention(q, k, v, alibi, impl="sdpa", **where)
+    with torch.device("meta"):
+        assert torch.equal(posenc.attention(q, k, v, alibi, impl="sdpa", **where), want)
+
+
+def test_a_bias_replaced_on_one_t5_gets_its_gradient():
+    encoding, slope = posenc.T5Bias(4), torch.tensor(0.01, requires_grad=True)
+    usual, (q, k, v) = encoding.bias, inputs(900)
+    encoding.bias = lambda distance: usual(distance) - slope * distance
+    found = [
+        torch.autograd.grad(call(encoding, q, k, v, impl).sin().sum(), slope)[0]
+        for impl in ("sdpa", "reference")
+    ]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("far", [-5.0, -10.0, -20.0])
+def test_a_far_bucket_that_few_find_has_a_precise_gradient(far):
+    """Adam divides by its size."""
+    found = []
+    for impl, dtype in (("sdpa", torch.float32), ("reference", torch.float64)):
+        torch.manual_seed(1)
+        encoding = posenc.T5Bias(4).to(dtype)
+        encoding.weight.data[-1] = far
+        q, k, v = (t.to(dtype) for t in inputs(700))
+        out = call(encoding, q, k, v, impl)
+        found.append(torch.autograd.grad(out.sin().sum(), encoding.weight)[0][-1].double())
+    torch.testing.assert_close(*found, rtol=5e-3, atol=0)
+
+
 class Rare(posenc.DistanceBias):
     """So low at every `period`th distance that no key there counts."""
 
@@ -135,7 +220,7 @@ def test_keys_that_strips_share_are_attended_to_once(rows, form, window, monkeyp
     monkeypatch.setattr(flash, "attend", spy)
     q, k, v = (t.detach() for t in inputs(2300))
     if form.endswith("together"):
-        monkeypatch.setattr(strips, "_negligible", lambda problem, row: [0] * 4)
+        monkeypatch.setattr(strips, "_hidden", lambda problem, row: [0] * 4)
     encoding, positions = posenc.ALiBi(4, form=form.split(",")[0]), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
     q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}

@@ -62,7 +62,8 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     out, lse = parts[0]
     for more, more_lse in parts[1:]:
         share = (more_lse - lse).nan_to_num(0).sigmoid()  # NaN: neither part has a key
-        out = torch.lerp(out, more, share.unsqueeze(-1).to(out.dtype))
+        wide = share.dtype  # in 16 bits a share close to 1 would be rounded to 1
+        out = torch.lerp(out.to(wide), more.to(wide), share.unsqueeze(-1)).to(out.dtype)
         lse = torch.logaddexp(lse, more_lse)
     return out, lse
 

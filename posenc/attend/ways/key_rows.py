@@ -19,6 +19,7 @@ from posenc.attend.ways import flash
 from posenc.attend.ways.strips_backward import dense_gradients, of_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.numbers.tracking import readable
 
 ROWS, STEEP_ROWS = 512, 128
 """Queries per block, which read one row of bias. STEEP_ROWS if the bias falls by more than 64
@@ -51,7 +52,9 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
     fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
     size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
-    shift, least = problem.mask_shift, problem.negligible()
+    # Others are compared with the key at a query's own position, which an exact mask shows.
+    exact = problem.mask is not None and problem.mask.exact and readable(key)
+    shift, least = problem.mask_shift if exact else None, problem.negligible()
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
         first, last = problem.maybe_visible(start, stop)

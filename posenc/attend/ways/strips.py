@@ -40,10 +40,11 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by strips. choose.py has checked that bias and mask depend only on the distance, and
     that positions are consecutive."""
     row = falling_row(problem)
-    hidden = _negligible(problem, row.detach())
+    hidden = _hidden(problem, row.detach())
     if any(hidden):
-        first = torch.tensor(hidden)[:, None]
-        row = row.masked_fill(torch.arange(row.shape[1]) < first, -torch.inf)
+        first = torch.tensor(hidden, device=row.device)[:, None]
+        entry = torch.arange(row.shape[1], device=row.device)
+        row = row.masked_fill(entry < first, -torch.inf)
     plan = _plan(problem, row, hidden)
     if not (problem.need_lse or problem.needs_grad):
         return forward(problem.q, problem.k, problem.v, row, problem.scale, plan)[0], None
@@ -64,17 +65,17 @@ def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
     together = shared * -(-torch.get_num_threads() // max(1, len(problem.q)))
     if not problem.needs_grad and problem.kv_len <= TOGETHER:
         together = heads  # more calls would cost more than they save
-    firsts = [i // together * together for i in range(0, heads, shared)]
-    for count, same in itertools.groupby(min(hidden[i : i + together]) for i in firsts):
+    calls = [hidden[i // together * together :][:together] for i in range(0, heads, shared)]
+    for ends, same in itertools.groupby((min(each), max(each)) for each in calls):
         theirs = slice(head, head := head + len(list(same)))
         mine = slice(theirs.start * shared, head * shared)
         starts = range(0, problem.q_len, TOGETHER)
-        groups = [_group(problem, row[mine], start, count) for start in starts]
+        groups = [_group(problem, row[mine], start, *ends) for start in starts]
         plan.append((mine, theirs, groups))
     return plan
 
 
-def _negligible(problem: Problem, row: Tensor) -> list[int]:
+def _hidden(problem: Problem, row: Tensor) -> list[int]:
     """Return for each head of q how many of the row's first entries do not matter."""
     q_len, kv_len, none = problem.q_len, problem.kv_len, [0] * len(row)
     if kv_len <= ROWS or q_len > kv_len or not (len(problem.q) and readable(row)):
@@ -92,12 +93,14 @@ def _constant(problem: Problem) -> int:
     if first is None or problem.mask is None or not problem.mask.causal:
         return 0
     assert problem.shift is not None
+    if problem.distances[1] + problem.shift < first:  # the mask hides all of them
+        return 0
     return min(max(0, problem.q_len + problem.shift - first), problem.q_len + problem.kv_len - 1)
 
 
-def _group(problem: Problem, row: Tensor, begin: int, hidden: int) -> Group:
+def _group(problem: Problem, row: Tensor, begin: int, hidden: int, most_hidden: int) -> Group:
     """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see. The
-    first `hidden` entries of the row are hidden."""
+    first `hidden` entries of the row are hidden for all heads, `most_hidden` for some."""
     end, q_len = min(begin + TOGETHER, problem.q_len), problem.q_len
     size = ROWS if problem.mask is not None else TOGETHER
     strips = []
@@ -106,12 +109,13 @@ def _group(problem: Problem, row: Tensor, begin: int, hidden: int) -> Group:
         strip = Strip(start, stop, *problem.maybe_visible(start, stop))
         strips.append(strip.reading(q_len, hidden, row.shape[1]))
     first, last = problem.all_visible(begin, end)
-    first = max(first, hidden - q_len + end)
-    # One key less on both sides, so that each query sees at least one of the remaining keys.
+    first = max(first, most_hidden - q_len + end)
+    # One key less on both sides, so that each query sees at least one of the remaining keys: the
+    # kernel's log-sum-exp over no key is 0, and would be joined.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:
         return Group(strips, None)
-    read = row[:, q_len - end + shared.first : q_len - begin + shared.last - 1]
+    read = row[:, q_len - end + first : q_len - begin + last - 1]
     return Group(strips, shared if bool(read.isfinite().all()) else None)
 
 

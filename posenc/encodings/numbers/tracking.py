@@ -13,8 +13,9 @@ def transformed() -> bool:
 def readable(t: Tensor) -> bool:
     """Return True if the numbers of t can be read: it is no fake tensor, neither traced nor
     transformed, and not on an accelerator."""
-    traced = torch.compiler.is_compiling() or transformed()
-    return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" and not traced
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():  # type: ignore
+        return False
+    return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu"
 
 
 def free_ends(t: Tensor) -> tuple[float, float] | None:

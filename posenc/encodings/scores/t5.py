@@ -91,10 +91,10 @@ class T5Bias(DistanceBias):
         dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
         bucket = self.bucket(distance)
         rows = self.weight.to(dtype).T.contiguous().index_select(1, bucket.flatten())
-        return rows.view(-1, *bucket.shape)
+        return rows.view(self.weight.shape[1], *bucket.shape)
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
-        if (type(self).bias, type(self).bucket) == (T5Bias.bias, T5Bias.bucket):
+        if type(self) is T5Bias and not {"bias", "bucket", "falling", "run"} & vars(self).keys():
             term.constant_from = self.edges[-1]
         return term

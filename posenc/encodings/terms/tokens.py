@@ -32,14 +32,10 @@ class Tokens:
     """
 
     def __init__(
-        self,
-        x: Float[Tensor, "batch heads len width"] | None,
-        positions: Positions,
-        state: Shaped[Tensor, "batch state_heads len *state"] | None = None,
-        num_axes: int = 1,
-        true_positions: Positions | None = None,
-        device: torch.device | None = None,
-    ) -> None:
+        self, x: Float[Tensor, "batch heads len width"] | None, positions: Positions,
+        state: Shaped[Tensor, "batch state_heads len *state"] | None = None, num_axes: int = 1,
+        true_positions: Positions | None = None, device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         self.x, self.state, self.num_axes = x, state, num_axes
         self.true_positions = true_positions
         given = next((t for t in (positions, x) if isinstance(t, Tensor)), None)
