@@ -210,7 +210,7 @@ class Problem:
         of_q, of_k = (for_every_head(t, heads, 0) for t in longest)
         # The largest difference of two scores, also of vectors rounded to 16 bits.
         apart = 2.04 * abs(self.scale) * of_q * of_k
-        return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)
+        return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)  # NaN if not finite
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to

@@ -61,8 +61,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
     """Divide heads by how many of the row's first entries are hidden, and queries into groups."""
     plan, head, heads, shared = [], 0, len(hidden), len(hidden) // problem.k.shape[1]
-    # Heads of k in one call: one for each thread.
-    together = shared * -(-torch.get_num_threads() // max(1, len(problem.q)))
+    together = shared * -(-torch.get_num_threads() // max(1, len(problem.q)))  # one a thread
     if not problem.needs_grad and problem.kv_len <= TOGETHER:
         together = heads  # more calls would cost more than they save
     calls = [hidden[i // together * together :][:together] for i in range(0, heads, shared)]
@@ -78,11 +77,13 @@ def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
 def _hidden(problem: Problem, row: Tensor) -> list[int]:
     """Return for each head of q how many of the row's first entries do not matter."""
     q_len, kv_len, none = problem.q_len, problem.kv_len, [0] * len(row)
-    if kv_len <= ROWS or q_len > kv_len or not (len(problem.q) and readable(row)):
+    # Tiny weights are slow in 32 bits; otherwise few keys are attended to faster.
+    few = ROWS if problem.needs_grad or problem.q.dtype == row.dtype else TOGETHER
+    if kv_len <= few or q_len > kv_len or not (len(problem.q) and readable(row)):
         return none
     # Every query has a key for each of these entries.
     below = row - row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
-    if not bool((below.nan_to_num(neginf=0) < -40).any()):
+    if not bool((below.nan_to_num(neginf=0) < -87).any()):  # no weight is tiny
         return none
     return (below.cummax(-1).values < problem.negligible()[:, None]).sum(-1).tolist()
 
@@ -90,9 +91,8 @@ def _hidden(problem: Problem, row: Tensor) -> list[int]:
 def _constant(problem: Problem) -> int:
     """Return how many of the row's first entries are one parameter of each head."""
     first = None if problem.term is None else problem.term.constant_from
-    if first is None or problem.mask is None or not problem.mask.causal:
+    if first is None or problem.shift is None or problem.mask is None or not problem.mask.causal:
         return 0
-    assert problem.shift is not None
     if problem.distances[1] + problem.shift < first:  # the mask hides all of them
         return 0
     return min(max(0, problem.q_len + problem.shift - first), problem.q_len + problem.kv_len - 1)

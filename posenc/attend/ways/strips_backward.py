@@ -97,7 +97,7 @@ def _of_row(
     that read others are computed, because the gradients of a query's scores sum to 0."""
     d_row, (batch, _, q_len, _) = torch.zeros_like(row), tensors[0].shape
     if grad_lse is not None or tensors[0].dtype != row.dtype:
-        ends = 0, ends[1]
+        ends = 0, ends[1]  # their sum is not 0, or too coarse
     keys = min(tensors[1].shape[2], ends[1] - ends[0] + ROWS)
     at_once = max(1, BYTES // max(1, batch * ROWS * keys * row.element_size()))
     for heads, _, groups in plan:
@@ -117,7 +117,7 @@ def _of_row(
     if not ends[0]:
         return d_row
     rest = -d_row.sum(-1)
-    if bool((rest.abs() < 1e-3 * d_row.abs().sum(-1)).any()):  # rounding would be much of it
+    if bool((rest.abs() < 1e-4 * d_row.abs().sum(-1)).any()):  # rounding would be much of it
         return _of_row(tensors, row, grad_lse, scale, plan, (0, ends[1]))
     d_row[:, ends[0] - 1] += rest
     return d_row
