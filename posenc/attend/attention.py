@@ -240,7 +240,8 @@ def explain(
 
 def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     choice = choose(problem, impl)
-    return (choice.run if problem.q.numel() and problem.kv_len else _of_nothing)(problem)
+    empty = not (problem.q.numel() and problem.kv_len)
+    return _of_nothing(problem) if empty else choice.run(problem)
 
 
 def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:

@@ -202,15 +202,15 @@ class Problem:
     def negligible(self) -> Tensor:
         """Return for each head how far the bias of a key lies below that of another key, visible to
         the same query, if it does not matter: all such keys together have less than exp(-40) of the
-        other key's weight, which is less than the rounding of float64. NaN
-        unless all numbers are finite; NaN compares as False."""
+        other key's weight, which is less than the rounding of float64. NaN, less than which is no
+        number, unless all of q, k and v are finite."""
         dtype, heads = at_least_float32(self.q.dtype), self.q.shape[1]
         q, k, v = (t.detach() for t in (self.q, self.k, self.v))
         longest = (torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax((0, 2)) for t in (q, k))
         of_q, of_k = (for_every_head(t, heads, 0) for t in longest)
         # The largest difference of two scores, also of vectors rounded to 16 bits.
         apart = 2.04 * abs(self.scale) * of_q * of_k
-        return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)  # NaN if not finite
+        return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to

@@ -38,7 +38,7 @@ def block_rows(problem: Problem) -> int:
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
     sizes = BLOCK_BYTES * threads, MOST_BYTES
     fit, most = (size // max(row_bytes, 1) for size in sizes)
-    least = problem.kv_len // (4 if isinstance(problem.term, Dense) else 8)
+    least = problem.kv_len // (4 if isinstance(problem.term, Dense) else 8)  # the faster, at 1k
     least = max(ROWS, least) if masks(problem) else ROWS
     rows = max(1, fit, min(least, most))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))

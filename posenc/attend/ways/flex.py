@@ -139,11 +139,10 @@ def _exact(nearest: int, farthest: int, q_len: int, kv_len: int, device: torch.d
             distance = q_idx - kv_idx
             return (distance >= least) & (distance <= most)
 
-        listed = *_listed(some & ~whole), *_listed(whole)
-        lengths = q_len, kv_len
         return BlockMask.from_kv_blocks(
-            *listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
-        )
+            *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=visible,
+            seq_lengths=(q_len, kv_len),
+        )  # fmt: skip
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
