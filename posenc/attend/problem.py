@@ -174,7 +174,7 @@ class Problem:
             if self.is_by_distance:
                 row = self.by_distance(stop - 1 - self.first_key, count + self.kv_len - 1)
                 if count == 1:
-                    return row[None, :, None]
+                    return row[None, :, None].clone()  # the encoding may keep the row
                 return row.unfold(1, self.kv_len, 1).flip(1)[None]
             if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
                 return term.values(rows, self.span).to(dtype, copy=not term.owns_values)

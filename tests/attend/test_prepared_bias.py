@@ -79,3 +79,14 @@ def test_a_gradient_reaches_the_weights_of_a_prepared_one(q):
 def test_another_number_of_heads_is_refused_for_one_query_too(q):
     with pytest.raises(ValueError, match="heads"):
         attend(q[:, :, -1:], q, q, posenc.T5Bias(HEADS + 1), POSITIONS, mask=None)
+
+
+@torch.no_grad()
+def test_a_block_of_one_query_does_not_write_its_mask_into_the_table(q):
+    encoding, q = posenc.T5Bias(HEADS), q[:1]
+    ready, shown = encoding.prepare(POSITIONS), POSITIONS % 3 != 1
+    last = {"q_positions": POSITIONS[-1:], "kv_positions": POSITIONS, "return_lse": True}
+    for mask in (masks.causal & masks.padding(shown[None]), masks.causal):
+        out, _ = posenc.attention(q[:, :, -1:], q, q, encoding, mask=mask, prepared=ready, **last)
+        want, _ = posenc.attention(q[:, :, -1:], q, q, encoding, mask=mask, **last)
+        assert torch.equal(out, want)
