@@ -58,12 +58,16 @@ class Case:
     prepared: bool
     """As a model prepares it, and called before: elsewhere, then where what is kept serves."""
     autocast: bool
-    """To bfloat16, which rounds q, k, v, scores and weights of float32. How far that may go, the
-    reference shows under it. Torch itself cannot join two tensors of float16 under it."""
+    """To bfloat16, which rounds all but float64: q, k, v, scores and weights. How far that may go,
+    the reference shows under it. Torch itself cannot join two tensors of float16 under it."""
     small: bool
     """Blocks and strips of a few queries, as long sequences have many of them."""
     spoiled: bool
     """Memory that nobody has written holds NaN."""
+    lse: bool
+    """Also compare the log-sum-exp."""
+    sinks: bool
+    """Heads have a sink."""
 
     @property
     def gradients(self) -> bool:
@@ -80,6 +84,7 @@ def draw(seed: int) -> Case:
         dice.choice(IMPLS), dice.choice((1, 2, 3)), kv_heads * dice.choice((1, 2)), kv_heads,
         dice.choice(lengths), kv_len, dice.random() < 0.3, dice.choice(NEEDS),
         dice.random() < 0.4, dice.random() < 0.2, dice.random() < 0.5, dice.random() < 0.3,
+        dice.random() < 0.3, dice.random() < 0.2,
     )  # fmt: skip
     return replace(drawn, autocast=drawn.autocast and drawn.dtype != torch.float16)
 
@@ -128,7 +133,7 @@ def positions_of(case: Case, axes: int) -> tuple[Any, Any]:
     return tuple(components[..., end, :] for end in ends)
 
 
-def mask_of(case: Case) -> masks.Mask | None:
+def mask_of(case: Case, kind: str) -> masks.Mask | None:
     valid = torch.ones(case.batch, case.kv_len, dtype=torch.bool)
     valid[:, : case.kv_len // 3] = False
     longer = max(case.q_len, case.kv_len)
@@ -141,7 +146,7 @@ def mask_of(case: Case) -> masks.Mask | None:
         "documents": masks.causal & masks.document(q_ids, ids),
         "prefix": masks.causal | masks.prefix(3),
         "none": None,
-    }[case.mask]
+    }[kind]
 
 
 def outcome(case: Case) -> str | None:
@@ -171,7 +176,12 @@ def outcome(case: Case) -> str | None:
     for kind in (encoding, own):
         kind.requires_grad_(case.gradients)
 
-    def run(kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str, ahead: int = 0):
+    sinks = torch.randn(case.heads).to(case.dtype) if case.sinks else None
+
+    def run(
+        kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str, ahead: int = 0,
+        mask: str = case.mask,
+    ) -> list[Tensor]:  # fmt: skip
         followed = case.needs == "gradients"
         leaves = [t.clone().requires_grad_(followed) for t in tensors]
         leaves = [_laid_out(t, case.strided) for t in leaves]
@@ -180,42 +190,50 @@ def outcome(case: Case) -> str | None:
         else:
             moved = q_positions + ahead
         with torch.set_grad_enabled(case.needs != "nothing"):
-            out = posenc.attention(
+            results = posenc.attention(
                 *leaves, kind, q_positions=moved, kv_positions=kv_positions,
                 q_state=None if state is None else state[:, :, longer - case.q_len :].detach(),
                 kv_state=None if state is None else state[:, :, longer - case.kv_len :].detach(),
-                mask=mask_of(case), impl=impl,
+                mask=mask_of(case, mask), impl=impl, return_lse=case.lse,
+                sinks=None if sinks is None else sinks.to(leaves[0].dtype),
             )  # fmt: skip
-        assert isinstance(out, Tensor)
+        out, *lse = results if isinstance(results, tuple) else (results,)
+        lse = [t.masked_fill(t == -torch.inf, 0) for t in lse]
         wanted = (leaves if followed else []) + list(kind.parameters())
         if not (wanted and out.requires_grad):  # a state is what depends on the others
-            return [out]
+            return [out, *lse]
         # Signs, which no dtype rounds: both sides go back from the same gradient.
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(case.seed))
         signs = (2 * signs - 1).to(out.dtype)
-        found = torch.autograd.grad(out, wanted, signs, allow_unused=True)
-        return [out, *(t.new_zeros(()) if g is None else g for t, g in zip(wanted, found))]  # noqa: B905
+        of = [out, *lse]
+        found = torch.autograd.grad(
+            of, wanted, [signs, *map(torch.ones_like, lse)], allow_unused=True
+        )
+        return [*of, *(t.new_zeros(()) if g is None else g for t, g in zip(wanted, found))]  # noqa: B905
 
     wide = [t.double() for t in inputs]
     try:
         want = run(encoding, wide, "reference")
         rounded = want
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-            if case.autocast and case.dtype == torch.float32:
+            if case.autocast and case.dtype != torch.float64:
                 rounded = run(own, inputs, "reference")
             if case.prepared:
                 own = own.prepare(q_positions)
                 run(own, inputs, case.impl, ahead=2)
+                run(own, inputs, case.impl, mask="padding")
                 run(own, inputs, case.impl)
             got = run(own, inputs, case.impl)
     except (ValueError, TypeError) as error:
         return f"refused: {error}"
-    whats = ("output", *(("q", "k", "v") if case.needs == "gradients" else ()))
-    whats += tuple(name for name, _ in encoding.named_parameters())
+    whats = ("output", *(("lse",) if case.lse else ()))
+    whats += ("q", "k", "v") if case.needs == "gradients" else ()
+    learned = [name for name, _ in encoding.named_parameters()]
+    whats += tuple(learned)
     for what, a, b, c in zip(whats, got, want, rounded, strict=False):
         size = max(1.0, _largest(b))
         bound = ROUNDINGS[case.dtype] * torch.finfo(case.dtype).eps * size
-        if what not in ("output", "q", "k", "v"):  # sums over all pairs, of terms that may cancel
+        if what in learned:  # sums over all pairs, of terms that may cancel
             if case.dtype == torch.float16 and case.layout == "offset":
                 continue  # a gradient of frequencies grows with the position, beyond its range
             bound *= max(1, case.batch * case.q_len)
