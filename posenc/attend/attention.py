@@ -12,7 +12,7 @@ from posenc.attend.cache import KVCache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
-from posenc.attend.ways import flex, reference
+from posenc.attend.ways import flash, flex, reference
 from posenc.encodings import ScoreMod
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import either, heads_first
@@ -261,13 +261,9 @@ def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def _merge(
     results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Merge (output, log-sum-exp) over disjoint sets of keys into those over all keys. A sink is a
-    key with this score and a value of zero."""
-    lses = torch.stack([lse for _, lse in results])
-    total = lses.logsumexp(0)
+    """Join attention over disjoint sets of keys. A sink is a key with this score and a value of
+    zero."""
     if sinks is not None:
-        total = torch.logaddexp(total, sinks[:, None].to(total.dtype))
-    safe = total.masked_fill(total == -torch.inf, 0)  # a row that no pass sees
-    shares = (lses - safe).exp()[..., None]
-    out = sum(share * out for share, (out, _) in zip(shares, results, strict=True))
-    return out.to(results[0][0].dtype), total  # type: ignore[union-attr]
+        out, lse = results[0]
+        results = [*results, (out.new_zeros(()), sinks[:, None].to(lse.dtype))]
+    return flash.join(results)

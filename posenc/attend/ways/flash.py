@@ -60,12 +60,12 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
     query that sees no key of a set has log-sum-exp -inf and output 0 in it."""
     out, lse = parts[0]
+    dtype, wide = out.dtype, lse.dtype  # in 16 bits a share close to 1 would be rounded to 1
     for more, more_lse in parts[1:]:
         share = (more_lse - lse).nan_to_num(0).sigmoid()  # NaN: neither part has a key
-        wide = share.dtype  # in 16 bits a share close to 1 would be rounded to 1
-        out = torch.lerp(out.to(wide), more.to(wide), share.unsqueeze(-1)).to(out.dtype)
+        out = torch.lerp(out.to(wide), more.to(wide), share.unsqueeze(-1))
         lse = torch.logaddexp(lse, more_lse)
-    return out, lse
+    return out.to(dtype), lse
 
 
 def same_width(*tensors: Tensor) -> list[Tensor]:
