@@ -81,10 +81,11 @@ def as_range(positions: Known) -> range | None:
         return None
     if positions.numel() == 0 or type(positions) is not Tensor:
         return None
-    start, length = int(positions.reshape(-1)[0]), positions.shape[-1]
-    if not bool((positions == torch.arange(start, start + length)).all()):
-        return None
-    return range(start, start + length)
+    start, length = int(positions[(0,) * positions.ndim]), positions.shape[-1]
+    known = torch.arange(start, start + length, dtype=positions.dtype)
+    return (
+        range(start, start + length) if torch.equal(positions, known.expand_as(positions)) else None
+    )
 
 
 def run_shift(q_positions: Known, kv_positions: Known) -> int | None:
