@@ -43,15 +43,11 @@ class Chain(Term):
         return scores
 
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
-        parts = [t.by_distance(farthest, count, like) for t in self.terms]  # type: ignore[misc]
-        return sum(parts[1:], parts[0])
+        return sum(t.by_distance(farthest, count, like) for t in self.terms)  # type: ignore[misc]
 
     def _per_key(self) -> tuple[Tensor, Tensor]:
-        row, key = self.terms[0].per_key()  # type: ignore[misc]
-        for term in self.terms[1:]:
-            more_row, more_key = term.per_key()  # type: ignore[misc]
-            row, key = row + more_row, key + more_key
-        return row, key
+        rows, keys = zip(*(t.per_key() for t in self.terms), strict=True)  # type: ignore[misc]
+        return sum(rows), sum(keys)  # type: ignore[return-value]
 
     def _pair(self) -> ScoreMod:
         mods = [t.pair() for t in self.terms]  # type: ignore[misc]
