@@ -46,24 +46,18 @@ def attention(
     q: Float[Tensor, "batch _ _ head_dim"],
     k: Float[Tensor, "batch _ _ head_dim"],
     v: Float[Tensor, "batch _ _ v_dim"],
-    encoding: PositionEncoding | None = None,
-    *,
-    q_positions: QueryPositions,
+    encoding: PositionEncoding | None = None, *, q_positions: QueryPositions,
     kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
-    mask: Mask | None = None,
-    cache: KVCache | None = None,
-    prepared: PositionEncoding | None = None,
-    dropout_p: float = 0.0,
-    sinks: Float[Tensor, " num_heads"] | None = None,
-    return_lse: bool = False,
-    layout: str = "bhtd",
-    impl: str = "auto",
+    mask: Mask | None = None, cache: KVCache | None = None,
+    prepared: PositionEncoding | None = None, dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None, return_lse: bool = False,
+    layout: str = "bhtd", impl: str = "auto",
 ) -> (
     Float[Tensor, "batch _ _ v_dim"]
     | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads _"]]
-):
+):  # fmt: skip
     """Compute attention with a position encoding.
 
     out = softmax(scale * q' k'^T + position, over visible keys) v
@@ -122,15 +116,12 @@ def attention(
 def attention_weights(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
-    encoding: PositionEncoding | None = None,
-    *,
-    q_positions: QueryPositions,
+    encoding: PositionEncoding | None = None, *, q_positions: QueryPositions,
     kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
-    mask: Mask | None = None,
-    sinks: Float[Tensor, " num_heads"] | None = None,
-) -> Float[Tensor, "batch num_heads q_len kv_len"]:
+    mask: Mask | None = None, sinks: Float[Tensor, " num_heads"] | None = None,
+) -> Float[Tensor, "batch num_heads q_len kv_len"]:  # fmt: skip
     """Return the weight of each key for each query, as `attention` computes it.
 
     A row sums to 1, to less with a sink, and to 0 where a query sees no key. The arguments are
@@ -154,13 +145,10 @@ def attention_weights(
 def score_mod(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
-    encoding: PositionEncoding,
-    *,
-    q_positions: QueryPositions,
-    kv_positions: KeyPositions,
+    encoding: PositionEncoding, *, q_positions: QueryPositions, kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
-) -> ScoreMod:
+) -> ScoreMod:  # fmt: skip
     """Return the score_mod by which FlexAttention adds this encoding to its scores.
 
     Tables are computed now; call it again when positions or weights change. A mask of
@@ -197,18 +185,13 @@ def explain(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
-    encoding: PositionEncoding | None = None,
-    *,
-    q_positions: QueryPositions,
+    encoding: PositionEncoding | None = None, *, q_positions: QueryPositions,
     kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
-    mask: Mask | None = None,
-    dropout_p: float = 0.0,
-    sinks: Float[Tensor, " num_heads"] | None = None,
-    return_lse: bool = False,
-    impl: str = "auto",
-) -> Plan:
+    mask: Mask | None = None, dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None, return_lse: bool = False, impl: str = "auto",
+) -> Plan:  # fmt: skip
     """Return how `attention` would run with the same arguments, without running it. If the encoding
     needs several passes, the implementation is that of the first.
 

@@ -46,18 +46,11 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        encoding: PositionEncoding | str | None = None,
-        *,
-        head_dim: int | None = None,
-        bias: bool = False,
-        projections: Projections = "separate",
-        dropout: float = 0.0,
+        self, embed_dim: int, num_heads: int, num_kv_heads: int | None = None,
+        encoding: PositionEncoding | str | None = None, *, head_dim: int | None = None,
+        bias: bool = False, projections: Projections = "separate", dropout: float = 0.0,
         impl: str = "auto",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, size in (
@@ -92,18 +85,13 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch q_len embed_dim"],
-        positions: QueryPositions,
-        *,
+        self, x: Float[Tensor, "batch q_len embed_dim"], positions: QueryPositions, *,
         context: Float[Tensor, "batch context_len embed_dim"] | None = None,
         context_positions: ContextPositions | None = None,
         memory: Float[Tensor, "batch memory_len embed_dim"] | None = None,
-        memory_positions: MemoryPositions | None = None,
-        cache: KVCache | None = None,
-        mask: Mask | None = None,
-        encoding: PositionEncoding | None = None,
-    ) -> Float[Tensor, "batch q_len embed_dim"]:
+        memory_positions: MemoryPositions | None = None, cache: KVCache | None = None,
+        mask: Mask | None = None, encoding: PositionEncoding | None = None,
+    ) -> Float[Tensor, "batch q_len embed_dim"]:  # fmt: skip
         """Attend from x to itself, to `context` (cross-attention), or to `memory` and itself.
 
         Args:

@@ -233,16 +233,10 @@ def _measure_all(
 
 
 def export_variant(
-    outcome: Outcome,
-    chosen: Variant,
-    out: Path,
-    prover: Prover,
-    fitting: Windows | None,
-    windows: Windows,
-    options: Options,
-    progress: Progress = lambda what, share: None,
+    outcome: Outcome, chosen: Variant, out: Path, prover: Prover, fitting: Windows | None,
+    windows: Windows, options: Options, progress: Progress = lambda what, share: None,
     encode: Encode | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Tune a measured variant if requested, write it and prove it; the results go into the
     outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length

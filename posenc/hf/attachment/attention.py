@@ -74,19 +74,10 @@ class LazyMask:
 
 
 def lazy_mask(
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    mask_function: Callable[..., Tensor],
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    use_vmap: bool = False,
-    device: Any = "cpu",
-    **options: Any,
-) -> LazyMask | Tensor | None:
+    *, batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Tensor],
+    q_offset: int = 0, kv_offset: int = 0, attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True, use_vmap: bool = False, device: Any = "cpu", **options: Any,
+) -> LazyMask | Tensor | None:  # fmt: skip
     """Build the mask that transformers passes to `attend`, as its mask interface requires. Outside
     of a forward with an attached encoding, None means plain causal attention or no mask."""
     from transformers import masking_utils as theirs
