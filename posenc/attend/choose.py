@@ -2,7 +2,7 @@
 
 There are four, the cheapest first:
 
-    sdpa       torch's kernel, in one of four forms (FORMS)
+    sdpa       torch's kernel, in one of five forms (FORMS)
     flex       FlexAttention, compiled: on CUDA, on the CPU by name only
     blocks     blocks of queries: any encoding, in memory that grows linearly with the length
     reference  all scores at once: defines what is correct
@@ -13,6 +13,7 @@ These are chosen on the CPU in float32:
     RoPE       sdpa plain        sdpa plain      sdpa plain
     ALiBi, T5  sdpa strips       sdpa strips     sdpa row
     FoX        sdpa key rows     sdpa key rows   sdpa row
+    Shaw       sdpa near and far sdpa near and far  reference
     DeBERTa    reference, blocks blocks          sdpa row
     CoPE       reference, blocks blocks          reference
 
@@ -37,12 +38,16 @@ FORMS = {
     "row": "torch's kernel, with a row of bias for each of a few queries",
     "strips": "torch's kernel, which reads the bias by distance as a view of one row per head",
     "key rows": "torch's kernel, which reads one row of bias for each block of queries",
+    "near and far": "the encoding's vectors for near keys, torch's kernel for all others",
 }
 FEW = 8
 """Maximum number of queries for which torch's kernel gets the full bias as a mask."""
 SHORT = 512
 """Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
 kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
+NEAR = 8
+"""Near keys are attended to apart if there are this many times as many, at least SHORT to train and
+SHORT / 4 otherwise."""
 DENSE_BYTES, LEAN_BYTES = 32 * 2**20, 4 * 2**20
 """Maximum size of scores that are computed all at once: DENSE_BYTES in general, LEAN_BYTES on the
 CPU without gradients, because smaller blocks stay in the CPU's cache."""
@@ -137,7 +142,7 @@ def _backend(problem: Problem) -> str:
 def _slows_flash(problem: Problem) -> bool:
     """Return True if torch's flash kernel trains slower than dense scores on few keys."""
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.autocast
-    return half or problem.term is not None
+    return not _splits(problem) and (half or problem.term is not None)
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
@@ -148,6 +153,8 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
         return "", "only reference and blocks apply dropout"
     if problem.q_len <= FEW and not problem.need_lse and blocks.masks(problem):
         return "row", ""
+    if _splits(problem):
+        return "near and far", ""
     window = problem.mask is not None and problem.mask.window is not None
     strips = None
     if problem.term is not None or problem.need_lse or window:
@@ -160,6 +167,16 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
         return "plain", ""
     key_rows = _why_not_key_rows(problem)
     return ("", f"{strips}; {key_rows}") if key_rows else ("key rows", "")
+
+
+def _splits(problem: Problem) -> bool:
+    """Return True if the term attends to near keys itself, and there are enough others."""
+    term, length = problem.term, problem.q_len
+    if term is None or term.far_from is None or torch.compiler.is_compiling():
+        return False
+    many = length >= max(NEAR * term.far_from, SHORT if problem.needs_grad else SHORT // 4)
+    plain = problem.q is problem.queries.x and flash.runs_on(problem.q.device)
+    return many and plain and problem.shift == 0 and problem.causal_by_index
 
 
 def _why_not_strips(problem: Problem) -> str | None:

@@ -166,23 +166,22 @@ class Problem:
 
     def bias(self, start: int, stop: int) -> Tensor:
         """Return the bias of an additive term for queries [start, stop): (batch or 1, num_heads,
-        stop - start, kv_len)."""
+        stop - start, kv_len). Called without autocast, which would round it."""
         rows, dtype = slice(start, stop), at_least_float32(self.q.dtype)
         term, count = self.term, stop - start
         assert term is not None
-        with without_autocast(self.q.device):
-            if self.is_by_distance:
-                row = self.by_distance(stop - 1 - self.first_key, count + self.kv_len - 1)
-                if count == 1:
-                    return row[None, :, None].clone()  # the encoding may keep the row
-                return row.unfold(1, self.kv_len, 1).flip(1)[None]
-            if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
-                return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
-            product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
-            if product is not None:
-                return product.to(dtype)
-            zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
-            return term.add(zeros, rows, self.span, None).to(dtype)
+        if self.is_by_distance:
+            row = self.by_distance(stop - 1 - self.first_key, count + self.kv_len - 1)
+            if count == 1 and self.all_visible(start, stop) == (0, self.kv_len):
+                return row[None, :, None]  # the encoding may keep the row: only to be read
+            return row.unfold(1, self.kv_len, 1).flip(1)[None]
+        if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
+            return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
+        product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
+        if product is not None:
+            return product.to(dtype)
+        zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
+        return term.add(zeros, rows, self.span, None).to(dtype)
 
     @property
     def is_by_distance(self) -> bool:

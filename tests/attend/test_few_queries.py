@@ -6,9 +6,9 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.attention import explain
-from posenc.attend.choose import choose
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
+from posenc.attend.ways import flash
 from posenc.encodings.terms.tokens import Tokens
 from tests.attending import attend
 
@@ -69,23 +69,21 @@ def test_one_query_stands_anywhere_among_its_keys(name, kv_positions):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["deberta", "fire", "fox", "t5"])
-def test_autocast_rounds_no_row_of_bias(name):
+def test_autocast_rounds_no_row_of_bias(name, monkeypatch):
     encoding, q, k, v, state = (None if t is None else t.float() for t in whole(name))
     last = {"q_positions": POSITIONS[-1:], "kv_positions": POSITIONS, "kv_state": state}
     last["q_state"] = None if state is None else state[:, :, -1:]
+    rows, plain = [], flash.attend
 
-    def rows() -> torch.Tensor:
-        found = problems_of(
-            q[:, :, -1:], k, v, encoding, **last, mask=masks.causal, cache=None, dropout_p=0.0,
-            return_lse=False,
-        )  # fmt: skip
-        (found,) = found
-        assert choose(found).form == "row"
-        return found.ready(1).bias(0, 1)
+    def spy(q, k, v, bias, *args):
+        rows.append(bias)
+        return plain(q, k, v, bias, *args)
 
-    want = rows()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(rows(), want)
+    monkeypatch.setattr(flash, "attend", spy)
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            posenc.attention(q[:, :, -1:], k, v, encoding, mask=masks.causal, **last)
+    assert torch.equal(*rows)
 
 
 def problem(q_positions, mask, first_key: int = 0) -> Problem:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import posenc
 from posenc import masks
+from posenc.attend import choose
 from posenc.attend.ways import blocks, key_rows, strips, strips_backward
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -101,6 +102,7 @@ def conditions(case: Case) -> Iterator[None]:
             return
         with (
             mock.patch.object(blocks, "block_rows", lambda problem: 16),
+            mock.patch.multiple(choose, NEAR=2, SHORT=33),
             mock.patch.multiple(strips, ROWS=8, TOGETHER=32),
             mock.patch.multiple(strips_backward, ROWS=7, KEYS=9),
             mock.patch.multiple(key_rows, ROWS=16, STEEP_ROWS=8),

@@ -76,11 +76,11 @@ def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         bias = problem.bias(start, stop)
         if bias.requires_grad:  # of tensors other than the encoding's parameters
             return reference.attend(problem, start, stop)
-        shape = *problem.q.shape[:2], stop - start, problem.kv_len
-        if bias.shape != shape or bias.stride(-1) != 1:  # may have one row for the batch
-            bias = bias.expand(shape).contiguous()
-        visible = problem.hide(bias, start, stop, -torch.inf)
-        tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
-        q, k, v = flash.same_width(*(t.to(problem.product_dtype) for t in tensors))
+        bias, visible = bias.expand(*problem.q.shape[:2], stop - start, problem.kv_len), None
+        if bias.stride(-1) != 1 or problem.all_visible(start, stop) != (0, problem.kv_len):
+            bias = bias.contiguous()  # memory to write to; it may be one row for the batch
+            visible = problem.hide(bias, start, stop, -torch.inf)
+        dtype, tensors = problem.product_dtype, (problem.q[:, :, start:stop], problem.k, problem.v)
+        q, k, v = flash.same_width(*(t.to(dtype) for t in tensors))
         out, lse = flash.attend(q, k, v, bias, problem.scale, visible)
     return out[..., : problem.v.shape[-1]], lse if problem.need_lse else None

@@ -21,17 +21,19 @@ def runs_on(device: torch.device) -> bool:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, visible: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+    visible: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,
     see `same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and is -inf
-    where `visible` is False. Queries that see no key get zeros and -inf.
+    where `visible` is False; None for a causal mask, with as many rows as keys. Queries that see no
+    key get zeros and -inf.
     """
     assert _FORWARD is not None
     if visible is None:
-        return _FORWARD(q, k, v, attn_mask=bias, scale=scale)
+        return _FORWARD(q, k, v, is_causal=bias is None, attn_mask=bias, scale=scale)
     out, lse = _FORWARD(q, *seen(visible, k, v), attn_mask=bias, scale=scale)
     blind = ~visible.any(-1)
     return out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from posenc.encodings.terms.skew import Part, add_parts, skew
 from posenc.encodings.terms.tokens import Tokens
@@ -143,28 +142,6 @@ class Bands:
             return None
         near = (0, width) == self.for_q.near(shift, height, width)
         return next(_of_queries(self.for_q, shift, width, q_vectors))[2] if near else None
-
-    def weigh(self, weights: Tensor, rows: slice, keys: slice) -> Tensor:
-        """Return sum_j weights[i, j] * for_q[position_i - position_j] of a block."""
-        shift = self.shift + rows.start - keys.start
-        tiles = enumerate(weights.split(QUERIES, -2))
-        outs = [self._weigh(tile, shift + i * QUERIES) for i, tile in tiles]
-        return outs[0] if len(outs) == 1 else torch.cat(outs, -2)
-
-    def _weigh(self, weights: Tensor, shift: int) -> Tensor:
-        table = self.for_q
-        assert table is not None
-        rows, keys = weights.shape[-2:]
-        first, last = table.near(shift, rows, keys)
-        out = weights[..., :first].sum(-1, keepdim=True) * table.at(table.high)
-        if first < last:
-            # The inverse of skew: shift row i by rows - 1 - i columns to the right.
-            moved = F.pad(weights[..., first:last], (0, rows - 1)).flatten(-2)
-            moved = F.pad(moved, (rows - 1, 1)).unflatten(-1, (rows, rows + last - first))
-            out = out + moved @ table.at(shift + rows - 1 - first, rows + last - first)
-        if last < keys:
-            out = out + weights[..., last:].sum(-1, keepdim=True) * table.at(table.low)
-        return out
 
 
 def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:

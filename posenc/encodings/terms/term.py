@@ -36,6 +36,10 @@ class Term:
         the term only adds row[i] - key[j] for keys not later than the query.
     pair: function that computes tables and returns a score_mod for FlexAttention, which only reads
         and combines elements of them.
+    far_from: distance from which on the term adds one vector to all keys, and one to all values.
+    far: function of q to what these add to scores, (batch, num_heads, q_len), and to values.
+    attend_near: function of q, and of k and v up to the last query, that attends causally to keys
+        nearer than far_from, to output and log-sum-exp.
     combine: replaces weights @ v: function of weights (batch, num_heads, rows, keys), v (batch,
         num_kv_heads, keys, v_dim), the rows and the keys, to (batch, num_heads, rows, v_dim).
 
@@ -52,6 +56,9 @@ class Term:
     by_distance: ByDistance | None = None
     constant_from: int | None = None
     per_key: Callable[[], tuple[Tensor, Tensor]] | None = None
+    far_from: int | None = None
+    attend_near: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    far: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     pair: Callable[[], ScoreMod] | None = None
     combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
 

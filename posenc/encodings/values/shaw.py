@@ -1,18 +1,17 @@
 """Shaw's relative positions: learned vectors by clipped distance, added to keys and values."""
 
 from dataclasses import replace
-from typing import Self
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.placed import require_whole
-from posenc.encodings.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.terms.bands import Bands
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances
@@ -90,38 +89,70 @@ class ShawTerm(ByDistance):
             q, k, ends, q.x.to(dtype), lambda d: scale * shaw.key_table.to(dtype)[None, shaw.row(d)]
         )
         self.shaw, self.dtype = shaw, dtype
-        self.value_bands: Bands | None = None
+        if type(self) is ShawTerm:
+            self.far_from = shaw.max_distance
 
     @property
     def combine(self):  # type: ignore[override]
         return None if self.shaw.value_table is None else self._combine
 
-    def ready(self, rows: int, causal: bool) -> Self:
-        ready, values = super().ready(rows, causal), self.shaw.value_table
-        if values is not None and ready.bands is not None:
-            ready.value_bands = Bands.of(
-                self.q,
-                self.k,
-                rows,
-                causal,
-                self.ends,
-                for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],
-            )
-        return ready
-
     def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
-        shaw = self.shaw
-        if v.shape[-1] != shaw.head_dim:
-            raise ValueError(
-                f"Shaw: built for head_dim={shaw.head_dim}, got v with shape {tuple(v.shape)}. "
-                "Use values=False if values have another width."
-            )
+        shaw = self._checked(v)
         out = grouped_matmul(weights, v.to(weights.dtype))
-        if self.value_bands is not None:
-            return out + self.value_bands.weigh(weights, rows, keys)
         assert shaw.value_table is not None
         distance = distances(self.q[rows].positions, self.k[keys].positions)
         index = shaw.row(distance if distance.ndim == 2 else distance[:, None])
         sums = weights.new_zeros(*weights.shape[:-1], shaw.value_table.shape[0])
         sums = sums.scatter_add(-1, index.expand(weights.shape), weights)
         return out + sums @ shaw.value_table.to(sums.dtype)
+
+    def _checked(self, v: Tensor) -> Shaw:
+        shaw = self.shaw
+        if shaw.value_table is not None and v.shape[-1] != shaw.head_dim:
+            raise ValueError(
+                f"Shaw: built for head_dim={shaw.head_dim}, got v with shape {tuple(v.shape)}. "
+                "Use values=False if values have another width."
+            )
+        return shaw
+
+    def attend_near(  # type: ignore[override]
+        self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"],
+        k: Float[Tensor, "batch num_kv_heads keys {self.shaw.head_dim}"],
+        v: Float[Tensor, "batch num_kv_heads keys v_dim"],
+    ) -> tuple[
+        Float[Tensor, "batch num_heads rows v_dim"], Float[Tensor, "batch num_heads rows"]
+    ]:  # fmt: skip
+        shaw, near, (heads, n) = self._checked(v), self.shaw.max_distance, q.shape[1:3]
+        q, blocks, before = q.to(self.dtype), -(-n // near), k.shape[2] - n
+        missing = blocks * near - n
+        falling = shaw.row(torch.arange(near - 1, -1, -1, device=q.device))
+
+        def windows(t: Tensor) -> Tensor:
+            """Return the keys of each block of `near` queries, (..., width, 2 near - 1)."""
+            t = t.to(q.dtype)
+            ends = (t[:, :, :1].expand(-1, -1, count, -1) for count in (near - 1 - before, missing))
+            first, last = map(torch.zeros_like, ends)
+            t = torch.cat([first, t, last], 2).unfold(2, 2 * near - 1, near)
+            return for_every_head(t, heads)
+
+        # Row i of a block has its keys, by falling distance, from column i on.
+        scores = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near)) @ windows(k)
+        scores = F.pad(scores.flatten(3), (0, near)).unflatten(3, (near, 2 * near))[..., :near]
+        scores = scores.flatten(2, 3)[:, :, :n] + q @ shaw.key_table.to(q.dtype)[falling].mT
+        key = torch.arange(n)[:, None] + torch.arange(near) + (before - near + 1)
+        scores = (shaw.scale(shaw.head_dim) * scores).masked_fill(key < 0, -torch.inf)
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[..., None]).exp()
+        moved = F.pad(weights, (0, near, 0, missing)).unflatten(2, (blocks, near)).flatten(3)
+        moved = moved[..., : near * (2 * near - 1)].unflatten(3, (near, 2 * near - 1))
+        out = (moved @ windows(v).mT).flatten(2, 3)[:, :, :n]
+        if shaw.value_table is not None:
+            out = out + weights @ shaw.value_table.to(q.dtype)[falling]
+        return out, lse
+
+    def far(  # type: ignore[override]
+        self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"]
+    ) -> tuple[Float[Tensor, "batch num_heads rows"], Float[Tensor, "*v_dim"]]:
+        shaw, q = self.shaw, q.to(self.dtype)
+        value = q.new_zeros(()) if shaw.value_table is None else shaw.value_table[0].to(q.dtype)
+        return shaw.scale(shaw.head_dim) * (q @ shaw.key_table[0].to(q.dtype)), value
