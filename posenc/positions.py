@@ -82,10 +82,8 @@ def as_range(positions: Known) -> range | None:
     if positions.numel() == 0 or type(positions) is not Tensor:
         return None
     start, length = int(positions[(0,) * positions.ndim]), positions.shape[-1]
-    known = torch.arange(start, start + length, dtype=positions.dtype)
-    return (
-        range(start, start + length) if torch.equal(positions, known.expand_as(positions)) else None
-    )
+    known = torch.arange(start, start + length).expand_as(positions)
+    return range(start, start + length) if torch.equal(positions.long(), known) else None
 
 
 def run_shift(q_positions: Known, kv_positions: Known) -> int | None:

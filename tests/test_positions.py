@@ -25,6 +25,10 @@ def test_tensors_on_the_cpu_are_read():
     assert as_range(torch.arange(3, 8).expand(2, -1)) == range(3, 8)
     for other in (torch.tensor([3, 4, 6]), torch.tensor([0.0, 1.0]), torch.arange(0)):
         assert as_range(other) is None
+    assert as_range(torch.arange(3, 8, dtype=torch.int16)) == range(3, 8)
+    for narrow in (torch.arange(300).to(torch.int8), torch.arange(70_000).to(torch.int16)):
+        assert as_range(narrow) is None  # it begins again
+    assert as_range(torch.tensor([False, True])) == range(2)
     assert as_range(range(0, 8, 2)) is None and as_range(range(0)) is None
 
 

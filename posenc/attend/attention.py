@@ -248,5 +248,5 @@ def _merge(
     zero."""
     if sinks is not None:
         out, lse = results[0]
-        results = [*results, (out.new_zeros(()), sinks[:, None].to(lse.dtype))]
+        results = [*results, (out.new_zeros(()), sinks[:, None].to(lse.dtype).expand_as(lse))]
     return flash.join(results)

@@ -30,7 +30,7 @@ from torch import Tensor
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, flex, reference, sdpa
 from posenc.attend.ways.cost import Cost, scores_bytes
-from posenc.encodings.numbers.tracking import transformed
+from posenc.encodings.numbers.tracking import readable, transformed
 
 WAYS: dict[str, ModuleType] = {"reference": reference, "blocks": blocks, "sdpa": sdpa, "flex": flex}
 FORMS = {
@@ -45,7 +45,7 @@ FEW = 8
 SHORT = 512
 """Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
 kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
-NEAR = 8
+NEAR = 16
 """Near keys are attended to apart if there are this many times as many, at least SHORT to train and
 SHORT / 4 otherwise."""
 DENSE_BYTES, LEAN_BYTES = 32 * 2**20, 4 * 2**20
@@ -195,7 +195,7 @@ def _why_not_strips(problem: Problem) -> str | None:
 
 def _why_not_key_rows(problem: Problem) -> str | None:
     term = problem.term
-    if not flash.runs_on(problem.q.device) or torch.compiler.is_compiling():
+    if not (flash.runs_on(problem.q.device) and readable(problem.q)):
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"

@@ -122,3 +122,11 @@ def test_explain_knows_that_sinks_need_the_log_sum_exp():
     states = {"q_state": state, "kv_state": state}
     plan = posenc.explain(q, k, v, fox, **where, **states, sinks=sinks)
     assert "log-sum-exp" in plan.rejected["sdpa"]
+
+
+def test_a_sink_that_is_no_number_shows_in_its_head():
+    (q, k, v, sinks), _, _ = problem("nope")
+    sinks = sinks.detach().clone()
+    sinks[1] = torch.nan
+    out = attend(q, k, v, None, sinks=sinks)
+    assert out[:, 1].isnan().all() and out[:, [0, 2, 3]].isfinite().all()

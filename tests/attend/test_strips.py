@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import posenc
 from posenc import masks
@@ -341,3 +342,11 @@ def test_no_weight_in_the_backward_pass_is_below_the_smallest_normal_number(far,
     weights = torch.cat([t.flatten() for t in given])
     if not far:  # else scores may differ by so much that nothing can be hidden
         assert ((weights == 0) | (weights >= torch.finfo(torch.float32).tiny)).all()
+
+
+@pytest.mark.parametrize("positions", [None, range(3000)])
+def test_shapes_of_a_long_text_are_found_without_numbers(positions):
+    with FakeTensorMode():
+        q = torch.empty(1, 4, 3000, 16)
+        for encoding in (posenc.ALiBi(4), posenc.Shaw(16)):
+            assert attend(q, q, q, encoding, positions).shape == q.shape

@@ -28,8 +28,7 @@ def attend(
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,
     see `same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and is -inf
-    where `visible` is False; None for a causal mask, with as many rows as keys. Queries that see no
-    key get zeros and -inf.
+    where `visible` is False; None: a causal mask. Queries that see no key get zeros and -inf.
     """
     assert _FORWARD is not None
     if visible is None:
@@ -61,13 +60,15 @@ def gradients(
 def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
     query that sees no key of a set has log-sum-exp -inf and output 0 in it."""
-    out, lse = parts[0]
-    dtype, wide = out.dtype, lse.dtype  # in 16 bits a share close to 1 would be rounded to 1
-    for more, more_lse in parts[1:]:
-        share = (more_lse - lse).nan_to_num(0).sigmoid()  # NaN: neither part has a key
-        out = torch.lerp(out.to(wide), more.to(wide), share.unsqueeze(-1))
-        lse = torch.logaddexp(lse, more_lse)
-    return out.to(dtype), lse
+    if len(parts) == 1:
+        return parts[0]
+    total = torch.stack([lse for _, lse in parts]).logsumexp(0)
+    finite = total.masked_fill(total == -torch.inf, 0)  # a query without keys
+    shares = [(lse - finite).exp()[..., None] for _, lse in parts]
+    out = parts[0][0] * shares[0]
+    for (more, _), share in zip(parts[1:], shares[1:], strict=True):
+        out = out.addcmul_(more.to(out.dtype), share)
+    return out.to(parts[0][0].dtype), total
 
 
 def same_width(*tensors: Tensor) -> list[Tensor]:

@@ -14,10 +14,8 @@ from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
 from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
-NEAR_ROWS = 1024
-"""Queries that attend to near keys at a time."""
-MASKED_ROWS = 256
-"""Queries per call of the kernel if masks are materialized block by block, in inference."""
+NEAR_ROWS, MASKED_ROWS = 1024, 256
+"""Queries that attend to near keys at a time; queries per call if masks are materialized."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
@@ -57,7 +55,9 @@ def cost(problem: Problem, form: str) -> Cost:
         row = 4 * heads * (problem.q_len + problem.kv_len)
         return Cost(time, row + problem.q.numel() * size + extra)
     if form == "near and far":
-        copies = 5 * min(1, NEAR_ROWS / problem.q_len) + (10 if needs_grad else 2)
+        assert problem.term is not None and problem.term.far_from is not None
+        near = 4 + 4.5 * problem.term.far_from / problem.q.shape[-1]
+        copies = near * min(1, NEAR_ROWS / problem.q_len) + (12 if needs_grad else 2)
         return Cost(time, int(4 * copies * problem.q.numel()))
     dense_mask = 0
     if mask is not None and not problem.causal_by_index:  # torch converts it to floats

@@ -121,7 +121,7 @@ def _group(problem: Problem, row: Tensor, begin: int, hidden: int, most_hidden: 
     if len(strips) == 1 or shared.last - shared.first < ROWS:
         return Group(strips, None)
     read = row[:, q_len - end + first : q_len - begin + last - 1]
-    return Group(strips, shared if bool(read.isfinite().all()) else None)
+    return Group(strips, shared if readable(read) and bool(read.isfinite().all()) else None)
 
 
 def falling_row(problem: Problem) -> Tensor:

@@ -139,7 +139,8 @@ class ShawTerm(ByDistance):
         scores = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near)) @ windows(k)
         scores = F.pad(scores.flatten(3), (0, near)).unflatten(3, (near, 2 * near))[..., :near]
         scores = scores.flatten(2, 3)[:, :, :n] + q @ shaw.key_table.to(q.dtype)[falling].mT
-        key = torch.arange(n)[:, None] + torch.arange(near) + (before - near + 1)
+        key = torch.arange(n, device=q.device)[:, None] - (near - 1 - before)
+        key = key + torch.arange(near, device=q.device)
         scores = (shaw.scale(shaw.head_dim) * scores).masked_fill(key < 0, -torch.inf)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
@@ -154,5 +155,6 @@ class ShawTerm(ByDistance):
         self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"]
     ) -> tuple[Float[Tensor, "batch num_heads rows"], Float[Tensor, "*v_dim"]]:
         shaw, q = self.shaw, q.to(self.dtype)
-        value = q.new_zeros(()) if shaw.value_table is None else shaw.value_table[0].to(q.dtype)
-        return shaw.scale(shaw.head_dim) * (q @ shaw.key_table[0].to(q.dtype)), value
+        row = shaw.row(torch.tensor(shaw.max_distance, device=q.device))
+        value = q.new_zeros(()) if shaw.value_table is None else shaw.value_table[row].to(q.dtype)
+        return shaw.scale(shaw.head_dim) * (q @ shaw.key_table[row].to(q.dtype)), value

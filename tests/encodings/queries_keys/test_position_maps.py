@@ -4,7 +4,7 @@ where nothing is mapped."""
 import pytest
 import torch
 
-from posenc import Compose, KVCache, LogN, ModelShape, PositionEncoding, create
+from posenc import Compose, KVCache, LogN, ModelShape, PositionEncoding, create, masks
 from posenc.encodings.queries_keys.position_maps import (
     DualChunk,
     PositionMap,
@@ -171,3 +171,14 @@ def test_defaults_come_from_the_trained_length(name: str):
 def test_wrong_sizes_are_refused(build, message: str):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("name", ["rerope", "self_extend", "dual_chunk"])
+def test_passes_have_second_derivatives(name):
+    torch.manual_seed(0)
+    encoding = create(name, ModelShape(8, 1, train_length=4)).double()
+    tensors = [torch.randn(1, 1, 7, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    shown = torch.tensor([[False, True, True, False, True, True, True]])
+    mask = masks.causal & masks.padding(shown)
+    check = torch.autograd.gradgradcheck
+    assert check(lambda *t: attend(*t, encoding, torch.arange(7), mask=mask), tensors)
