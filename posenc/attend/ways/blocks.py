@@ -76,10 +76,11 @@ def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         bias = problem.bias(start, stop)
         if bias.requires_grad:  # of tensors other than the encoding's parameters
             return reference.attend(problem, start, stop)
-        bias, visible = bias.expand(*problem.q.shape[:2], stop - start, problem.kv_len), None
-        if bias.stride(-1) != 1 or problem.all_visible(start, stop) != (0, problem.kv_len):
-            bias = bias.contiguous()  # memory to write to; it may be one row for the batch
-            visible = problem.hide(bias, start, stop, -torch.inf)
+        shape = (*problem.q.shape[:2], stop - start, problem.kv_len)
+        shown = problem.all_visible(start, stop) == (0, problem.kv_len)
+        if bias.stride(-1) != 1 or not (shown or bias.shape == shape):  # may be one for the batch
+            bias = bias.expand(shape).contiguous()
+        visible = None if shown else problem.hide(bias, start, stop, -torch.inf)
         dtype, tensors = problem.product_dtype, (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(dtype) for t in tensors))
         out, lse = flash.attend(q, k, v, bias, problem.scale, visible)

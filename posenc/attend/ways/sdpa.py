@@ -85,9 +85,8 @@ def _near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     mask = masks.causal.bind(where, where)
     found, found_lse = strips.run(replace(problem, **parts, mask=mask, term=None, need_lse=True))
     assert found_lse is not None
-    # The first queries see no far key.
     far = torch.cat([torch.zeros_like(found[:, :, :1]).expand(-1, -1, first, -1), found], 2)
-    far_lse = F.pad(found_lse, (first, 0), value=-torch.inf)
+    far_lse = F.pad(found_lse, (first, 0), value=-torch.inf)  # the first queries see no far key
 
     def attend(start: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, start + NEAR_ROWS)
