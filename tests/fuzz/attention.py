@@ -241,9 +241,9 @@ def outcome(case: Case) -> str | None:
             bound *= max(1, case.batch * case.q_len)
             bound *= max(1.0, _largest(known.double()))  # angles grow with the position
         if rounded is not want:
-            bound += AUTOCAST * max(
-                (c.double() - b).abs().max().item() if b.numel() else 0.0, HALF_EPS * size
-            )
+            off = (c.double() - b).abs().max().item() if b.numel() else 0.0
+            single = case.dtype == torch.float32
+            bound += AUTOCAST * max(off, HALF_EPS * size) if single else off
         error = (a.double() - b).abs().max().item() if b.numel() else 0.0
         if not error <= bound:
             return f"{what} off by {error:.2g} of {size:.2g}, allowed {bound:.2g}"
