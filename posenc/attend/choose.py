@@ -9,16 +9,16 @@ There are four, the cheapest first:
 
 These are chosen on the CPU in float32:
 
-               training          prefill         decoding (up to FEW queries)
-    RoPE       sdpa plain        sdpa plain      sdpa plain
-    ALiBi, T5  sdpa strips       sdpa strips     sdpa row
-    FoX        sdpa key rows     sdpa key rows   sdpa row
-    Shaw       sdpa near and far sdpa near and far  reference
-    DeBERTa    reference, blocks blocks          sdpa row
-    CoPE       reference, blocks blocks          reference
+               training              prefill               decoding (up to FEW queries)
+    RoPE       sdpa plain            sdpa plain            sdpa plain
+    ALiBi, T5  sdpa strips           sdpa strips           sdpa row
+    FoX        sdpa key rows         sdpa key rows         sdpa row
+    Shaw       sdpa near and far     sdpa near and far     reference
+    DeBERTa    reference, blocks     blocks                sdpa row
+    CoPE       reference, blocks     blocks                reference
 
 `reference` also runs training in 16 bits, or with a bias, over at most SHORT keys. Of two names,
-the second one runs if the scores exceed DENSE_BYTES.
+the second one runs if the scores exceed DENSE_BYTES. Shaw needs enough keys (NEAR).
 """
 
 from dataclasses import dataclass
