@@ -28,7 +28,8 @@ def extend(
         option(
             "One method instead of all: none, linear, ntk, ntk-1.5x, ntk-2x, by-parts, "
             "yarn, llama3, proportional, clip, dynamic, longrope-switch, search, drope to drop the "
-            "rotation, or dual-chunk for vLLM.",
+            "rotation, or dual-chunk for vLLM; for learned tables none, interpolate, tile or "
+            "hierarchical.",
             shown="try all, recommend",
         ),
     ] = None,

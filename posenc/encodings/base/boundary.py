@@ -78,9 +78,8 @@ def _check_floating(owner: str, name: str, t: Tensor) -> None:
 
 
 def check_embedded(
-    owner: str, x: Any, positions: Any, embed_dim: int | None = None, num_axes: int = 1, *,
-    name: str = "x",
-) -> Tensor | range:  # fmt: skip
+    owner: str, x: Any, positions: Any, embed_dim: int | None = None, num_axes: int = 1
+) -> Tensor | range:
     """Return the checked positions of the tokens of x (..., len, embed_dim), as a tensor of shape
     (len) or x.shape[:-1], where axes may be 1, or as a range.
 
@@ -88,12 +87,11 @@ def check_embedded(
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
-        raise TypeError(f"{owner}: {name} must be a tensor {wanted}, got {type(x).__name__}.")
+        raise TypeError(f"{owner}: x must be a tensor {wanted}, got {type(x).__name__}.")
     if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
-        raise ValueError(f"{owner}: {name} must be {wanted}, got {tuple(x.shape)}.")
-    _check_floating(owner, name, x)
-    own = "positions" if name == "x" else f"{name}_positions"
-    return positions_of(x.shape[:-1], x, owner, own, positions, num_axes)
+        raise ValueError(f"{owner}: x must be {wanted}, got {tuple(x.shape)}.")
+    _check_floating(owner, "x", x)
+    return positions_of(x.shape[:-1], x, owner, "positions", positions, num_axes)
 
 
 def check_pair(

@@ -222,7 +222,8 @@ def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, A
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]
     own = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
-    accepted = [*own, *inspect.signature(cls).parameters, "partial_rotary_factor"]
+    every = (*own, *inspect.signature(cls).parameters, "partial_rotary_factor")
+    accepted = [n for n in dict.fromkeys(every) if n != "scaling"]
     if set(options) - set(accepted):
         raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted)
     given = {n: options.pop(n) for n in own if n in options}

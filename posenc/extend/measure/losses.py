@@ -88,13 +88,10 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
 
 
 @torch.inference_mode()
-def masked_token_losses(
-    model: Any, tokens: Tensor, mask_token: int, *, share: float = 0.15, seed: int = 0
-) -> Tensor:
-    """Return the loss of a random fraction of the tokens, each replaced by the mask token; NaN for
-    the others, (batch, length)."""
-    generator = torch.Generator().manual_seed(seed)
-    hidden = torch.rand(tokens.shape, generator=generator) < share
+def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
+    """Return the loss of a random 15 % of the tokens, each replaced by the mask token; NaN for the
+    others, (batch, length)."""
+    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.15
     shown = tokens.masked_fill(hidden, mask_token).to(model.device)
     losses = _finite(_nats(model(shown).logits, tokens.to(model.device)))
     return losses.masked_fill(~hidden, torch.nan)

@@ -24,7 +24,7 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     if len(moves) == 1:
         ((name, (near, far)),) = moves.items()
         verb = "falls" if near - far > LEVEL else "rises" if far - near > LEVEL else "stays level"
-        return f"{name} {verb}: {_number(near)} near, {_number(far)} far{what}."
+        return f"{name} {verb}: {number(near)} near, {number(far)} far{what}."
     most = max(moves, key=lambda n: abs(moves[n][0] - moves[n][1]))
     level = [n for n, (near, far) in moves.items() if abs(near - far) <= LEVEL]
     near, far = moves[most]
@@ -32,7 +32,7 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
         return f"No encoding here moves with distance{what}."
     verb = "falls" if near > far else "rises"
     rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level" if level else ""
-    return f"{most} {verb} most{what}, by {_number(abs(near - far))} logits{rest}."
+    return f"{most} {verb} most{what}, by {number(abs(near - far))} logits{rest}."
 
 
 def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> str:
@@ -180,10 +180,11 @@ def in_attention_distance(values: Array) -> str:
 def _moved(fall: float) -> str:
     if abs(fall) <= LEVEL:
         return "stays level"
-    return f"{'falls' if fall > 0 else 'rises'} by {_number(abs(fall))} logits"
+    return f"{'falls' if fall > 0 else 'rises'} by {number(abs(fall))} logits"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Write a number with three digits, or more if it is large."""
     if abs(value) < 1e-6:  # what is left of sums that cancel
         return "0"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

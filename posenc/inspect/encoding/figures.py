@@ -47,12 +47,10 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1
     return drawn
 
 
-def single_lines(
-    values: Array, picked: Sequence[int], x_label: str, y_label: str, what: str
-) -> Figure:
+def single_lines(values: Array, picked: Sequence[int], x_label: str, what: str) -> Figure:
     """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
     index."""
-    with figure(x_label, y_label) as (drawn, axes):
+    with figure(x_label, "value added") as (drawn, axes):
         styles = line_styles([f"{what} {i}" for i in picked])
         for index, (label, look) in zip(picked, styles.items(), strict=True):
             axes.plot(values[:, index], label=label, **look.curve(len(values)))

@@ -167,7 +167,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     width = table.shape[1]
     picked = sorted({0, width // 4, width // 2, width - 1})
     yield Plot(
-        figures.single_lines(table, picked, "position, tokens", "value added", "dimension"),
+        figures.single_lines(table, picked, "position, tokens", "dimension"),
         "Single dimensions over positions.",
         "One curve for each of four dimensions.",
         captions.in_lines(table, picked, "dimension"),
@@ -175,7 +175,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     )
     rows_picked = sorted({0, 1, count // 2})
     yield Plot(
-        figures.single_lines(table.T[:48], rows_picked, "dimension", "value added", "position"),
+        figures.single_lines(table.T[:48], rows_picked, "dimension", "position"),
         "Single positions over the first dimensions.",
         "One curve for each of three positions.",
         captions.in_lines(table.T[:48], rows_picked, "position"),

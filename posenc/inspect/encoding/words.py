@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH
+from posenc.inspect.encoding.captions import number
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import BOUND
 from posenc.inspect.encoding.scores import Decay
@@ -101,10 +102,9 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
 def _norms(ratio: tuple[float, float] | None) -> str:
     if ratio is None:
         return "untouched"
-    low, high = ratio
-    if max(abs(low - 1), abs(high - 1)) < 1e-9:
+    if max(abs(end - 1) for end in ratio) < 1e-9:
         return "yes"
-    return f"no: {low:.3g} to {high:.3g} times"
+    return f"no: {' to '.join(dict.fromkeys(map(number, ratio)))} times"
 
 
 def _resolution(sheet: SpecSheet) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
     def line(values: list[float | None]) -> str:
         return ", ".join(
-            f"{'hidden' if (v := values[i]) is None else _number(v)} at {decay.distances[i]:,}"
+            f"{'hidden' if (v := values[i]) is None else number(v)} at {decay.distances[i]:,}"
             for i in picked
         )
 
@@ -164,16 +164,12 @@ def _with_error(decay: Decay, picked: Sequence[int]) -> str:
         if mean is None or error is None:
             said.append(f"hidden at {decay.distances[i]:,}")
         elif error <= 1e-3 * abs(mean):
-            said.append(f"{_number(mean)} at {decay.distances[i]:,}")
+            said.append(f"{number(mean)} at {decay.distances[i]:,}")
         elif error < 1e-9:
             said.append(f"0 at {decay.distances[i]:,}")
         else:
-            said.append(f"{_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
+            said.append(f"{number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
     return ", ".join(said)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

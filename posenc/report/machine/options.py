@@ -42,7 +42,7 @@ Figures = Annotated[
 ]
 Lang = Annotated[
     str | None,
-    option("Language of page and tables: en or zh.", shown="that of LC_ALL, LC_MESSAGES or LANG"),
+    option("Language of page and tables: en or zh.", shown="as LANGUAGE, LC_ALL or LANG says"),
 ]
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json")]
 

@@ -165,15 +165,15 @@ def figure(
         yield drawn, axes
 
 
-def label_ends(drawn: Figure, axes: Axes, most: int = 16) -> None:
+def label_ends(drawn: Figure, axes: Axes) -> None:
     """Name each line at its end, in its colour, instead of in a legend; of many lines the first
-    `most`. Names of lines that end at the right edge move apart, so that none covers another."""
+    sixteen. Names of lines that end at the right edge move apart, so that none covers another."""
     ends = []
     for line in axes.get_lines():
         x, y = (np.asarray(data, float) for data in line.get_data())
         known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         gid = str(line.get_gid() or "")
-        if gid.startswith(HOVER) and len(known) and len(ends) < most:
+        if gid.startswith(HOVER) and len(known) and len(ends) < 16:
             ends.append((x[known[-1]], y[known[-1]], gid.removeprefix(HOVER), line.get_color()))
     if not ends:
         return
