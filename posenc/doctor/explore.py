@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.report.files.atomic import check_writable, write_atomically
+from posenc.report.files.atomic import check_page, write_atomically
 from posenc.report.machine.options import option
 from posenc.report.page.visible import visible
 
@@ -36,7 +36,7 @@ def explore(
     """
     path = out or Path("runs/explore.html")
     page = page_of(None if model is None else given_of(model))
-    check_writable(path)
+    check_page(path, GIVEN[: GIVEN.index("null")])
     write_atomically(path, page)
     sys.stderr.write(f"{visible(str(path))}\n")
     if out is None and sys.stdout.isatty():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.opened import NOT_ORDINARY, make_folder, naming
+from posenc.report.files.opened import NOT_ORDINARY, bytes_of, make_folder, naming
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _BY_FOLDER = os.rename in os.supports_dir_fd
@@ -111,6 +111,18 @@ def check_writable(path: Path) -> None:
         pass
 
 
+def check_page(path: Path, mark: str = "<html") -> None:
+    """Check as `check_writable` that a page can be written, and that no other file is lost by it:
+    one that is there is empty, or a page with `mark`.
+
+    Raises: ValueError, OSError.
+    """
+    if path.is_file() and (there := bytes_of(path)):
+        if not (there.startswith(b"<!doctype html>") and mark.encode() in there):
+            raise ValueError(f"{path} exists already and is no page of this command; name another.")
+    check_writable(path)
+
+
 def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> None:
     """Make the folders of figures and of a page, and check that both can be written, before work
     begins; None: not asked for.
@@ -128,4 +140,4 @@ def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> 
                 f"--figures: cannot write into {folder} ({error.strerror})."
             ) from error
     if page is not None:
-        check_writable(Path(page))
+        check_page(Path(page))
