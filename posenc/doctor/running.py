@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.computed import RefusedError
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
@@ -320,7 +321,10 @@ def _compare(options: Options) -> tuple[str, int]:
     records = []
     for path in options.paths:
         with naming(path):
-            records.append(record_of(load(path), options.length))
+            try:
+                records.append(record_of(load(path), options.length))
+            except RefusedError as refused:
+                raise ValueError(str(refused)) from refused
     lines = comparing.differences(*records)
     if options.as_json:
         answer = {

@@ -237,3 +237,24 @@ def test_quantised_tensors_are_copied_as_they_are(tmp_path):
     (tensor,) = gguf.GGUFReader(str(tmp_path / "b.gguf")).tensors
     assert tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0
     np.testing.assert_array_equal(tensor.data, blocks)
+
+
+UNUSABLE = {
+    "zeros": ({"freq_base": 10000.0, "tensors": {"rope_freqs.weight": [0.0] * 8}}, 2),
+    "nan": ({"freq_base": 10000.0, "tensors": {"rope_freqs.weight": [float("nan")] * 8}}, 2),
+    "six": ({"freq_base": 10000.0, "tensors": {"rope_freqs.weight": [1.0] * 6}}, 1),
+    "base": ({**YARN, "freq_base": 1.0}, 1),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_file_that_cannot_be_computed_is_one_error_of_that_file(name, tmp_path, call):
+    keys, expected = UNUSABLE[name]
+    bad, good = write(tmp_path / "bad.gguf", **keys), write(tmp_path / "good.gguf", **YARN)
+    code, out, told = call("doctor", bad, "--json")
+    assert code == expected and (str(bad) in told or json.loads(out)["rules"][0]["code"] == "PD034")
+    for line in ([bad, "--fix", "--out", tmp_path / "fixed.gguf"], [bad, good]):
+        code, out, told = call("doctor", *line)
+        assert (code, out) == (2, "") and f"posenc: {bad}: " in told and told.count("\n") == 1
+    code, out, _ = call("doctor", "--each", bad, good)
+    assert code == expected and "Nothing to complain about" in out

@@ -126,6 +126,8 @@ def read_metadata(path: Path) -> Metadata:
                 if tensors[found].n_elements > MOST_FACTORS:
                     raise ValueError(f"{path}: {found} has more than {MOST_FACTORS} elements.")
                 fields[name] = tuple(float(v) for v in tensors[found].data.ravel())
+                if wrong := [v for v in fields[name] if not 0 < v < math.inf]:
+                    raise ValueError(f"{path}: {found} must be numbers above 0, got {wrong[0]:g}.")
                 break
     head_dim = _head_dim(values, architecture, path)
     layers = values.get(f"{architecture}.block_count", 0)

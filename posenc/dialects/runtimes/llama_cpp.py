@@ -44,6 +44,13 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
     if meta.architecture not in read_architectures():
         raise NotReadError(f"posenc does not know the architecture {meta.architecture!r}")
     check_tensors(meta)
+    try:
+        return _loaded(meta, length, model)
+    except ArithmeticError as error:
+        raise RefusedError(f"the frequencies cannot be computed ({error})") from error
+
+
+def _loaded(meta: Metadata, length: int | None, model: Model | None) -> Computed:
     full = rotation(meta, length or meta.context_length)
     layers = {"all": full}
     if model is not None and model.nested:

@@ -37,7 +37,10 @@ class Edit:
 def meant_by(meta: Metadata) -> dict[str, Layer]:
     """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
     architecture, though libllama reads them for two."""
-    layers = dict(from_metadata(meta, None).layers)
+    try:
+        layers = dict(from_metadata(meta, None).layers)
+    except RefusedError as refused:
+        raise ValueError(f"{refused}; --like CONFIG says what is meant.") from refused
     if meta.scaling_type != "yarn":
         return layers
     factor = meta.scaling_factor

@@ -126,7 +126,8 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
     assert meta is not None
     largest = meta.context_length
     if like is None:
-        wanted = gguf_edit.meant_by(meta)
+        with naming(source.path):
+            wanted = gguf_edit.meant_by(meta)
         bases = dict.fromkeys(wanted, meta.freq_base)
         if gguf_edit.SLIDING in bases:
             bases[gguf_edit.SLIDING] = sliding_base(meta)
