@@ -258,3 +258,17 @@ def test_a_file_that_cannot_be_computed_is_one_error_of_that_file(name, tmp_path
         assert (code, out) == (2, "") and f"posenc: {bad}: " in told and told.count("\n") == 1
     code, out, _ = call("doctor", "--each", bad, good)
     assert code == expected and "Nothing to complain about" in out
+
+
+def test_an_unknown_scaling_is_refused_and_not_guessed(tmp_path, call):
+    keys = {**YARN, "scaling__type": "yarnn"}
+    path, out = write(tmp_path / "a.gguf", **keys), tmp_path / "b.gguf"
+    (said,) = codes(path)
+    assert "unknown rope.scaling.type 'yarnn'" in said
+    assert call("doctor", path)[0] == 1
+    code, _, told = call("doctor", path, "--fix", "--out", out)
+    assert code == 2 and "yarnn" in told and not out.exists()
+    like = tmp_path / "config.json"
+    like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
+    assert call("doctor", path, "--like", like, "--fix", "--out", out)[0] == 0
+    assert codes(out) == []

@@ -26,6 +26,7 @@ SCALED_SLIDING = ARCHITECTURES["scaled sliding"]
 TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
 FREQS_OF_FULL_LAYERS = ARCHITECTURES["freqs of full layers only"]
 NO_ROPE_EVERY = {"smollm3": 4}
+SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 @emulator("llama.cpp")
@@ -89,7 +90,12 @@ def read_architectures() -> frozenset[str]:
 
 
 def check_tensors(meta: Metadata) -> None:
-    """Raise RefusedError if the architecture does not accept a tensor of the file."""
+    """Raise RefusedError if libllama does not accept a tensor or the scaling of the file."""
+    if meta.scaling_type not in SCALINGS:
+        raise RefusedError(
+            f"llama.cpp: unknown rope.scaling.type {meta.scaling_type!r}, expected one of "
+            f"{', '.join(SCALINGS)}; the model fails to load"
+        )
     if meta.rope_freqs is not None:
         if meta.architecture not in LOADS_FREQS:
             raise RefusedError(
