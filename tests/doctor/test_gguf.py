@@ -272,3 +272,25 @@ def test_an_unknown_scaling_is_refused_and_not_guessed(tmp_path, call):
     like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
     assert call("doctor", path, "--like", like, "--fix", "--out", out)[0] == 0
     assert codes(out) == []
+
+
+@pytest.mark.parametrize("kind", [None, "linear", "yarn"])
+def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
+    keys = {"freq_base": 10000.0, "scaling__original_context_length": 1024}
+    keys |= {} if kind is None else {"scaling__type": kind}
+    old = write(tmp_path / "old.gguf", **keys, scale_linear=4.0)
+    new = write(tmp_path / "new.gguf", **keys, scaling__factor=4.0)
+    both = write(tmp_path / "both.gguf", **keys, scaling__factor=4.0, scale_linear=2.0)
+    for path in (new, both):
+        assert call("doctor", old, path)[0] == 0
+    plain = from_metadata(read_metadata(write(tmp_path / "a.gguf", **keys)), None)
+    assert from_metadata(read_metadata(old), None).layers != plain.layers
+    for path in (old, both):
+        out = tmp_path / f"fixed-{path.name}"
+        assert call("doctor", path, "--fix", "--out", out)[0] == 0
+        assert "scale_linear" not in read_metadata(out).given
+        assert call("doctor", old, out)[0] == 0
+    like, out = tmp_path / "config.json", tmp_path / "plain.gguf"
+    like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
+    assert call("doctor", old, "--like", like, "--fix", "--out", out)[0] == 0
+    assert from_metadata(read_metadata(out), None).layers == plain.layers

@@ -14,7 +14,9 @@ FACTORS = {
     "factors_long": "rope_factors_long.weight",
     "factors_short": "rope_factors_short.weight",
 }
-MAY_BE_ZERO = ("sliding_window", "yarn_ext_factor", "log_multiplier", "original_length")
+MAY_BE_ZERO = tuple(
+    "sliding_window yarn_ext_factor log_multiplier original_length scale_linear".split()
+)
 WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
 LARGEST_LAYERS = 2000
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

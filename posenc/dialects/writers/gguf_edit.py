@@ -17,7 +17,7 @@ from posenc.report.files.atomic import atomically
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "
-    "yarn_ext_factor log_multiplier attn_factor".split()
+    "yarn_ext_factor log_multiplier attn_factor scale_linear".split()
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -156,11 +156,13 @@ def edited(meta: Metadata, edit: Edit) -> Metadata:
     """Return the metadata after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
+    if "scale_linear" in edit.drop and "scaling_factor" not in meta.given:
+        dropped["scaling_factor"] = defaults["scaling_factor"]
     given = (meta.given - set(edit.drop)) | set(edit.keys)
     tensors: dict[str, Any] = {}
     if edit.rope_freqs is not None:
         tensors = {"rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None}
-    return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
+    return replace(meta, **{**dropped, **edit.keys}, **tensors, given=frozenset(given))
 
 
 def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> None:
