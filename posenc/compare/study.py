@@ -27,7 +27,7 @@ from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import UNPROVED
-from posenc.report.files.opened import make_folder, missing, remove_empty, remove_folder, text_of
+from posenc.report.files.opened import bytes_of, make_folder, missing, remove_empty, remove_folder
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
 from posenc.report.machine.options import spoken
@@ -36,7 +36,7 @@ from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 
-STUDY = "study.json"
+STUDY, OURS = "study.json", b'"format": "posenc study '
 RUNS = Path("runs")
 
 
@@ -190,9 +190,10 @@ def check_ours(folder: Path) -> str | None:
         raise ValueError(f"--out: {folder} is not a folder.")
     if not folder.exists():
         return None
-    if (folder / STUDY).is_file():
+    known = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
+    if OURS in known:
         try:
-            Study.from_json(text_of(folder / STUDY))
+            Study.from_json(known.decode())
         except OtherFormat as error:
             raise ValueError(
                 f"--out: {folder} was written by another version of posenc ({error}). Choose "

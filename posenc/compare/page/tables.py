@@ -18,6 +18,9 @@ from posenc.report.page.console import text_table
 from posenc.sentence import phrase, retold
 from posenc.tasks.known import TASKS
 
+COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
+"""The first columns of results.csv."""
+
 
 def summary_table(study: Study) -> Table:
     """Return one row per encoding, best first: losses by length, gain from context, speed."""
@@ -79,7 +82,7 @@ def csv_text(study: Study) -> str:
     out = io.StringIO()
     config = [f.name for f in dataclasses.fields(study.trials[0])]
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["measure", "at", "bits_per_byte", "note", "tokens_per_second", *config])
+    writer.writerow([*COLUMNS, *config])
     for result in study.results:
         fields = dataclasses.asdict(result.config)
         fields["test_lengths"] = " ".join(map(str, result.config.test_lengths))

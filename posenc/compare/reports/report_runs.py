@@ -22,7 +22,7 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.machine.options import spoken
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.progress import say
@@ -187,7 +187,7 @@ def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tu
 
 def _new_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> Path:
     """Make the folder of a page, `out` or one named by the trials. Raise ValueError where no page
-    can be written: at a file, or into a run."""
+    can be written: at a file, into a run, or over files that are not of an earlier report."""
     hashes = " ".join(sorted(trial.hash for trial in trials))
     folder = out or RUNS / f"{name}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     if folder.exists() and not folder.is_dir():
@@ -197,5 +197,10 @@ def _new_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> P
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
+    rows, begin = folder / "results.csv", ",".join(tables.COLUMNS).encode()
+    ours = rows.is_file() and bytes_of(rows, None).startswith(begin)
+    for path in (rows, folder / "report.html"):
+        if path.exists() and not ours:
+            raise ValueError(f"--out: {path} is not posenc's. Choose another folder.")
     check_writable(folder / "report.html")
     return folder
