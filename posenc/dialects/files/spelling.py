@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from posenc.dialects.model import flatten
+from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
 
 META_LLAMA31 = {
     "rope_type": "llama3",
@@ -26,6 +27,14 @@ POSITIVE = tuple(
     "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
 )
 """Keys that must be above zero."""
+TRANSLATED = {
+    "meta": ("rope_theta", "use_scaled_rope", "rope_scaling_factor", "high_freq_factor"),
+    "mistral": ("rope_theta", "max_position_embeddings", "yarn"),
+    "deepseek": ("rope_theta", "rope_factor", "qk_rope_head_dim", "mscale"),
+}
+"""The keys about positions that are read in other spellings."""
+YARN = ("factor", "beta", "alpha", "original_max_position_embeddings", "apply_scale")
+"""Those of Mistral's yarn."""
 PER_LAYER = ("step3p5", "step3p7")
 """Families whose base and rotated share are lists with a number for each layer."""
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
@@ -54,8 +63,9 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
     Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
     """
     translators = {"meta": _meta, "mistral": _mistral, "deepseek": _deepseek}
-    if translate := translators.get(name_of_spelling(raw)):
-        return translate(raw)
+    if translate := translators.get(spelling := name_of_spelling(raw)):
+        about = {k: v for k, v in raw.items() if ABOUT_POSITIONS.search(k)}
+        return translate(raw) | _unread(about, TRANSLATED[spelling], KEYS, spelling)
     flat = flatten(raw)
     _check_shapes(flat)
     _check_values(flat)
@@ -137,6 +147,17 @@ def with_vendors_names(config: dict[str, Any], own: Collection[str]) -> dict[str
     return config
 
 
+def _unread(
+    given: Mapping[str, Any], read: Collection[str], known: Collection[str], whose: str
+) -> dict[str, Any]:
+    """Return the keys that are not translated, for the rules that report them. A `known` one gets
+    another name, because here it is not what it is in a config.json."""
+    left = [(f"{k}, which {whose}'s code does not read", k) for k in given if k not in read]
+    return {
+        said if k in known else k: str(given[k]) if k in known else given[k] for said, k in left
+    }
+
+
 def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -190,8 +211,12 @@ def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
     window = raw.get("sliding_window")
     if window is not None:
         config["sliding_window"] = window
-    yarn = raw.get("yarn")
-    if isinstance(yarn, Mapping) and yarn:
+    if raw.get("llama_4_scaling"):
+        config["llama_4_scaling of positions"] = raw["llama_4_scaling"]
+    yarn = raw.get("yarn") or {}
+    if not isinstance(yarn, Mapping):
+        raise ValueError(f"params.json: yarn must be an object or null, got {yarn!r}.")
+    if yarn:
         names = {"factor": "factor", "beta": "beta_fast", "alpha": "beta_slow"}
         scaling = {ours: yarn[theirs] for theirs, ours in names.items() if theirs in yarn}
         original = "original_max_position_embeddings"
@@ -199,6 +224,8 @@ def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
             scaling[original] = yarn[original]
         if not yarn.get("apply_scale", True):
             scaling["attention_factor"] = 1.0
+        known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
+        scaling |= _unread(yarn, YARN, known, "mistral")
         config["rope_scaling"] = {"rope_type": "yarn", **scaling}
     return config
 

@@ -9,6 +9,8 @@ from posenc.dialects.files.source import load
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.record import record_of
+from posenc.doctor.case import Case
+from posenc.doctor.rules import findings
 from tests.doctor.threads import BASE
 
 META = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "vocab_size": 100,
@@ -54,6 +56,48 @@ def test_deepseek():
     short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed
     assert short.layers["all"].inv_freq == pytest.approx(formulas.plain(16, 1e4))
     assert short.softmax_scale == pytest.approx(32**-0.5)
+
+
+YARN = {"original_max_position_embeddings": 2048, "factor": 4, "beta": 32.0, "alpha": 1.0}
+FOUR = {"original_max_position_embeddings": 2048, "beta": 0.1}
+
+
+@pytest.mark.parametrize(
+    "raw, code, word",
+    [
+        ({**MISTRAL, "llama_4_scaling": FOUR}, "PD055", "llama_4_scaling"),
+        ({**MISTRAL, "llama_4_scaling": FOUR, "yarn": YARN}, "PD055", "llama_4_scaling"),
+        ({**MISTRAL, "yarn": {**YARN, "facotr": 4}}, "PD010", "facotr"),
+        ({**MISTRAL, "yarn": {"facotr": 4, "beta": 32.0}}, "PD047", "facotr"),
+        ({**MISTRAL, "yarn": {**YARN, "mscale": 0.7}}, "PD010", "mscale, which mistral"),
+        ({**MISTRAL, "rope_frobnicate": 7}, "PD055", "rope_frobnicate"),
+        ({**META, "rope_frobnicate": 7}, "PD055", "rope_frobnicate"),
+        ({**META, "rope_scaling": {"rope_type": "linear", "factor": 4}}, "PD055", "rope_scaling"),
+        ({**META, "partial_rotary_factor": 0.5}, "PD055", "partial_rotary_factor"),
+        ({**DEEPSEEK, "rope_fator": 7}, "PD055", "rope_fator"),
+    ],
+)
+def test_a_key_that_is_not_translated_is_reported_and_changes_nothing(raw, code, word, tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps(raw))
+    found = findings(Case(load(tmp_path)))
+    assert [f for f in found if f.code == code and word in f.message], found
+    usual = {k: v for k, v in raw.items() if k in (*MISTRAL, *DEEPSEEK)}
+    if "yarn" in raw:
+        usual["yarn"] = {k: v for k, v in raw["yarn"].items() if k in YARN}
+    if "factor" in usual.get("yarn", YARN):
+        assert layer(raw) == layer(usual)
+
+
+@pytest.mark.parametrize("raw", [META, MISTRAL, {**MISTRAL, "yarn": YARN}, DEEPSEEK])
+def test_every_key_of_a_usual_file_is_translated(raw, tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps(raw))
+    found = findings(Case(load(tmp_path)))
+    assert not {f.code for f in found} & {"PD010", "PD047", "PD055"}
+
+
+def test_a_yarn_that_is_no_object_is_refused():
+    with pytest.raises(ValueError, match="yarn must be an object"):
+        as_transformers({**MISTRAL, "yarn": [4]})
 
 
 def test_other_names_of_base_and_share():
