@@ -27,6 +27,13 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
             f"{runtime} takes no overrides of a config on its command line; expected "
             f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
         )
+    try:
+        return _first_right(config, meaning, runtime)
+    except (ArithmeticError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"no options of {runtime} carry these numbers ({error}).") from error
+
+
+def _first_right(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
     reasons = []
     for parameters, largest in parameter_sets(meaning):
         given = _overrides(parameters, largest, model_of(config).max_positions)

@@ -8,6 +8,7 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.writers.overrides import overridden, override
 from tests.dialects.golden_cases import FOLDER, config
+from tests.doctor.threads import BASE
 
 RECORDED = json.loads((FOLDER / "_overrides.json").read_text("utf-8"))
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -81,3 +82,14 @@ def test_an_override_that_does_not_exist_is_refused():
         override(raw, meaning_of(raw), "sglang")
     with pytest.raises(ValueError, match="takes no overrides"):
         override(raw, meaning_of(raw), "llama.cpp")
+
+
+@pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
+@pytest.mark.parametrize("runtime", ["vllm", "sglang"])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama", "deepseek_v3"])
+def test_a_missing_number_ends_in_one_sentence(family, runtime, key, tmp_path, call):
+    raw = {**BASE, "model_type": family, "rope_theta": 1e6, "rope_scaling": {**YARN, key: None}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(raw))
+    code, _, told = call("doctor", path, "--overrides", runtime)
+    assert (code, told) == (0, "") or (code == 2 and told.count("\n") == 1), told
