@@ -6,8 +6,9 @@ own source at the version of `running.VERSIONS` that posenc was read from; paths
 of the models (llama.cpp: of the repository). A cell is null if that version has no such model, and
 missing if nobody has read it. No cell is copied from another family or runtime.
 
-A line of several modalities names the `text` family of its language model; `flat` if the keys may
-stand beside the other towers' instead of in a config of their own.
+A line of several modalities names the `text` family of its language model, or the usual one where
+`any` is read; `inner`: where its keys are, if not in text_config; `flat` if they may be next to the
+other towers' instead.
 """
 
 import json

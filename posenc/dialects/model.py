@@ -5,15 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posenc.dialects.families import by_architecture, family
+from posenc.dialects.families import WITHOUT_ROTATION, all_families, by_architecture, family
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 ROTARY = tuple(
     "rope_theta rope_scaling rope_parameters rope_local_base_freq partial_rotary_factor".split()
 )
-"""Keys that a config with a language model's own config reads there only."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+OUTSIDE = (
+    *ROTARY, *LENGTHS, "original_max_position_embeddings", "hidden_size", "head_dim",
+    "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "layer_types",
+    "sliding_window", "no_rope_layers", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
+)  # fmt: skip
+"""Keys that a config with a language model's own config reads there only."""
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
@@ -32,13 +37,29 @@ class BadConfigError(ValueError):
     """A config with impossible sizes, which no runtime needs to see."""
 
 
+def inner_key(config: Mapping[str, Any]) -> str:
+    """Return the key of the language model's own config; empty if the family reads none."""
+    facts = family(str(config.get("model_type"))) or {}
+    keys = facts.get("inner", INNER[:1]) if "text" in facts else ()
+    return next((key for key in keys if isinstance(config.get(key), Mapping)), "")
+
+
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Lift the language model's keys to the top level. Rotary keys next to them are not read."""
-    inner = [v for name in INNER if isinstance(v := config.get(name), Mapping)]
-    merged = {k: v for k, v in config.items() if not (inner and k in ROTARY)}
-    for own in inner:
-        merged.update(own)
-    return merged
+    """Lift the language model's keys, and the name of its family, to the top level. Its keys next
+    to them are not read, nor is a name that contradicts the family's class."""
+    if not (key := inner_key(config)):
+        return dict(config)
+    outer, own = config["model_type"], config[key]
+    facts = all_families()[outer]
+    name, said = facts["text"], own.get("model_type")
+    if facts.get("any"):
+        name = name if said is None else said
+    elif said != name and (
+        said in WITHOUT_ROTATION or (family(str(said)) or {}).get("transformers5")
+    ):
+        name = f"{outer} with a {key} of {said}"
+    others = {k: v for k, v in config.items() if k != key and k not in OUTSIDE}
+    return {**others, **own, "model_type": name}
 
 
 @dataclass(frozen=True)
@@ -298,9 +319,8 @@ def model_of(config: Mapping[str, Any]) -> Model:
         first = architectures[0] if isinstance(architectures, list) and architectures else None
         name = by_architecture(str(first)) or ""
     facts = family(name) or {}
-    if "text" in facts:  # of several modalities, whose config holds the language model's
-        held = any(isinstance(config.get(inner), Mapping) for inner in INNER)
-        if not (held or facts.get("flat")):
+    if "text" in facts:  # of several modalities, without a config of the language model's
+        if not facts.get("flat") or config.get("text_config") is not None:
             return Model(flat, name, {})
         name, facts = facts["text"], family(facts["text"]) or {}
     return Model(flat, name, facts)

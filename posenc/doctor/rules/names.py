@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION, all_families
 from posenc.dialects.files.spelling import ROTARY_BASES, ROTARY_SHARES
-from posenc.dialects.model import INNER, LAYER_KINDS, ROTARY, TRAINED_KEY
+from posenc.dialects.model import INNER, LAYER_KINDS, OUTSIDE, ROTARY, TRAINED_KEY, inner_key
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule, wrong
@@ -173,9 +173,8 @@ def outside(case: Case) -> Iterator[Hit]:
     """Report rotary keys outside of the dict in which they are read."""
     if case.metadata is not None:
         return
-    config = case.source.config
-    inner = next((name for name in INNER if isinstance(config.get(name), Mapping)), "")
-    for key in ROTARY if inner else ():
+    config, inner = case.source.config, inner_key(case.source.config)
+    for key in OUTSIDE if inner else ():
         value, said = config.get(key), config[inner].get(key)
         if value is not None and value != said:
             yield Hit(
@@ -186,6 +185,21 @@ def outside(case: Case) -> Iterator[Hit]:
                 contradiction=said is None,
                 cure=f"Move {key} into {inner}.",
             )
+    for name in INNER if case.model.known else ():
+        own = config.get(name)
+        if name == inner or not isinstance(own, Mapping):
+            continue
+        there = config[inner] if inner else config
+        others = [key for key in OUTSIDE if own.get(key) not in (None, there.get(key))]
+        place = f"in {inner}" if inner else "at the top level"
+        yield Hit(
+            f"{name} is not read for {case.model.model_type}, whose keys are {place}"
+            + (f"; it has {others[0]} {own[others[0]]!r:.60}" if others else ""),
+            (),
+            ALL,
+            contradiction=bool(others),
+            cure=f"Move its keys {place.replace('in ', 'into ').replace('at', 'to')}, or drop it.",
+        )
     for name, value in case.config.items():
         if isinstance(value, Mapping) and name not in ("rope_scaling", "rope_parameters", *INNER):
             base = value.get("rope_theta")
