@@ -6,7 +6,8 @@ from importlib import resources
 from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION
-from posenc.dialects.meaning import meaning_of
+from posenc.dialects.files.spelling import as_transformers
+from posenc.dialects.meaning import is_length, meaning_of
 from posenc.dialects.model import model_of
 from posenc.dialects.record import of_meaning
 
@@ -19,7 +20,7 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     """Return the rotation that a config.json's dict means, in plain numbers and without torch.
 
     Args:
-        config: a config.json's dict, in any spelling of transformers.
+        config: a config.json's dict, in any spelling of transformers or of a vendor.
         length: tokens for which the frequencies are chosen, by default the longest meant.
 
     Returns: `kinds`, each with `name`, `layers` (indices), `inv_freq` (radians per position of each
@@ -27,11 +28,15 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     `rotary_dim`, `fraction` (of the head), `axes` (of positions that share these frequencies) and
     `layout`; `without_rotation` (layers); `softmax_scale`; `switch` (when the frequencies change).
     A model that rotates nothing has no kinds, and softmax_scale None.
-    Raises: ValueError where posenc does not know the family or the keys' meaning is unclear.
+    Raises: ValueError for a value of the wrong kind, a family that posenc does not know, or keys
+    whose meaning is unclear.
 
     >>> frequencies({"model_type": "llama", "head_dim": 4})["kinds"][0]["inv_freq"]
     [1.0, 0.01]
     """
+    if length is not None and not is_length(length):
+        raise ValueError(f"length must be an integer of at least 1, got {length!r}.")
+    config = as_transformers(config)
     model = model_of(config)
     if model.model_type in WITHOUT_ROTATION:
         still = list(range(model.num_layers))

@@ -107,3 +107,29 @@ def test_the_page_tests_a_runtime(monkeypatch):
     exec(code, {})  # as a reader runs it
     with pytest.raises(AssertionError):
         exec(code.replace("-2 * i / dim", "-i / dim"), {})
+
+
+LLAMA = {"model_type": "llama", "head_dim": 16, "rope_theta": 1e6, "num_hidden_layers": 2}
+YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"rope_scaling": {**YARN, "factor": -4}}, "factor must be a positive number, got -4"),
+        ({"rope_scaling": {**YARN, "factor": "-4"}}, "factor must be a positive number, got '-4'"),
+        ({"rope_parameters": {**YARN, "rope_type": ["yarn"]}}, "rope_type must be a string"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
+        ({"layer_types": 5}, "layer_types must be a list of strings"),
+        ({"rope_theta": 0}, "rope_theta must be a positive number"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_as_by_the_command(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        frequencies({**LLAMA, **given})
+
+
+@pytest.mark.parametrize("length", [0, -4, "8", 1.5, True])
+def test_a_length_that_is_none_is_refused(length):
+    with pytest.raises(ValueError, match="length must be an integer of at least 1"):
+        frequencies({**LLAMA, "rope_scaling": YARN}, length)

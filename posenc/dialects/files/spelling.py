@@ -101,7 +101,7 @@ def _check_values(flat: Mapping[str, Any]) -> None:
                     continue
                 finite = not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
                 expected, right = "a finite number", right and finite
-                if right and key in POSITIVE and isinstance(value, int | float) and value <= 0:
+                if right and key in POSITIVE and _in_digits(value) <= 0:
                     right, expected = False, "a positive number"
             elif key in LISTS:
                 right = isinstance(value, list) and all(_plain_number(v) for v in value)
@@ -116,6 +116,14 @@ def _check_values(flat: Mapping[str, Any]) -> None:
         isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
     ):
         raise ValueError(f"config.json: layer_types must be a list of strings, got {kinds!r}.")
+
+
+def _in_digits(value: Any) -> float:
+    """Return a number, also of text; 1 for any other text, which a rule reports."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return 1
 
 
 def _plain_number(value: Any) -> bool:
