@@ -66,41 +66,45 @@ def recommend(
     hint = "" if tuned else " Tuning may change that (--tune)."
     cut = f"cutting to the last {trained} tokens"
     if name is None or not chosen.average() < base.average():
-        if window is not None and window.average() < base.average():
+        if window is not None and _lower(difference(window, base, documents)):
             return "none", (
-                f"Do not extend this one: {cut} reads better. Against the unchanged model it saves "
-                f"{_saved(window, base, trained)}, and no method saves anything over all positions."
-                f"{hint}"
+                f"Do not extend this one: {cut} reads better. Against the unchanged model it "
+                f"{_beyond(window, base, trained)}, and no method saves anything over all "
+                f"positions.{hint}"
             )
         said = "Leave this one as it is: no method that stock tools load lowers its mean loss."
         return "none", f"{said}{hint}{_better_map(measured, base)}"
-    cost = chosen.short(trained) - base.short(trained)
+    within = _saved(chosen.short(trained) - base.short(trained))
     against = (
-        f"against the unchanged model it {'saves' if cost < 0 else 'costs'} {abs(cost):.2f} nats "
-        f"per token within {trained} tokens and saves {_saved(chosen, base, trained)}."
+        f"against the unchanged model it {within} within {trained} tokens and "
+        f"{_beyond(chosen, base, trained)}."
     )
     rest = f"{_better_map(measured, chosen)}{_retrieval(chosen)}"
-    if window is None:
+    rival, other = ("the unchanged model", base) if window is None else (cut, window)
+    gap = difference(chosen, other, documents)
+    if gap.mean == -math.inf:
         return name, f"Extend it with {label.rstrip(',')}: {against}{rest}"
-    gap = difference(chosen, window, documents)
     said, interval = f"{label} is {abs(gap.mean):.2f} nats per token", _interval(gap)
-    if gap.mean > LEVEL and not gap.low <= 0:
+    if gap.mean > LEVEL and gap.low > 0:
         worse = f"{said} worse over all positions{interval}; {against}"
-        return "none", f"Do not extend this one: {cut} reads better. {worse}{hint}{rest}"
-    if not gap.mean < -LEVEL or gap.high >= 0:
-        alike = f"{label} and {cut} differ by {gap.mean:+.2f} nats per token{interval}; {against}"
-        return "none", f"Do not extend this one on this evidence: {alike}{hint}{rest}"
+        return "none", f"Do not extend this one: {rival} reads better. {worse}{hint}{rest}"
+    if not _lower(gap):
+        alike = f"{label} and {rival} differ by {_signed(gap.mean)} nats per token{interval}"
+        return "none", f"Do not extend this one on this evidence: {alike}; {against}{hint}{rest}"
     return name, (
-        f"Extend it with {label.rstrip(',')}: it reads better than {cut}. {said} better over all "
+        f"Extend it with {label.rstrip(',')}: it reads better than {rival}. {said} better over all "
         f"positions{interval}; {against}{rest}"
     )
 
 
 def difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Estimate:
     """Return the mean loss of `a` minus that of `b` on the same tokens, in nats, each bucket of
-    positions with the same weight. The interval is NaN without the losses of every token."""
+    positions with the same weight. The interval is NaN without the losses of every token; all is
+    infinite where only one of them could be evaluated in every bucket."""
+    if not math.isfinite(gap := a.average() - b.average()):
+        return Estimate(gap, gap, gap, 0)
     if a.losses is None or b.losses is None or documents is None:
-        return Estimate(a.average() - b.average(), math.nan, math.nan, 0)
+        return Estimate(gap, math.nan, math.nan, 0)
     buckets = list(itertools.pairwise(a.edges))
     gaps = a.losses - b.losses
     for low, high in buckets:
@@ -110,17 +114,30 @@ def difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Es
     return estimate(gaps, documents)
 
 
+def _lower(gap: Estimate) -> bool:
+    """True if a loss is lower by more than LEVEL, and significantly; False without an interval."""
+    return gap.mean < -LEVEL and gap.high < 0
+
+
 def _interval(found: Estimate) -> str:
     if math.isnan(found.low):
         return " (too few documents for an interval)"
-    return f" (95 % interval {found.low:+.2f} to {found.high:+.2f})"
+    return f" (95 % interval {_signed(found.low)} to {_signed(found.high)})"
 
 
-def _saved(better: Evaluation, base: Evaluation, trained: int) -> str:
-    saved = base.long(trained) - better.long(trained)
-    if math.isnan(saved):  # a table that ends
-        return f"all text beyond, which it reads at {better.long(trained):.2f} nats per token"
-    return f"{saved:.2f} nats per token beyond"
+def _signed(number: float) -> str:
+    return f"{round(number, 2) + 0.0:+.2f}"  # -0.0 + 0.0 is 0.0
+
+
+def _saved(change: float) -> str:
+    return f"{'costs' if change > 0 else 'saves'} {abs(change):.2f} nats per token"
+
+
+def _beyond(better: Evaluation, base: Evaluation, trained: int) -> str:
+    change = better.long(trained) - base.long(trained)
+    if math.isnan(change):  # a table that ends
+        return f"saves all text beyond, which it reads at {better.long(trained):.2f} nats per token"
+    return f"{_saved(change)} beyond"
 
 
 def _retrieval(chosen: Evaluation) -> str:
