@@ -2,33 +2,43 @@
 
 import ast
 import hashlib
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 
 from posenc.encodings.registry.build import class_of_part
+from posenc.encodings.registry.code import MODULE, _imported
 from posenc.encodings.registry.grammar import parse
 from posenc.encodings.registry.known import entry
+from posenc.encodings.registry.spec import Part, Spec
 
 _POSENC = Path(__file__).resolve().parents[2]
 
 
-def files_of(cls: type) -> tuple[Path, ...]:
+def files_of(cls: type | ModuleType) -> tuple[Path, ...]:
     """Return the file of a class and the files next to it that it imports, also indirectly."""
-    found = getattr(sys.modules[cls.__module__], "__file__", None)
+    found = getattr(sys.modules.get(name := _module(cls)), "__file__", None)
     if found is None:
         return ()
     start = Path(found).resolve()
-    depth = cls.__module__.count(".") + (start.name == "__init__.py")
+    depth = (not name.startswith(MODULE)) * name.count(".") + (start.name == "__init__.py")
     return tuple(sorted(_with_imports(start, start.parents[depth])))
 
 
 def code_of(text: str) -> str:
     """Hash the source files of the encodings that a text names; "" if all are posenc's own."""
     spec = parse(text)
-    return hash_of([class_of_part(spec, part) for part in spec.parts])
+    return hash_of([found for part in spec.parts for found in _found(spec, part)])
+
+
+def _found(spec: Spec, part: Part) -> tuple[type | ModuleType, ...]:
+    """Return the class of a part and the module that it names, which may make or change it."""
+    cls = class_of_part(spec, part)
+    return (cls, _imported(part.where)) if part.attribute else (cls,)
 
 
 def source_of(text: str) -> str:
@@ -38,22 +48,26 @@ def source_of(text: str) -> str:
     """
     spec, digests = parse(text), []
     for part in spec.parts:
-        cls = class_of_part(spec, part)
-        own = _is_posencs(cls)
-        files = files_of(cls) if own else sorted((_POSENC / "encodings").rglob("*.py"))
+        found = _found(spec, part)
+        own = all(map(_is_posencs, found))
+        files = files_of(found[0]) if own else sorted((_POSENC / "encodings").rglob("*.py"))
         options = {} if part.attribute else entry(part.where).defaults
         digests.append(_hash(files) + repr(sorted(options.items())))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 
-def hash_of(classes: Iterable[type]) -> str:
+def hash_of(classes: Iterable[type | ModuleType]) -> str:
     """Hash the source files of classes to twelve digits; "" if all are posenc's own."""
     files = dict.fromkeys(f for cls in classes if not _is_posencs(cls) for f in files_of(cls))
     return _hash(files) if files else ""
 
 
-def _is_posencs(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "posenc"
+def _is_posencs(cls: type | ModuleType) -> bool:
+    return _module(cls).partition(".")[0] == "posenc"
+
+
+def _module(cls: type | ModuleType) -> str:
+    return cls.__name__ if isinstance(cls, ModuleType) else cls.__module__
 
 
 def _hash(files: Iterable[Path]) -> str:
@@ -62,25 +76,28 @@ def _hash(files: Iterable[Path]) -> str:
 
 
 def _with_imports(start: Path, root: Path) -> set[Path]:
-    """Return the file and all files below `root` that it imports, directly or indirectly; among
-    installed packages only files of its own package."""
+    """Return the file and the files below `root` or on PYTHONPATH that it imports, also
+    indirectly; among installed packages only files of its own package."""
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
     own = start.relative_to(root).parts[0] if root in installed else None
-    found, waiting = set(), [start]
+    path = "" if own or start.is_relative_to(_POSENC) else os.environ.get("PYTHONPATH", "")
+    places = [p for p in path.split(os.pathsep) if p and "-packages" not in p]  # not installed ones
+    roots = [root, *(Path(place).resolve() for place in places)]
+    found, waiting = set(), [(start, root)]
     while waiting:
-        file = waiting.pop()
+        file, above = waiting.pop()
         if file in found:
             continue
         found.add(file)
-        package = file.relative_to(root).parent.parts
-        for name in _imported(_bytes(file), package):
+        package = file.relative_to(above).parent.parts
+        for name in _names(_bytes(file), package):
             if own is None or name.partition(".")[0] == own.removesuffix(".py"):
-                waiting += _modules(root, name.split("."))
+                waiting += [(f, each) for each in roots for f in _modules(each, name.split("."))]
     return found
 
 
 @lru_cache(maxsize=512)
-def _imported(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+def _names(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
     """Return the full names of modules that a file may import."""
     try:
         return tuple(_imports(ast.parse(source), package))

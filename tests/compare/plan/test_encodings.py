@@ -203,3 +203,54 @@ def test_bad_input_is_one_line_before_anything_is_written(folder, call, encoding
     code, _, err = call("compare", "rope", encoding, *TINY)
     assert code == 2 and err.count("\n") == 1 and said in err, err
     assert not (folder / "out").exists()
+
+
+MADE = """\
+import posenc
+
+
+def make(slope):
+    class Fading(posenc.DistanceBias):
+        claims = posenc.Claims(places=(3,), source="me, 2026")
+
+        def bias(self, distance):
+            return -slope * distance.abs().float()[None]
+
+    return Fading
+"""
+INDIRECT = {
+    "made by a neighbour": ("from made_here import make\n\nMine = make(0.1)\n", "0.1", "5.0"),
+    "changed where it is named": (
+        "from base_here import LogALiBi as Mine\n\nMine.SLOPE = 0.1\n", "0.1", "5.0",
+    ),
+    "posenc's own, changed": (
+        "from posenc import ALiBi as Mine\n\nMine.scale = 0.1\n", "0.1", "5.0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INDIRECT)
+def test_an_edit_of_the_file_that_is_named_counts_wherever_its_class_is_from(
+    folder, kind, monkeypatch
+):
+    monkeypatch.setattr(ALiBi, "scale", 0.1, raising=False)
+    (folder / "made_here.py").write_text(MADE, encoding="utf-8")
+    (folder / "base_here.py").write_text(MINE, encoding="utf-8")
+    text, before, after = INDIRECT[kind]
+    (folder / "mine.py").write_text(text, encoding="utf-8")
+    (one,) = read_encodings(["mine.py:Mine"])
+    (folder / "mine.py").write_text(text.replace(before, after), encoding="utf-8")
+    (two,) = read_encodings(["mine.py:Mine"])
+    assert one.code and two.code and one.code != two.code
+
+
+def test_an_edit_of_a_helper_on_pythonpath_counts(folder, monkeypatch):
+    (elsewhere := folder / "elsewhere").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(elsewhere))
+    monkeypatch.syspath_prepend(elsewhere)
+    (folder / "mine.py").write_text(f"import far_helper\n{MINE}", encoding="utf-8")
+    found = []
+    for slope in (1, 2):
+        (elsewhere / "far_helper.py").write_text(f"SLOPE = {slope}\n", encoding="utf-8")
+        found.append(code_of("mine.py:LogALiBi"))
+    assert found[0] != found[1]
