@@ -14,6 +14,7 @@ from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
+from posenc.dialects.understood import COMMON
 from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
@@ -290,6 +291,11 @@ def _case(source: Source, options: Options) -> Case:
     server = "sglang" if named == ("sglang",) else "vllm"
     raw = {**source.raw, OVERRIDES: given}
     merged = overridden(source.config, given, "sglang")
+    new = {**(given.get("rope_parameters") or {}), **(given.get("rope_scaling") or {})}
+    if new.keys() & {"rope_type", "type"}:  # then the numbers of the file's own type do not hold
+        kept = (COMMON - {"rope_type"}) | new.keys()
+        before = merged["rope_parameters"]
+        merged["rope_parameters"] = {k: v for k, v in before.items() if k in kept}
     served = overridden(source.config, given, server)
     versions = _versions(options)
     source = replace(source, raw=raw, config=merged)

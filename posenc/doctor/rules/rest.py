@@ -27,7 +27,8 @@ def override(case: Case) -> Iterator[Hit]:
     concerned = case.only_named(("vllm",))
     for name in ("rope_parameters", "rope_scaling"):
         p = given.get(name)
-        if isinstance(p, dict) and p.get("rope_theta") is None:
+        inner = [v for v in p.values() if isinstance(v, dict)] if isinstance(p, dict) else ()
+        if isinstance(p, dict) and any(v.get("rope_theta") is None for v in inner or [p]):
             yield Hit(f"the override of {name} has no rope_theta", concerned, ("vllm",))
     if "rope_theta" in given and case.source.raw.get("rope_parameters"):
         yield Hit(

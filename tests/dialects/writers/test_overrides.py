@@ -8,7 +8,7 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.writers.overrides import overridden, override
 from tests.dialects.golden_cases import FOLDER, config
-from tests.doctor.threads import BASE
+from tests.doctor.threads import BASE, GLM4
 
 RECORDED = json.loads((FOLDER / "_overrides.json").read_text("utf-8"))
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -93,3 +93,38 @@ def test_a_missing_number_ends_in_one_sentence(family, runtime, key, tmp_path, c
     path.write_text(json.dumps(raw))
     code, _, told = call("doctor", path, "--overrides", runtime)
     assert (code, told) == (0, "") or (code == 2 and told.count("\n") == 1), told
+
+
+GEMMA = {
+    **BASE, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+    "query_pre_attn_scalar": 16, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+}  # fmt: skip
+DYNAMIC = {**BASE, "rope_theta": 1e6, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["gemma", "dynamic", "07", "39", "41", "44", "49", "81"])
+def test_a_printed_override_given_back_is_no_error(name, runtime, tmp_path, call):
+    raw = {"gemma": GEMMA, "dynamic": DYNAMIC}.get(name) or config(f"{name}_")
+    path, length = tmp_path / "config.json", ("--length", 8192) if name == "dynamic" else ()
+    path.write_text(json.dumps(raw))
+    code, out, told = call("doctor", path, "--overrides", runtime, *length)
+    if code == 2 and runtime == "sglang":  # it has no overrides for several kinds of layers
+        assert "sglang cannot" in told
+        return
+    given = out.split("'")[1]
+    answer = json.loads(call("doctor", path, "--with", given, "--for", runtime, "--json")[1])
+    assert not [rule for rule in answer["rules"] if rule["severity"] == "E"]
+    if name in ("gemma", "49", "81"):
+        fewer = {"rope_parameters": {"full_attention": {"rope_type": "default"}}}
+        line = ("--with", json.dumps(fewer), "--for", "vllm")
+        assert "has no rope_theta" in call("doctor", path, *line)[1]
+
+
+def test_what_an_override_of_vllm_leaves_out_is_an_error(tmp_path, call):
+    path = tmp_path / "config.json"
+    half = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    path.write_text(json.dumps({**BASE, **GLM4, "rope_parameters": half}))
+    given = json.dumps({"rope_parameters": {**YARN, "rope_theta": 1e6}})
+    code, out, _ = call("doctor", path, "--with", given, "--for", "vllm")
+    assert code == 1 and "PD038" in out
