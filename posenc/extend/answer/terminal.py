@@ -12,12 +12,13 @@ from rich.table import Table
 
 from posenc.extend.answer.as_json import to_json
 from posenc.extend.answer.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
+from posenc.extend.answer.places import places
 from posenc.extend.answer.task_table import task_rows
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.restart import own_state
 from posenc.hf.checkpoint.text import split_documents
-from posenc.report.files.atomic import check_outputs, write_atomically
+from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import text_of
 from posenc.report.page.console import stderr, stdout, text_table
 from posenc.report.page.failure import RunFailed, Stopped
@@ -53,7 +54,7 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = stderr()
-    check_outputs(figures, report)
+    places(out, report, figures)
     caution = None if texts else OUT_OF_DOMAIN
     documents, failed = read_documents(texts), None
     try:
@@ -82,7 +83,7 @@ def extend_and_show(
     if caution:
         console.print(caution, markup=False)
     written = None if outcome.proof is None else out
-    page = report or (written / "extend.html" if written is not None else None)
+    page, figures = places(out, report, figures, written=outcome.proof is not None)
     if page is not None or figures is not None:
         from posenc.report.page.figure_files import write_and_say
 

@@ -1,0 +1,39 @@
+"""Where `posenc extend` writes: a page and figures in the new folder, and no file of the user."""
+
+import pytest
+
+from tests.hf_models import LENGTH
+
+TARGET = 3 * LENGTH
+TEXT = "<|endoftext|>".join(f"{i} the fox and the dog " * 12 for i in range(40))
+
+
+@pytest.fixture
+def asked(llama, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    where = ("--text", tmp_path / "text.txt", "--windows", 2, "--task", "none")
+    return ("extend", llama, "--to", TARGET, *where)
+
+
+def test_the_page_and_the_figures_may_be_in_the_new_folder(asked, tmp_path, call):
+    (tmp_path / "link").symlink_to(tmp_path)
+    out = tmp_path / "out"
+    where = ("--report", tmp_path / "link" / "out" / "extend.html", "--figures", out / "figures")
+    code, _, said = call(*asked, "--method", "ntk", "--out", out, *where)
+    assert code == 0 and "Written and proved" in said
+    assert (out / "extend.html").stat().st_size and list((out / "figures").glob("*.svg"))
+
+
+def test_a_folder_that_is_not_written_holds_no_page(asked, tmp_path, call, monkeypatch):
+    monkeypatch.setattr("posenc.extend.extension.recommend", lambda *_, **__: ("none", "Leave it."))
+    out = tmp_path / "out"
+    code, _, said = call(*asked, "--out", out, "--report", out / "extend.html")
+    assert code == 1 and f"{out} is not written: Leave it" in said and not out.exists()
+
+
+@pytest.mark.parametrize("page", ["out.html/config.json", "out.html", "out.html/tokenizer.json"])
+def test_a_page_in_the_new_folder_replaces_no_file_of_the_model(asked, page, tmp_path, call):
+    where = ("--out", tmp_path / "out.html", "--report", tmp_path / page)
+    code, shown, said = call(*asked, "--method", "ntk", *where)
+    assert (code, shown) == (2, "") and "a page in the new folder must be" in said
+    assert not (tmp_path / "out.html").exists()
