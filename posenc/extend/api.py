@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from posenc.extend.answer.places import places
 from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.report.files.atomic import check_outputs
 
 
 def run(
@@ -56,7 +56,8 @@ def run(
     >>> list(outcome.measured)  # as it is, stretched, and with a window of the training length
     ['none', 'yarn', 'window']
     """
-    check_outputs(figures)
+    paths = [None if path is None else Path(path) for path in (out, report, figures)]
+    places(*paths)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
         folder,
@@ -70,15 +71,14 @@ def run(
         foreign=documents is None,
         progress=progress,
     )
-    written = None if out is None or outcome.proof is None else Path(out)
-    path = report or (written / "extend.html" if written is not None else None)
-    if path is None and figures is None:
+    page_path, figures = places(*paths, written=outcome.proof is not None)
+    if page_path is None and figures is None:
         return outcome
     from posenc.extend.answer.page import make_page
     from posenc.report.page.figure_files import write_page
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
     page = make_page(outcome, call, OUT_OF_DOMAIN if documents is None else None)
-    for line in write_page(page, path, figures):
+    for line in write_page(page, page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome

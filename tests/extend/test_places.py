@@ -2,10 +2,12 @@
 
 import pytest
 
+from posenc import extend
 from tests.hf_models import LENGTH
 
 TARGET = 3 * LENGTH
 TEXT = "<|endoftext|>".join(f"{i} the fox and the dog " * 12 for i in range(40))
+OPTIONS = extend.Options(windows=2, search_evaluations=0, task=["none"])
 
 
 @pytest.fixture
@@ -37,3 +39,19 @@ def test_a_page_in_the_new_folder_replaces_no_file_of_the_model(asked, page, tmp
     code, shown, said = call(*asked, "--method", "ntk", *where)
     assert (code, shown) == (2, "") and "a page in the new folder must be" in said
     assert not (tmp_path / "out.html").exists()
+
+
+def test_the_function_replaces_no_file_by_a_page(llama, tmp_path):
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("mine")
+    texts = TEXT.split("<|endoftext|>")
+    with pytest.raises(ValueError, match=r"thesis\.txt exists already"):
+        extend.run(llama, TARGET, texts, method="ntk", report=thesis, options=OPTIONS)
+    assert thesis.read_text() == "mine"
+
+
+def test_the_function_writes_its_page_into_the_new_folder(llama, tmp_path):
+    out, texts = tmp_path / "out", TEXT.split("<|endoftext|>")
+    given = {"method": "ntk", "out": out, "options": OPTIONS}
+    assert extend.run(llama, TARGET, texts, report=out / "mine.html", **given).proof is not None
+    assert (out / "mine.html").exists() and not (out / "extend.html").exists()
