@@ -53,7 +53,7 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:
         raise ValueError(f"{folder}: {reason}.")
-    if out is not None and out.exists():
+    if out is not None and (out.exists() or out.is_symlink()):
         raise ValueError(f"{out} exists already{_stopped(out)}; give a new folder.")
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")

@@ -41,6 +41,18 @@ def test_a_page_in_the_new_folder_replaces_no_file_of_the_model(asked, page, tmp
     assert not (tmp_path / "out.html").exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--tune", 2)])
+def test_a_dangling_link_is_no_new_folder(options, asked, tmp_path, call, monkeypatch):
+    """It is refused before the model is loaded."""
+    monkeypatch.setattr(
+        "posenc.extend.extension.load_checkpoint", lambda *_, **__: pytest.fail("loaded")
+    )
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    code, shown, said = call(*asked, "--method", "ntk", "--out", tmp_path / "out", *options)
+    assert (code, shown) == (2, "") and "exists already" in said
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_the_function_replaces_no_file_by_a_page(llama, tmp_path):
     thesis = tmp_path / "thesis.txt"
     thesis.write_text("mine")
