@@ -7,7 +7,14 @@ from typing import Any
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.runtimes import NEWEST, RUNTIMES, emulate
 from posenc.dialects.writers import dual
-from posenc.dialects.writers.candidates import NEW_ONLY, candidates, clean, largest, notes
+from posenc.dialects.writers.candidates import (
+    NEW_ONLY,
+    candidates,
+    changes_with_length,
+    clean,
+    largest,
+    notes,
+)
 from posenc.dialects.writers.proof import failures
 
 ONE_CHOICE = {
@@ -48,7 +55,7 @@ def best(
 
     Raises: ValueError where no recipe is read right by more of them than the file as it is.
     """
-    before = failures(config, meaning.computed, named, versions=versions)
+    before = misread(config, meaning, named, versions=versions)
     tried: list[Recipe] = []
     try:
         for recipe in _recipes(config, meaning, named, fold, versions):
@@ -79,18 +86,23 @@ def _recipes(
             written = dual.new_only(config, parameters["all"], length)
         else:
             written = dual.write(config, meaning, parameters, length)
-        wrong = failures(written, meaning.computed, named, folded=folded, versions=versions)
+        wrong = misread(written, meaning, named, folded, versions)
         yield Recipe(name, written, folded, wrong, notes(parameters))
 
 
-def changes_with_length(meaning: Meaning) -> str:
-    """Return what in the settings changes with the length; empty if nothing does."""
-    for p in meaning.parameters.values():
-        if p["rope_type"] == "dynamic":
-            return "dynamic NTK"
-        if p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]:
-            return "longrope with two lists of factors"
-    return ""
+def misread(
+    config: Mapping[str, Any],
+    meaning: Meaning,
+    named: Sequence[str],
+    folded: float = 1.0,
+    versions: Mapping[str, str] = NEWEST,
+) -> dict[str, str]:
+    """Return, by runtime, why it does not compute the meaning; of settings that change with the
+    length, why not at any length."""
+    found = failures(config, meaning.computed, named, None, folded, versions)
+    if changes_with_length(meaning):
+        found = failures(config, meaning.computed, named, 1, folded, versions) | found
+    return found
 
 
 def require_static(meaning: Meaning, length: int | None) -> None:

@@ -14,8 +14,7 @@ from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
-from posenc.dialects.writers.proof import failures
-from posenc.dialects.writers.recipes import Recipe, best, require_static
+from posenc.dialects.writers.recipes import Recipe, best, misread, require_static
 from posenc.report.files.new_folder import new_folder
 
 CONFIG = "config.json"
@@ -102,7 +101,7 @@ def _write(
             changed = fold(folder, meaning.model, recipe.folded)
             lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
         written = read_json(folder / CONFIG)
-        wrong = failures(written, meaning.computed, named, folded=recipe.folded, versions=versions)
+        wrong = misread(written, meaning, named, recipe.folded, versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
     answers = emulate(written, None, named, versions)

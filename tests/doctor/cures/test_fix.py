@@ -13,7 +13,7 @@ from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.dialects.golden_cases import FOLDER, config
 from tests.doctor.judging import judge
-from tests.doctor.threads import BASE
+from tests.doctor.threads import BASE, EIGHT, ORIGINAL, SHORT
 
 ALL = tuple(RUNTIMES)
 CASES = sorted(FOLDER.glob("[0-9]*.json"))
@@ -43,9 +43,9 @@ def test_each_golden_case_is_fixed_or_the_reason_is_told(path, written, tmp_path
         assert ("--length" in str(refused.value)) == (path.name[:2] in NO_STATIC_FORM)
         assert not out.exists()
         return
+    meant = meaning_of(raw)
     text, code = fix(source, out, ALL)
     fixed = json.loads((out / "config.json").read_text())
-    meant = meaning_of(raw)
     wrong = failures(fixed, meant.computed, ALL)
     assert (code == 1) == bool(wrong)
     for name in ALL:
@@ -221,3 +221,41 @@ def test_a_base_inside_of_attn_config_is_written_where_transformers_5_looks(tmp_
     path.write_text(json.dumps(other))
     with pytest.raises(ValueError, match="PD057: rope_theta 500000 stands in ffn"):
         run(Options((path,), fix=True, out=tmp_path / "other", **named))
+
+
+LISTS = {
+    "rope_type": "longrope", "short_factor": SHORT, "long_factor": EIGHT, "factor": 8.0,
+    ORIGINAL: 512,
+}  # fmt: skip
+LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+SWITCHING = {
+    "modernbert": {
+        "architectures": ["ModernBertForMaskedLM"],
+        "rope_parameters": {
+            "full_attention": {**LISTS, "rope_theta": 160000.0}, "sliding_attention": LOCAL,
+        },
+    },
+    "gemma3_text": {
+        "architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "full_attention": {**LISTS, "rope_theta": 1e6}, "sliding_attention": LOCAL,
+        },
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "rope_theta": 1e6,
+        "rope_scaling": LISTS,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [256, 4096])
+@pytest.mark.parametrize("family", SWITCHING)
+def test_a_length_makes_every_kind_of_layer_static(family, length, written, tmp_path):
+    raw = {**BASE, "model_type": family, **SWITCHING[family]}
+    text, code = fix(written(raw), tmp_path / "out", ("transformers-5",), length)
+    assert code == 0 and "from config.json: transformers-5" in text
+    fixed = json.loads((tmp_path / "out/config.json").read_text())
+    meant = meaning_of(raw, length).computed
+    for at in (1, 500, 513, 4096):
+        assert failures(fixed, meant, ("transformers-5",), at) == {}
