@@ -47,13 +47,15 @@ def best(
     named: Sequence[str] = tuple(RUNTIMES),
     *,
     fold: bool = False,
+    better: bool = False,
     versions: Mapping[str, str] = NEWEST,
 ) -> Recipe:
     """Return the recipe that most of the named runtimes read right, the simplest of equals.
 
-    fold: weights may be changed. meaning: at the length to write for.
+    fold: weights may be changed. better: one that as many read right as the file will not do.
+    meaning: at the length to write for.
 
-    Raises: ValueError where no recipe is read right by more of them than the file as it is.
+    Raises: ValueError where every recipe is worse than the file as it is, or no `better` one.
     """
     before = misread(config, meaning, named, versions=versions)
     tried: list[Recipe] = []
@@ -61,7 +63,8 @@ def best(
         for recipe in _recipes(config, meaning, named, fold, versions):
             if not recipe.cannot:
                 return recipe
-            if not recipe.cannot.keys() - before.keys():
+            as_many = recipe.cannot.keys() == before.keys()
+            if recipe.cannot.keys() < before.keys() or (as_many and not better):
                 tried.append(recipe)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no recipe carries these numbers ({error}).") from error

@@ -54,7 +54,7 @@ def fix(
 
         why = foldable(source.folder, meaning.model)
         looked_at += f", {checked(source.folder, meaning.model)}"
-    recipe = best(source.raw, meaning, named, fold=not why, versions=versions)
+    recipe = best(source.raw, meaning, named, fold=not why, better=True, versions=versions)
     lines = _write(source, out, recipe, meaning, named, looked_at, versions)
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
