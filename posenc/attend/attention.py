@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from posenc.attend.cache import KVCache
+from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
@@ -98,6 +98,7 @@ def attention(
     torch.Size([1, 4, 6, 16])
     """
     q, k, v = heads_first("attention", layout, q, k, v)
+    check_cache("attention", cache)
     with nullcontext() if cache is None else cache.unchanged_on_error():
         problems = problems_of(
             q, k, v, either(encoding, prepared), q_positions=q_positions,
@@ -107,9 +108,7 @@ def attention(
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
         out = problems[0].encoding.transform_output(problems[0].queries.unmapped().given(out))
-        if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
-            out = out.to(q.dtype)
-    (out,) = heads_first("attention", layout, out)
+    (out,) = heads_first("attention", layout, out.to(q.dtype))  # kernels return autocast's dtype
     return (out, lse) if return_lse else out
 
 
@@ -138,7 +137,8 @@ def attention_weights(
         q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
         kv_state=kv_state, mask=mask, return_lse=True, sinks=sinks,
     )  # fmt: skip
-    results = [reference.weigh(p.ready(p.q_len), 0, p.q_len) for p in problems]
+    n = q.shape[2]
+    results = [reference.weigh(p.ready(n), 0, n, p.visible(0, n)) for p in problems]
     return _merge(results, sinks)[0]  # type: ignore[arg-type]
 
 

@@ -114,20 +114,17 @@ class Problem:
         last = min(self.kv_len, start - least + 1 - self.first_key)
         return (first, last) if first < last else (0, 0)
 
-    def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
-        """Write `value` in place where a key is hidden from queries [start, stop). Return the mask
-        of visible pairs, or None if the mask did not have to be read."""
+    def hide(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
+        """Write -inf in place where a key is hidden from queries [start, stop). Return the mask of
+        visible pairs, or None if the mask did not have to be read."""
         first, last = self.all_visible(start, stop)
-        if first == last:
-            visible = self.visible(start, stop)
-            if visible is not None:
-                scores.masked_fill_(~visible, value)
-            return visible
-        for begin, end in ((0, first), (last, self.kv_len)):
+        spans = [(0, self.kv_len)] if first == last else [(0, first), (last, self.kv_len)]
+        visible = None
+        for begin, end in spans:
             visible = self.among(begin, end).visible(start, stop) if begin < end else None
             if visible is not None:
-                scores[..., begin:end].masked_fill_(~visible, value)
-        return None
+                scores[..., begin:end].masked_fill_(~visible, -torch.inf)
+        return visible if first == last else None
 
     def ready(self, rows: int) -> "Problem":
         """Precompute what blocks of at most `rows` queries have in common."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attend.cache import KVCache, check_cache
+from posenc.attend.cache import KVCache
 from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
 from posenc.encodings.base import boundary
@@ -45,7 +45,6 @@ def problems_of(
     boundary.check_state("kv_state", kv_state, k)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"{_OWNER}: dropout_p must be at least 0 and below 1, got {dropout_p}.")
-    check_cache(_OWNER, cache)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + (cache.length if cache else 0))
     keep_raw, rotated = encoding.claims.needs_raw_k, None
     v = encoding.transform_values(keys.given(v))

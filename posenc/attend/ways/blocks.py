@@ -80,7 +80,7 @@ def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         shown = problem.all_visible(start, stop) == (0, problem.kv_len)
         if bias.stride(-1) != 1 or not (shown or bias.shape == shape):  # may be one for the batch
             bias = bias.expand(shape).contiguous()
-        visible = None if shown else problem.hide(bias, start, stop, -torch.inf)
+        visible = None if shown else problem.hide(bias, start, stop)
         dtype, tensors = problem.product_dtype, (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(dtype) for t in tensors))
         out, lse = flash.attend(q, k, v, bias, problem.scale, visible)

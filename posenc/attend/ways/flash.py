@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.encodings.numbers.tracking import readable
+
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
@@ -31,11 +33,15 @@ def attend(
     where `visible` is False; None: a causal mask. Queries that see no key get zeros and -inf.
     """
     assert _FORWARD is not None
-    if visible is None:
-        return _FORWARD(q, k, v, is_causal=bias is None, attn_mask=bias, scale=scale)
+    if bias is None:
+        return _FORWARD(q, k, v, is_causal=True, scale=scale)
     out, lse = _FORWARD(q, *seen(visible, k, v), attn_mask=bias, scale=scale)
-    blind = ~visible.any(-1)
-    return out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+    if visible is not None:
+        blind = ~visible.any(-1)
+        out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+    if not (readable(lse) and bool(lse.all())):  # the kernel's log-sum-exp over no key is 0
+        lse = lse.masked_fill(bias.amax(-1) == -torch.inf, -torch.inf)
+    return out, lse
 
 
 def seen(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,15 @@
 """Attend by dense scores and a plain softmax; defines the result for every other way."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
+from posenc.attend.ways import flash
 from posenc.attend.ways.cost import Cost, dense_bytes
-from posenc.encodings.numbers.tracking import transformed
+from posenc.encodings.numbers.tracking import readable, transformed
 
 
 def cost(problem: Problem) -> Cost:
@@ -22,27 +25,29 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
     needed."""
-    weights, lse = weigh(problem, start, stop)
+    visible = problem.visible(start, stop)
+    if visible is not None and problem.mask is not None and not problem.mask.exact:
+        k, v = flash.seen(visible, problem.k, problem.v)
+        problem = replace(problem, k=k, v=v)
+    weights, lse = weigh(problem, start, stop, visible)
     if problem.dropout_p:
         weights = F.dropout(weights, problem.dropout_p)
     return problem.combine(weights, start, stop), lse
 
 
-def weigh(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+def weigh(
+    problem: Problem, start: int, stop: int, visible: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Return the weights of all keys for queries [start, stop), and the log-sum-exp if needed."""
-    visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
-    # The lowest finite number, not -inf: a row that sees no key must not become NaN before it is
-    # set to zero.
-    lowest = torch.finfo(scores.dtype).min
     if not (problem.needs_grad or torch.compiler.is_compiling() or transformed()):
-        problem.hide(scores, start, stop, lowest)
+        problem.hide(scores, start, stop)
     elif visible is not None:
-        scores = scores.masked_fill(~visible, lowest)
-    weights = scores.softmax(-1)
-    lse = scores.logsumexp(-1) if problem.need_lse else None
-    if visible is not None and not problem.every_row_sees_a_key:
-        weights = weights.masked_fill(~visible, 0)
-        if lse is not None:
-            lse = lse.masked_fill(~visible.any(-1), -torch.inf)
-    return weights, lse
+        scores = scores.masked_fill(~visible, -torch.inf)
+    # A bias may hide keys, too.
+    blind = scores.detach().amax(-1, keepdim=True) == -torch.inf if problem.kv_len else None
+    if blind is None or (readable(blind) and not bool(blind.any())):
+        return scores.softmax(-1), scores.logsumexp(-1) if problem.need_lse else None
+    scores = scores.masked_fill(blind, 0)  # its softmax would be NaN, and so would its gradient
+    lse = scores.logsumexp(-1).masked_fill(blind[..., 0], -torch.inf) if problem.need_lse else None
+    return scores.softmax(-1).masked_fill(blind, 0), lse

@@ -38,8 +38,7 @@ fifth faster with 768 queries or more."""
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by strips. choose.py has checked that bias and mask depend only on the distance, and
-    that positions are consecutive."""
+    """Attend by strips. choose.py has checked that only the distance of consecutive tokens counts."""
     if problem.term is None and problem.causal_by_index and not problem.needs_grad:
         q, k, v = flash.same_width(problem.q, problem.k, problem.v)
         out, lse = flash.attend(q, k, v, None, problem.scale)
@@ -55,12 +54,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         return forward(problem.q, problem.k, problem.v, row, problem.scale, plan)[0], None
     ends = _constant(problem), problem.q_len - problem.distances[0]
     out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, plan, ends)  # type: ignore[misc]
-    if not problem.need_lse:
-        return out, None
-    least, most = problem.distances
-    query = torch.arange(problem.q_len, device=lse.device)
-    blind = (query < least) | (query - most >= problem.kv_len)  # torch gives 0 there
-    return out, lse.masked_fill(blind, -torch.inf)
+    return out, lse if problem.need_lse else None
 
 
 def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
@@ -115,8 +109,7 @@ def _group(problem: Problem, row: Tensor, begin: int, hidden: int, most_hidden: 
         strips.append(strip.reading(q_len, hidden, row.shape[1]))
     first, last = problem.all_visible(begin, end)
     first = max(first, most_hidden - q_len + end)
-    # One key less on both sides, so that each query sees at least one of the remaining keys: the
-    # kernel's log-sum-exp over no key is 0, and would be joined.
+    # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:
         return Group(strips, None)

@@ -32,7 +32,8 @@ class Strips(torch.autograd.Function):
         ends: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         out, lse = forward(q, k, v, row, scale, plan)
-        ctx.save_for_backward(q, k, v, row, out, lse)
+        # Without a key the kernel's weights are exp(-inf - 0).
+        ctx.save_for_backward(q, k, v, row, out, lse.masked_fill(lse == -torch.inf, 0))
         ctx.scale, ctx.plan, ctx.ends = scale, plan, ends
         ctx.set_materialize_grads(False)
         return out, lse

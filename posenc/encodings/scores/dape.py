@@ -132,7 +132,8 @@ class Adapted(Term):
         bias = self._bias(scores, rows, keys)
         hidden_layer, out = self.dape.hidden, self.dape.out
         for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)
-        own = torch.einsum("wh,...hqk->...wqk", for_bias, bias)  # often one row for the batch
+        finite = bias.masked_fill(bias == -torch.inf, 0)  # the sum hides these keys
+        own = torch.einsum("wh,...hqk->...wqk", for_bias, finite)  # often one row for the batch
         own = own + hidden_layer.bias.to(scores.dtype)[:, None, None]
         hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores) + own
         hidden = F.leaky_relu(hidden, inplace=True)

@@ -44,11 +44,9 @@ class Rotation(QueryKeyEncoding):
         self._ready = ()
 
     def cos_sin(
-        self,
-        positions: Positions,
-        dtype: torch.dtype = torch.float32,
+        self, positions: Positions, dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> tuple[Table, Table]:
+    ) -> tuple[Table, Table]:  # fmt: skip
         """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
