@@ -90,3 +90,11 @@ def test_a_block_of_one_query_does_not_write_its_mask_into_the_table(q):
         out, _ = posenc.attention(q[:, :, -1:], q, q, encoding, mask=mask, prepared=ready, **last)
         want, _ = posenc.attention(q[:, :, -1:], q, q, encoding, mask=mask, **last)
         assert torch.equal(out, want)
+
+
+def test_a_copy_prepared_from_other_parameters_is_refused(q):
+    mine, other = posenc.Kerple(HEADS), posenc.Kerple(HEADS)
+    for own in (mine, posenc.Compose(posenc.ALiBi(HEADS), mine)):
+        attend(q, q, q, own, POSITIONS, prepared=own.prepare(POSITIONS))
+    with pytest.raises(ValueError, match="with the same parameters"):
+        attend(q, q, q, mine, POSITIONS, prepared=other.prepare(POSITIONS))

@@ -78,8 +78,9 @@ def _check_floating(owner: str, name: str, t: Tensor) -> None:
 
 
 def check_embedded(
-    owner: str, x: Any, positions: Any, embed_dim: int | None = None, num_axes: int = 1
-) -> Tensor | range:
+    owner: str, x: Any, positions: Any, embed_dim: int | None = None, num_axes: int = 1, *,
+    name: str = "x",
+) -> Tensor | range:  # fmt: skip
     """Return the checked positions of the tokens of x (..., len, embed_dim), as a tensor of shape
     (len) or x.shape[:-1], where axes may be 1, or as a range.
 
@@ -87,11 +88,12 @@ def check_embedded(
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
-        raise TypeError(f"{owner}: x must be a tensor {wanted}, got {type(x).__name__}.")
+        raise TypeError(f"{owner}: {name} must be a tensor {wanted}, got {type(x).__name__}.")
     if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
-        raise ValueError(f"{owner}: x must be {wanted}, got {tuple(x.shape)}.")
-    _check_floating(owner, "x", x)
-    return positions_of(x.shape[:-1], x, owner, "positions", positions, num_axes)
+        raise ValueError(f"{owner}: {name} must be {wanted}, got {tuple(x.shape)}.")
+    _check_floating(owner, name, x)
+    own = "positions" if name == "x" else f"{name}_positions"
+    return positions_of(x.shape[:-1], x, owner, own, positions, num_axes)
 
 
 def check_pair(
@@ -186,9 +188,13 @@ def either(encoding: Any, prepared: Any) -> Any:
     if prepared is None:
         return encoding
     prepared = require_encoding("attention: prepared", prepared)
-    if encoding is not None and not alike(prepared, require_encoding("attention", encoding)):
+    if encoding is None:
+        return prepared
+    of = require_encoding("attention", encoding)
+    parameters = zip(of.parameters(), prepared.parameters(), strict=False)
+    if not alike(prepared, of) or any(own is not other for own, other in parameters):
         raise ValueError(
             f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
-            "Pass encoding.prepare(positions) of the same encoding."
+            "Pass encoding.prepare(positions) of the same encoding, with the same parameters."
         )
     return prepared
