@@ -126,12 +126,12 @@ class KVCache:
             else:
                 self._write(name, new, end)
         self._token_axis = position_axis
-        if self.where is None:
-            self.where = positions
+        if self.where is None:  # a caller may count on in place
+            self.where = positions.clone() if isinstance(positions, Tensor) else positions
         else:
-            self.where = join(self.where, positions, position_axis, k.shape[0], k.device)
+            self.where = positions = join(self.where, positions, position_axis, len(k), k.device)
         self.length = end
-        return self.k, self.v, self.where, self.state
+        return self.k, self.v, positions, self.state
 
     @property
     def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:

@@ -110,10 +110,11 @@ class Attention(nn.Module):
         )
         positions = checked(x, positions)
         check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none
-        if context is not None and (context_positions is None or memory is not None):
-            raise ValueError("Attention: context needs context_positions and excludes memory.")
-        if memory is not None and memory_positions is None:
-            raise ValueError("Attention: memory needs memory_positions.")
+        given = [t is None for t in (context, context_positions, memory, memory_positions)]
+        if given not in ([True] * 4, [False, False, True, True], [True, True, False, False]):
+            raise ValueError(
+                "Attention: context needs context_positions, or memory needs memory_positions."
+            )
         check_cache("Attention", cache)
         token_axis = -1 if axes == 1 else -2
         source, source_positions = x, positions

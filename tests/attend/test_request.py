@@ -277,3 +277,28 @@ def test_attention_reads_no_positions_of_a_device(name):
     x = torch.empty(1, 5, 32, device="meta")
     out = layer(x, positions, mask=masks.causal, encoding=encoding.for_layer(0))
     assert out.shape == x.shape
+
+
+def test_a_cache_keeps_positions_that_the_caller_changes_in_place():
+    q, k, v = qkv()
+    cache, step = posenc.KVCache(), torch.tensor([0.0])
+    for i in range(5):
+        span = slice(i, i + 1)
+        posenc.attention(
+            q[:, :, span], k[:, :, span], v[:, :, span], ROPE, q_positions=step,
+            kv_positions=step, cache=cache,
+        )  # fmt: skip
+        step += 1
+    assert cache.positions is not None and cache.positions.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_list_is_no_cache():
+    with pytest.raises(TypeError, match="cache must be a KVCache, got list"):
+        attend(cache=[posenc.KVCache()])
+
+
+@pytest.mark.parametrize("name", ["context_positions", "memory_positions"])
+def test_positions_of_nothing_are_refused(name):
+    layer = posenc.Attention(16, 2)
+    with pytest.raises(ValueError, match=name):
+        layer(torch.randn(1, 5, 16), P, **{name: P})
