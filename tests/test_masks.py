@@ -1,5 +1,6 @@
 """Masks against the masks of Hugging Face, attention-gym, Gemma, UniLM and XLNet."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -207,3 +208,24 @@ def test_an_order_is_not_taken_for_its_ranks():
     assert not torch.equal(by_order, dense(masks.permutation(rank=order, stream="query"), index))
     with pytest.raises(TypeError, match="positional"):
         masks.permutation(order, stream="query")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_distances_of_small_integers_do_not_wrap(dtype):
+    positions = torch.arange(100)
+    mask = masks.sliding_window(4) | masks.prefix(1)
+    assert torch.equal(dense(mask, positions.to(dtype)), dense(mask, positions))
+
+
+@pytest.mark.parametrize("wrong", [2.5, 3.0, None, "4"])
+def test_sizes_are_whole_numbers(wrong):
+    with pytest.raises(ValueError, match=f"whole number from 1 on, got {wrong!r}"):
+        masks.sliding_window(wrong)
+    with pytest.raises(ValueError, match="whole number from 0 on, or a tensor"):
+        masks.prefix(wrong)
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    positions, three = torch.arange(9), np.int64(3)
+    for kind in (masks.sliding_window, masks.chunked):
+        assert torch.equal(dense(kind(three), positions), dense(kind(3), positions))

@@ -96,7 +96,11 @@ class Mask:
 
     def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> "Mask":
         """Return the mask for tokens at these positions, each (len), (batch, len) or a range."""
-        return replace(self, q_positions=q_positions, kv_positions=kv_positions)
+        q, k = (  # differences of small integers would wrap
+            p if isinstance(p, range) or p.is_floating_point() else p.long()
+            for p in (q_positions, kv_positions)
+        )
+        return replace(self, q_positions=q, kv_positions=k)
 
     def _bound_like(self, a: "Mask", b: "Mask") -> "Mask":
         if not (a.bound or b.bound):

@@ -36,8 +36,10 @@ def sliding_window(window_size: int) -> Mask:
     `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
     do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: use w + 1.
     """
-    if window_size < 1:
-        raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
+    if not hasattr(window_size, "__index__") or window_size < 1:
+        raise ValueError(
+            f"sliding_window: window_size must be a whole number from 1 on, got {window_size!r}."
+        )
     near = partial(_near, window_size)
     return Mask(near, window=window_size, exact=True, separates=False)
 
@@ -90,9 +92,11 @@ def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
 
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
     """
-    if isinstance(length, int):
-        if length < 0:
-            raise ValueError(f"prefix: length must not be negative, got {length}.")
+    if not isinstance(length, Tensor):
+        if not hasattr(length, "__index__") or length < 0:
+            raise ValueError(
+                f"prefix: length must be a whole number from 0 on, or a tensor, got {length!r}."
+            )
         return Mask(partial(_below, length), separates=False)
     if length.ndim != 1:
         raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
