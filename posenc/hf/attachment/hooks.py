@@ -137,7 +137,9 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is not None:
-        return _converted(ids, axes, packed=mask is None and past == 0)
+        unpadded = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
+        unpadded = unpadded and past == 0 and (mask is None or bool((mask != 0).all()))
+        return _converted(ids, axes, packed=unpadded)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "

@@ -67,6 +67,8 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
     row = TOKENS[:1]
     starts = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)])[None]
     packed = model(row, position_ids=starts, use_cache=use_cache).logits[0]
+    told = {"position_ids": starts, "attention_mask": torch.ones_like(row)}  # that hides nothing
+    close(model(row, **told, use_cache=use_cache).logits[0], packed)
     apart = [model(part).logits[0] for part in (row[:, :5], row[:, 5:])]
     close(packed, torch.cat(apart))
     assert (model(row).logits[0] - packed).abs().max() > 1e-3
