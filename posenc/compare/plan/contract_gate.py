@@ -2,27 +2,42 @@
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
+import torch
+
+from posenc.compare.plan.cost import tested_tokens
 from posenc.compare.plan.encodings import Compared
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.material import shape_length, train_tokens
+from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
-from posenc.testing.harness import SHAPE
+from posenc.testing.harness import SHAPE, Make, differs, hidden, layer, room, tokens
 
 _CHECKS = {name: CHECKS[name] for name in VOIDING}
 
 
-def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
+def find_void(
+    compared: Sequence[Compared], allowed: bool, trials: Sequence[TrialConfig] = ()
+) -> dict[str, str]:
     """Return the user's encodings that break the contract: a dict from spec text to the reason.
 
     posenc's own encodings are skipped, since the test suite checks them.
 
+    trials: one of each task, at whose shortest and longest length some checks are repeated.
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
-    found = {}
+    found, causal = {}, [trial for trial in trials if all(objective_of(trial).stacks)]
+    lengths = {
+        (shape_length(t), n) for t in causal for n in (train_tokens(t), *max(tested_tokens(t))[:1])
+    }
+    checks = _CHECKS | {"lengths_of_the_study": partial(_check_lengths, sorted(lengths))}
     for each in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
-            why = _why_void(each) if each.code else None
+            why = _why_void(each, checks) if each.code else None
         if why is None:
             continue
         if not allowed:
@@ -34,7 +49,22 @@ def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
     return found
 
 
-def _why_void(compared: Compared) -> str | None:
+def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
+    """Check that outputs are finite, and equal up to the first token that differs, with these
+    training lengths and numbers of tokens."""
+    for train_length, length in lengths:
+        model = layer(make, replace(SHAPE, train_length=train_length))
+        positions = tokens(model.encoding, room(model.encoding, length))
+        x, same = hidden(len(positions), batch=2), len(positions) // 2 + 1
+        x[1, :same] = x[0, :same]
+        with torch.no_grad():
+            out = model(x, positions, length=len(positions))
+        at = f"in sequences of {length:,} tokens"
+        assert out.isfinite().all(), f"{VOIDING['outputs_are_finite']} {at}"
+        assert not differs(*out[:, :same]), f"{VOIDING['the_future_is_invisible']} {at}"
+
+
+def _why_void(compared: Compared, checks: dict[str, Callable[[Make], None]]) -> str | None:
     for part in dict.fromkeys(parse(compared.text).parts):
         if not part.attribute and not entry(part.where).origin:
             continue  # posenc's own
@@ -46,10 +76,10 @@ def _why_void(compared: Compared) -> str | None:
                 f"it could not be checked, because it cannot be built for {SHAPE.num_heads} query "
                 f"heads and {SHAPE.num_kv_heads} key/value heads of {SHAPE.head_dim}: {text}"
             )
-        for verdict in verdicts(maker(str(part)), _CHECKS):
+        for verdict in verdicts(maker(str(part)), checks):
             why = (verdict.failure or "").rstrip(".")
             if verdict.raised:
                 return f"{why} (in the check {verdict.check})"
             if why:
-                return f"{VOIDING[verdict.check]} ({why})"
+                return f"{VOIDING[verdict.check]} ({why})" if verdict.check in VOIDING else why
     return None

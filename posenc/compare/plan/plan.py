@@ -112,7 +112,7 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
     seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
     texts = [each.text for each in plan.compared]
     check_cost(plan.tasks, texts, seeds, workers, plan.options.yes, here)
-    return find_void(plan.compared, plan.options.unchecked)
+    return find_void(plan.compared, plan.options.unchecked, plan.tasks)
 
 
 def with_text(plan: Plan, folder: Path) -> Plan:

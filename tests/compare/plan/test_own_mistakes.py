@@ -7,11 +7,13 @@ import pytest
 import torch
 
 import posenc
+from posenc.compare.plan import cost
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.encodings import read_encodings
 from posenc.encodings import ModelShape, create
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.harness import SHAPE
+from tests.compare.test_tasks import planned as of_options
 
 HEAD = "import numpy as np\nimport torch\nfrom torch import nn\nimport posenc\n\nCALLS = [0]\n"
 CLASS = "class Mine(posenc.{0}):\n    claims = posenc.Claims(places=({1},), source='me 2026')\n"
@@ -48,6 +50,10 @@ OTHERS = {
 }
 
 
+def planned(**options):
+    return of_options("rope", **options)
+
+
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """write(code, base, place): mine.py in the current folder, read as an encoding"""
@@ -77,6 +83,33 @@ def test_each_mistake_is_named_in_one_line(write, code, place, said):
     named = [meaning for meaning in VOIDING.values() if meaning in text]
     assert len(named) == ("(in the check " not in text)  # an error says nothing of the check
     assert find_void(compared, True)
+
+
+LONG = {
+    EMBED.format("x if x.shape[1] < 100 else 0.1 * x + x.roll(-1, 1)"): "a query sees later tokens",
+    EMBED.format("x if x.shape[1] < 200 else x + x.unflatten(1, (-1, 64)).mean(2).repeat_inter"
+                 "leave(64, 1)"): "a query sees later tokens",
+    EMBED.format("x if x.shape[1] < 100 else x / 0"): "its results are not finite",
+    EMBED.format("x if x.shape[1] < 200 else x[1:2, 2:3, 999:] @ x"): "RuntimeError: ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", LONG)
+def test_a_mistake_at_the_lengths_of_the_study_only_is_found(write, code):
+    compared = write(code, place=1)
+    assert find_void(compared, False) == {}
+    short = planned(train_length=16, test_lengths="32")
+    assert find_void(compared, False, short) == {}
+    for lengths in ({"train_length": 256, "test_lengths": "256"}, {"test_lengths": "256"}):
+        with pytest.raises(ValueError, match=LONG[code]) as refused:
+            find_void(compared, False, planned(**lengths))
+        assert "\n" not in str(refused.value)
+    task = planned(task=["flip_flop"], test_lengths="64")  # of two tokens for each instruction
+    assert max(cost.tested_tokens(task[0]))[0] == 127
+    if "100" in code:
+        with pytest.raises(ValueError, match=LONG[code]):
+            find_void(compared, False, task)
+    assert find_void(compared, False, planned(train_length=256, objective="masked")) == {}
 
 
 @pytest.mark.parametrize(
