@@ -1,5 +1,6 @@
 """Read a JSON file that contains one object."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Raises: ValueError naming the file where it is not ordinary, has more than `largest` bytes, is
-    no UTF-8, no JSON, no object, or gives one key twice with two values.
+    no UTF-8, no JSON, no object, gives one key twice with two values, or has a number beyond 1e308.
     """
     content = bytes_of(path, largest)
     try:
-        found = bounded_json(content.decode("utf-8-sig"), object_pairs_hook=_one_value_each)
+        text = content.decode("utf-8-sig")
+        found = bounded_json(text, object_pairs_hook=_one_value_each, parse_float=_in_range)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
     except ValueError as error:
@@ -30,6 +32,12 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
         kind = KINDS.get(type(found), repr(found))
         raise ValueError(f"{path}: expected a JSON object, got {kind}.")
     return found
+
+
+def _in_range(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"expected a finite number, got {digits:.20}")
+    return number
 
 
 def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

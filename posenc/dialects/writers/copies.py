@@ -1,6 +1,7 @@
 """Copy a checkpoint's files for a fixed folder."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) 
     behind = []
     for path in sorted(source.iterdir()):
         if path.suffix != ".safetensors" and path.name not in KEPT:
-            behind.append(path.name)
+            behind += [path.name] if path.name != target.name else []
         elif path.name not in leave:
             copy_file(inside(source, path.name, "its listing"), target / path.name)
     return behind
@@ -45,5 +46,6 @@ def check_index(folder: Path) -> None:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a config.json as transformers does."""
-    write_atomically(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    """Write a config.json as transformers does, lone surrogates, which UTF-8 lacks, as escapes."""
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):x}", text))

@@ -277,3 +277,33 @@ def test_a_copy_that_no_runtime_reads_better_is_not_written(written, tmp_path):
     with pytest.raises(ValueError, match="no recipe is better than the file as it is"):
         fix(written(raw), tmp_path / "out", ALL, 16384)
     assert not (tmp_path / "out").exists()
+
+
+NEW_ONLY = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+
+
+def test_text_and_numbers_of_other_keys_are_kept_exactly(tmp_path):
+    kept = {
+        "_name": "a\ud800b \udfff", "\udc80": 1, "pair": "\U0001f600", "digits": 10**200,
+        "small": 5e-324, "limit": [0.0, float("inf")], "escaped": "\\ud800",
+    }  # fmt: skip
+    path, out = tmp_path / "config.json", tmp_path / "out/config.json"
+    path.write_text(json.dumps({**NEW_ONLY, **kept}))
+    fix(load(path), out.parent, ALL)
+    written = json.loads(out.read_text("utf-8"))
+    assert {key: written[key] for key in kept} == kept
+
+
+def test_a_number_that_no_float_holds_is_refused(tmp_path, call):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**NEW_ONLY, "other": 0}).replace('"other": 0', '"other": -1e400'))
+    code, _, told = call("doctor", path, "--fix", "--out", tmp_path / "out")
+    assert code == 2 and f"{path}: not valid JSON (expected a finite number, got -1e400)" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_copy_inside_of_its_source_is_not_left_behind(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(NEW_ONLY))
+    (tmp_path / "code.py").touch()
+    said, _ = fix(load(tmp_path), tmp_path / "sub", ALL)
+    assert said.endswith("\nleft behind: code.py")
