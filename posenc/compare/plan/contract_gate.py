@@ -70,7 +70,7 @@ def _why_void(compared: Compared, checks: dict[str, Callable[[Make], None]]) -> 
             continue  # posenc's own
         try:
             create(str(part), SHAPE)
-        except Exception as error:  # a user's constructor may raise anything
+        except (Exception, SystemExit) as error:  # a user's constructor may raise anything
             text = " ".join(str(error).split())[:300].rstrip(".")
             return (
                 f"it could not be checked, because it cannot be built for {SHAPE.num_heads} query "

@@ -184,3 +184,17 @@ def test_a_class_that_is_built_for_one_head_has_no_row_for_others():
     q, at = torch.randn(1, 4, 9, 16), torch.arange(9)
     with pytest.raises(ValueError, match="OfAllHeads: built for 1 heads, got 4"):
         posenc.attention(q, q, q, OfAllHeads(1), q_positions=at, kv_positions=at)
+
+
+@pytest.mark.parametrize("error", ["SystemExit(0)", "KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [("built", ""), ("called", ""), ("built", "--task grid"), ("built", "--unchecked")],
+)
+def test_one_that_ends_the_program_is_named(write, call, where, error, options):
+    built = where == "built"
+    init = INIT.format("num_heads", f"raise {error}") if built else ""
+    write(init + BIAS.format("pass" if built else f"raise {error}"), "DistanceBias")
+    code, _, said = call("compare", "nope", "./mine.py:Mine", *options.split())
+    assert code == 2 and re.search(r"mine\.py:1\d", said), said
+    assert error.removesuffix("(0)") in said and "goes on from here" not in said
