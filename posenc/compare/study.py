@@ -23,7 +23,6 @@ from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.files import is_done, load_results
-from posenc.encodings import own_line
 from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.report.files.lock import LOCK, locked
@@ -50,17 +49,14 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     require("scipy", "the verdict")
+    plan = make_plan(options)
+    engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
-        plan = make_plan(options)
-        engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
-        try:
-            return _run_on(engine, plan, stderr(), show)
-        finally:
-            engine.cancel()
-    except (KeyboardInterrupt, SystemExit) as error:
-        if at := own_line(error):  # only before any trial does an encoding run in this process
-            raise ValueError(f"{at}: {type(error).__name__}, and nothing was trained.") from error
+        return _run_on(engine, plan, stderr(), show)
+    except KeyboardInterrupt:
         raise Stopped("the same command goes on from here") from None
+    finally:
+        engine.cancel()
 
 
 def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:

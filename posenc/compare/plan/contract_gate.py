@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,11 +13,22 @@ from posenc.compare.plan.encodings import Compared
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import shape_length, train_tokens
 from posenc.compare.trial.objectives import objective_of
-from posenc.encodings import create, entry, parse
+from posenc.encodings import create, entry, own_line, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.harness import SHAPE, Make, differs, hidden, layer, room, tokens
 
 _CHECKS = {name: CHECKS[name] for name in VOIDING}
+
+
+@contextlib.contextmanager
+def without_exits() -> Iterator[None]:
+    """Raise ValueError with the line where an encoding ends the program."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if at := own_line(error):
+            raise ValueError(f"{at}: {type(error).__name__}, and nothing was trained.") from error
+        raise
 
 
 def find_void(

@@ -12,7 +12,7 @@ import torch
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
 from posenc.compare.plan.content import check_content
-from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.contract_gate import find_void, without_exits
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import Compared, read_encodings
 from posenc.compare.plan.learning_rate_search import FACTORS, check_rates, rate_trials
@@ -79,6 +79,7 @@ class Plan:
         return rate_trials(self.trials) if self.options.check_lr else ()
 
 
+@without_exits()
 def make_plan(options: Options) -> Plan:
     """Resolve the options, without reading the text.
 
@@ -102,6 +103,7 @@ def make_plan(options: Options) -> Plan:
     return Plan(options, seeds, compared, plan_trials(options, compared))
 
 
+@without_exits()
 def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
     """Refuse a plan that costs too much or has encodings that fail the contract.
 
