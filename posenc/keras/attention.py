@@ -173,7 +173,12 @@ class PositionAwareAttention(PositionLayer):
         masks = []
         if mask is not None:
             mask = ops.cast(mask, "bool")
-            before = {2: (None, None), 3: (slice(None), None), 4: ()}[len(mask.shape)]
+            before = {2: (None, None), 3: (slice(None), None), 4: ()}.get(len(mask.shape))
+            if before is None:
+                raise ValueError(
+                    "PositionAwareAttention: attention_mask must be (q_len, kv_len), with a batch "
+                    f"or also heads before, got shape {tuple(mask.shape)}."
+                )
             masks.append(mask[before] if before else mask)
         if padding is not None:
             masks.append(ops.cast(padding, "bool")[:, None, None, :])

@@ -59,9 +59,11 @@ def token_positions(name: str, length: Any, positions: Any, start_index: Any) ->
     if not (isinstance(start_index, int) and start_index == 0):
         raise ValueError(f"{name}: give positions or start_index, not both.")
     positions = ops.convert_to_tensor(positions)
-    if len(positions.shape) not in (1, 2):
+    shape = tuple(positions.shape)
+    other = shape and isinstance(length, int) and shape[-1] not in (length, None)
+    if len(shape) not in (1, 2) or other:
         raise ValueError(
-            f"{name}: positions must be (len) or (batch, len), got shape {tuple(positions.shape)}."
+            f"{name}: positions must be (len) or (batch, len) with len {length}, got shape {shape}."
         )
     return positions
 

@@ -235,6 +235,16 @@ ERRORS = {
         "for 2 heads, num_heads is 4",
     ),
     "groups": (lambda: pk.PositionAwareAttention(4, 3), ValueError, "must divide"),
+    "one for all": (
+        lambda: pk.RotaryEmbedding(interleaved=True)(normal(1, 9, 8), positions=np.array([5])),
+        ValueError,
+        r"with len 9, got shape \(1,\)",
+    ),
+    "mask": (
+        lambda: pk.PositionAwareAttention(2)(normal(1, 2, 8), attention_mask=np.ones(2)),
+        ValueError,
+        r"got shape \(2,\)",
+    ),
 }
 
 
