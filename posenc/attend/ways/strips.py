@@ -38,7 +38,7 @@ fifth faster with 768 queries or more."""
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by strips. choose.py has checked that only the distance of consecutive tokens counts."""
+    """Attend by strips of queries at consecutive positions, whose distance alone counts."""
     if problem.term is None and problem.causal_by_index and not problem.needs_grad:
         q, k, v = flash.same_width(problem.q, problem.k, problem.v)
         out, lse = flash.attend(q, k, v, None, problem.scale)
