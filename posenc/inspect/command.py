@@ -90,8 +90,7 @@ def inspect(
     claims."""
     shape_given = (head_dim, heads, train_length) != DEFAULTS
     of_model = sentence is not None or swap or layers or as_bytes or as_ids
-    given = bool(arguments or call)
-    kinds = {"module" if given and _is_module(name) else _kind(name) for name in names}
+    kinds = {_kind(name, as_module=bool(arguments or call)) for name in names}
     if contract and (kinds != {"encoding"} or compare or out or figures or shape_given or of_model):
         raise ValueError("posenc inspect --contract takes encodings, and --json.")
     if contract:
@@ -139,9 +138,14 @@ def inspect(
     run(names, shape, compare, as_json, out, figures)
 
 
-def _kind(name: str) -> str:
-    """Return the kind of a name: "claims", "encoding", "module" (a foreign one) or "folder"."""
-    from posenc.encodings import find, is_encoding, names, parse
+def _kind(name: str, *, as_module: bool = False) -> str:
+    """Return the kind of a name: "claims", "encoding", "module" (a foreign one) or "folder".
+    as_module: a class is taken for a foreign one.
+
+    Raises: ValueError for a class that cannot be imported, and an encoding without its quotes.
+    """
+    from posenc.encodings import is_encoding, names, parse
+    from posenc.inspect.module.build import imported
 
     if name == "claims":
         return "claims"
@@ -151,15 +155,17 @@ def _kind(name: str) -> str:
     except ValueError:
         if name.partition(":")[0].strip() in known:  # the grammar says what is wrong
             return "encoding"
-        return "module" if _is_module(name) else "folder" if _is_path(name) else "encoding"
+        if not _is_module(name):
+            return "folder" if _is_path(name) else "encoding"
+        if as_module or not is_encoding(imported(name)):
+            return "module"
+        where, _, attribute = name.rpartition(":")
+        raise ValueError(f"{name}: quote the file, as in \"'{where}':{attribute}\".") from None
     part, *more = spec.parts
     if Path(name).exists() and name not in known:
         return "folder"
     if part.attribute and part.where not in known and not (more or part.options):
-        try:
-            return "encoding" if is_encoding(find(part.where, part.attribute)) else "module"
-        except (AttributeError, ValueError):  # which says why it cannot be imported
-            return "module"
+        return "encoding" if is_encoding(imported(name)) and not as_module else "module"
     if any(each.attribute or each.options or each.where in known for each in (part, *more)):
         return "encoding"
     return "folder" if _is_path(name) else "encoding"

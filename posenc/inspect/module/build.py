@@ -67,7 +67,7 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
 
     Raises: ValueError for a path or an argument that does not work.
     """
-    made_by = _imported(path)
+    made_by = imported(path)
     options = parse_arguments(arguments)
     if isinstance(options.get("config"), dict) and "model_type" in options["config"]:
         from transformers import AutoConfig
@@ -90,10 +90,14 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
     return _as_module(made, path, options).eval()
 
 
-def _imported(path: str) -> Any:
-    module, _, attribute = path.rpartition(":")
+def imported(path: str) -> Any:
+    """Import "package.module:Class", or "file.py:Class" with or without quotes around the file.
+
+    Raises: ValueError with the reason.
+    """
+    where, _, attribute = path.rpartition(":")
     try:
-        return find(module, attribute)
+        return find(where.strip("'\""), attribute)
     except (ValueError, AttributeError) as error:
         why = str(error).rstrip(".")
         raise ValueError(f"{path}: cannot be imported ({why}).") from error

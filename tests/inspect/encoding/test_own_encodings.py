@@ -36,7 +36,6 @@ KINDS = {
     "./my.py:LogALiBi:slope=2": "encoding",
     "posenc.encodings.scores.alibi:ALiBi": "encoding",
     "my.py:Other": "module",
-    "my.py:Absent": "module",
     "torch.nn:Linear": "module",
     "model": "folder",
     "./model": "folder",
@@ -90,6 +89,13 @@ def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, cal
         (["broken.py:X"], "broken.py:1: SyntaxError"),
         (["rope", "--arg", "x=1"], "an encoding has its options in its name"),
         (["model", "--contract"], "--contract takes encodings"),
+        (["my.py:Other", "--contract"], "--contract takes encodings"),
+        (["broken.py:X", "--contract"], "broken.py:1: SyntaxError"),
+        (["absent.py:X", "--compare"], "there is no file absent.py"),
+        (["my.py:LogALiBy", "--out", "page.html"], "has no attribute 'LogALiBy'"),
+        (["broken.py:X", "--arg", "dim=4", "--json", "--compare"], "broken.py:1: SyntaxError"),
+        (["absent.package:X", "--contract"], "there is no module 'absent'"),
+        (["./my 文.py:LogALiBi"], "quote the file, as in \"'./my 文.py':LogALiBi\"."),
         (["rope", "--contract", "--compare"], "--contract takes encodings"),
         (["roep", "--contract"], "Did you mean 'rope'"),
         (["rope:", "--json"], "expected a class or key=value"),
@@ -97,5 +103,6 @@ def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, cal
 )
 def test_bad_input_is_one_line(folder, call, arguments, said):
     (folder / "broken.py").write_text("def (:\n")
+    shutil.copy(folder / "my.py", folder / "my 文.py")
     code, _, err = call("inspect", *arguments)
     assert code == 2 and said in err and err.strip().count("\n") == 0, err
