@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 
 from posenc.list import complete
 from posenc.report.machine.options import Figures, option
+from posenc.report.page.failure import RunFailed
 
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""
@@ -16,6 +19,21 @@ _MOST = 8192
 """Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
 
 
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    """Report that code which is measured calls sys.exit, instead of ending as if all were well."""
+    try:
+        yield
+    except SystemExit as error:
+        from posenc.encodings.registry.code import own_line
+
+        where = own_line(error) or "a package"
+        raise RunFailed(
+            f"{where} raises SystemExit({error.code!r}) in what is measured."
+        ) from error
+
+
+@_no_exit()
 def inspect(
     names: Annotated[
         list[str],

@@ -106,3 +106,48 @@ def test_bad_input_is_one_line(folder, call, arguments, said):
     shutil.copy(folder / "my.py", folder / "my 文.py")
     code, _, err = call("inspect", *arguments)
     assert code == 2 and said in err and err.strip().count("\n") == 0, err
+
+
+OWN = """
+import torch
+import posenc
+
+class NaN(posenc.DistanceBias):
+    claims = posenc.Claims(places=(3,), source="mine")
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+    def value(self, distance):
+        return torch.full_like(distance, float("nan"), dtype=torch.float32)
+    def bias(self, distance):
+        return self.value(distance).expand(self.num_heads, *distance.shape)
+
+class Infinite(NaN):
+    def value(self, distance):
+        return torch.where(distance.abs() > 8, float("inf"), 0.0)
+
+class FarNaN(NaN):
+    def value(self, distance):
+        return torch.where(distance.abs() > 3000, float("nan"), 0.0)
+
+class Exit(NaN):
+    def value(self, distance):
+        raise SystemExit(0)
+
+class ExitAtOnce(NaN):
+    def __init__(self, num_heads: int) -> None:
+        raise SystemExit(0)
+"""
+
+
+@pytest.fixture
+def own(folder):
+    (folder / "own.py").write_text(OWN)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["Exit", "ExitAtOnce"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_code_that_exits_is_an_error(own, call, name, options):
+    code, out, err = call("inspect", f"own.py:{name}", *options)
+    assert (code, out) == (1, "") and "own.py:" in err and "raises SystemExit(0)" in err
