@@ -66,8 +66,16 @@ class SpecSheet:
         object.__setattr__(self, "holds", holds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain numbers, strings, lists and dicts."""
-        return dataclasses.asdict(self)
+        """Return plain numbers, strings, lists and dicts; None for NaN and infinite numbers."""
+        return _plain(dataclasses.asdict(self))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def measure(
@@ -92,8 +100,10 @@ def measure_encoding(
     shape: ModelShape,
     tell: Callable[[str], None] = lambda step: None,
 ) -> SpecSheet:
-    """Measure layer 0 of an encoding as it is."""
+    """Measure layer 0 of an encoding as it is. Raises: ValueError for scores of NaN."""
     layer = first_layer(encoding)
+    tell("decay")
+    decay = scores.decay(layer, shape)  # first: it refuses scores that say nothing
     tell("places and norms")
     away = moved(copy.deepcopy(layer))
     angles = precision.angles_of(layer)
@@ -101,6 +111,7 @@ def measure_encoding(
     if angles is not None:
         waves = [2 * math.pi / abs(float(f)) if float(f) else math.inf for f in angles.inv_freq]
     found: dict[str, Any] = {
+        "decay": decay,
         "places": running.places(away, shape),
         "norm_ratio": running.norm_ratio(away, shape),
         "direction": scores.direction(away, shape),
@@ -108,8 +119,6 @@ def measure_encoding(
     tell("resolution and precision")
     found["resolution"] = scores.resolution(away, shape)
     found["precision"] = precision.measure(layer)
-    tell("decay")
-    found["decay"] = scores.decay(layer, shape)
     tell("padding, packing, batch and cache")
     found["differences"] = invariance.measure(layer, shape)
     tell("compiling and exporting")

@@ -34,7 +34,10 @@ class Decay:
 
 
 def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
-    """Return scores by distance within the training length, in float64."""
+    """Return scores by distance within the training length, in float64.
+
+    Raises: ValueError for scores of NaN or +inf, from which a softmax makes NaN.
+    """
     exact = copy.deepcopy(encoding).double()
     limit, trained = encoding.claims.max_positions, shape.train_length
     last = (trained if limit is None else min(limit, trained)) - 1
@@ -55,6 +58,12 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
         random, count = torch.cat(signs), few
         same = _last_row(exact, shape, x[:, -1:].expand_as(x))[..., keys]
     flat = random.flatten(0, 1)
+    if (wrong := flat.isnan() | (flat == torch.inf)).any():
+        first, kind = distances[int(wrong.any(0).nonzero()[0])], type(encoding).__name__
+        raise ValueError(
+            f"{kind}: the score of a key {first:,} tokens away is NaN or infinite, so that no "
+            "measurement would mean anything."
+        )
     cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
     visible = flat.isfinite().all(0)  # NaN for a column with an infinite score
     low, high = flat.masked_fill(~visible, torch.nan).quantile(cuts, dim=0)
@@ -91,19 +100,9 @@ def _last_row(
     asks = keys[last:] if asked is None else keys[last:].given(asked)
     new_q, new_k = encoding.transform(asks, keys)
     term = encoding.term(asks, keys)
+    scale = encoding.scale(q.shape[-1])
     problem = Problem(
-        new_q,
-        new_k,
-        q,
-        asks,
-        keys,
-        term,
-        encoding,
-        None,
-        encoding.scale(q.shape[-1]),
-        0.0,
-        False,
-        needs_grad=False,
+        new_q, new_k, q, asks, keys, term, encoding, None, scale, 0.0, False, needs_grad=False
     )
     return problem.ready(1).scores(0, 1)[:, :, 0]
 

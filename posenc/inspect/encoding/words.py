@@ -1,5 +1,6 @@
 """Put a spec sheet into words: one line per property, the same in the terminal and on the page."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH
@@ -85,7 +86,8 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     }
     for key, words in _INVARIANT.items():
         gap = sheet.differences[key]
-        lines[words] = "yes" if sheet.holds[key] else f"no: off by {gap:.2g} of the largest output"
+        off = f"off by {gap:.2g} of the largest output" if math.isfinite(gap) else "it is NaN"
+        lines[words] = "yes" if sheet.holds[key] else f"no: {off}"
     lines["norm of q, k kept"] = _norms(sheet.norm_ratio)
     lines["past and future"] = sheet.direction
     lines |= _resolution(sheet) | _precision(sheet) | _turns(sheet) | _decay(sheet)

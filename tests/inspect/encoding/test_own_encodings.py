@@ -10,6 +10,7 @@ from posenc import ModelShape
 from posenc.inspect.command import _kind
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
+from posenc.testing import CHECKS, VOIDING
 from tests.compare.plan.test_encodings import MINE
 from tests.encodings.base import planted
 
@@ -144,6 +145,32 @@ class ExitAtOnce(NaN):
 def own(folder):
     (folder / "own.py").write_text(OWN)
     return folder
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--compare",)])
+@pytest.mark.parametrize(("name", "first"), [("NaN", 0), ("Infinite", 11)])
+def test_scores_of_nan_are_not_measured(own, call, name, first, options):
+    code, out, err = call("inspect", f"own.py:{name}", *options)
+    assert (code, out) == (2, "")
+    said = f"{name}: the score of a key {first} tokens away is NaN or infinite"
+    assert said in err.splitlines()[-1] and "Warning" not in err
+
+
+def test_a_difference_of_nan_is_no_number(own):
+    (sheet,) = measure_all(["own.py:FarNaN"], ModelShape(32, 2, train_length=2048))
+    assert "NaN" in rows(sheet)["shift invariant"]
+    found = json.loads(json.dumps(sheet.to_json(), allow_nan=False))
+    assert found["differences"]["shift"] is None and found["holds"]["shift"] is False
+
+
+def test_a_contract_that_meets_nan_voids_nothing_else(own, call, monkeypatch):
+    monkeypatch.setattr(
+        "posenc.inspect.contract.every_check", lambda: {n: CHECKS[n] for n in VOIDING}
+    )
+    code, out, _ = call("inspect", "own.py:NaN", "--contract")
+    first = " ".join(out.partition("┏")[0].split())
+    assert code == 1 and "its results are not finite, so that no check can compare them." in first
+    assert "sees later tokens" not in first and "earlier calls" not in first
 
 
 @pytest.mark.parametrize("name", ["Exit", "ExitAtOnce"])
