@@ -89,7 +89,7 @@ def recommend(
         worse = f"{said} worse over all positions{interval}; {against}"
         return "none", f"Do not extend this one: {rival} reads better. {worse}{hint}{rest}"
     if not _lower(gap):
-        alike = f"{label} and {rival} differ by {_signed(gap.mean)} nats per token{interval}"
+        alike = f"{label} and {rival} differ by {gap.mean:+z.2f} nats per token{interval}"
         return "none", f"Do not extend this one on this evidence: {alike}; {against}{hint}{rest}"
     return name, (
         f"Extend it with {label.rstrip(',')}: it reads better than {rival}. {said} better over all "
@@ -122,11 +122,7 @@ def _lower(gap: Estimate) -> bool:
 def _interval(found: Estimate) -> str:
     if math.isnan(found.low):
         return " (too few documents for an interval)"
-    return f" (95 % interval {_signed(found.low)} to {_signed(found.high)})"
-
-
-def _signed(number: float) -> str:
-    return f"{round(number, 2) + 0.0:+.2f}"  # -0.0 + 0.0 is 0.0
+    return f" (95 % interval {found.low:+z.2f} to {found.high:+z.2f})"
 
 
 def _saved(change: float) -> str:
