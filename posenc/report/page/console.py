@@ -13,7 +13,10 @@ from posenc.report.page.visible import visible
 
 
 class Terminal(Console):
-    """A console that shows hidden characters of its texts, also in tables, as escapes."""
+    """A console that shows hidden characters as escapes, also in tables, and :bug: as it is."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)

@@ -5,11 +5,13 @@ import shutil
 import sys
 
 import pytest
+from rich.markup import escape
 
 from posenc import ModelShape
 from posenc.inspect.command import _kind
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
+from posenc.report.page.console import print_table, stderr, stdout
 from posenc.testing import CHECKS, VOIDING
 from tests.compare.plan.test_encodings import MINE
 from tests.encodings.base import planted
@@ -178,3 +180,12 @@ def test_a_contract_that_meets_nan_voids_nothing_else(own, call, monkeypatch):
 def test_code_that_exits_is_an_error(own, call, name, options):
     code, out, err = call("inspect", f"own.py:{name}", *options)
     assert (code, out) == (1, "") and "own.py:" in err and "raises SystemExit(0)" in err
+
+
+def test_a_name_is_not_turned_into_pictures(folder, capsys):
+    names = "./my.py:B", "x:bug:y", ":cat: [b]"
+    for console, where in ((stdout(140), "out"), (stderr(), "err")):
+        console.print(*names, markup=False)
+        print_table(console, names, [names], title=escape(names[0]), named=names[0])
+        said = getattr(capsys.readouterr(), where)
+        assert all(said.count(name) >= 3 for name in names)
