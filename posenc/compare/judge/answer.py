@@ -13,7 +13,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
     standings,
 )
-from posenc.compare.judge.summary import learned, rises, saved, summarise, summarise_tasks
+from posenc.compare.judge.summary import learned, saved, summarise, summarise_tasks
 from posenc.compare.results import Study, labelled
 from posenc.sentence import listed, phrase, speaking
 from posenc.statistics.pairs import Gap, level_of
@@ -22,6 +22,8 @@ from posenc.tasks.known import TEXT
 ANSWER_WORDS, LIMIT_WORDS = 60, 40
 BASELINES = ("rope", "alibi", "nope", "t5", "sinusoidal", "learned")
 """What an encoding of the user's own is compared with: the first of these in the study."""
+Said = tuple[str, Sequence[str]]
+"""A sentence, and the encodings that it says to use."""
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
 
@@ -39,13 +41,18 @@ def conclude(study: Study) -> Study:
 
 def answer(study: Study) -> str:
     """Say which encoding to use and why, in at most 60 words, or why none can be named."""
+    return answer_and_use(study)[0]
+
+
+def answer_and_use(study: Study) -> tuple[str, list[str]]:
+    """Return the answer, and the encodings that it says to use."""
     if not study.finished:
         failed = _some(r.config.encoding for r in study.failed)
         none = "No trial has finished, and {names} failed." if failed else "No trial has finished."
-        return phrase(none, names=failed)
-    own = [*_own_first(study)]
-    said = [*own]
-    overall = standing_of_tasks(study)
+        return phrase(none, names=failed), []
+    said: list[Said] = [(each, ()) for each in _own_first(study)]
+    first = {len(said)}
+    overall = standing_of_tasks(study) if any(map(learned, study.finished)) else None
     if overall is not None:
         rank = phrase("lowest mean rank over {where}", where=overall.where)
         said.append(_use(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
@@ -53,8 +60,12 @@ def answer(study: Study) -> str:
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
         said += filter(None, (_of_task(study, task) for task in study.drawn))
-    void = [phrase("losses mean nothing", name=name) for name in study.unchecked]
-    return _within(ANSWER_WORDS, [*said, *void], first=min(len(own), len(said) - 1))
+    if void := study.unchecked:
+        first |= {len(said)}  # a warning, which is never left out
+        said.append((phrase("losses mean nothing", number=len(void), names=_some(void)), ()))
+    kept = _within(ANSWER_WORDS, [each for each, _ in said], first)
+    words = phrase(" ").join(said[i][0] for i in kept)
+    return words, [*dict.fromkeys(name for i in kept for name in said[i][1])]
 
 
 def limits(study: Study) -> str:
@@ -75,7 +86,8 @@ def limits(study: Study) -> str:
     parts.append(phrase(parameters, millions=size / 1e6, size=size))
     parts += [phrase("{steps:,} steps", steps=min(steps))] if len(steps) == 1 else []
     first = phrase("{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_may_turn(study))
-    return _within(LIMIT_WORDS, [first, *_left_out(study)])
+    said = [first, *_left_out(study)]
+    return phrase(" ").join(said[i] for i in _within(LIMIT_WORDS, said, {0}))
 
 
 def _may_turn(study: Study) -> str:
@@ -106,23 +118,25 @@ def why_unsure(standing: Standing) -> str | None:
     return phrase("the seeds are equal to the last digit, and copies are no evidence")
 
 
-def _of_text(study: Study, brief: bool) -> Iterator[str]:
+def _of_text(study: Study, brief: bool) -> Iterator[Said]:
     found = standings(study)
     if not found or found[0].pairs.where == "beyond":
-        yield phrase("{names} can run at no tested length.", names=_some(study.encodings))
+        if names := _some(name for name in study.encodings if name not in study.unchecked):
+            yield phrase("{names} can run at no tested length.", names=names), ()
         return
     near, name = found[0], found[0].order[0]
     lowest = near.mean(name)
     frequent = study.corpus.byte_entropy if study.corpus else None
     if frequent is not None and not lowest < frequent:
         numbers = {"lowest": lowest, "frequent": frequent}
-        yield phrase("no loss below byte frequencies", name=name, **numbers)
+        use = phrase("On text use none yet" if brief else "Use none yet")
+        yield phrase("no loss below byte frequencies", use=use, name=name, **numbers), ()
         return
     if len(near.order) == 1 and not brief:
         at = "{number:.2f} at {where}"
         runs = [each for each in found if name in each.order]
         losses = _both([phrase(at, number=s.mean(name), where=s.where) for s in runs])
-        yield phrase("only one encoding", name=name, losses=losses)
+        yield phrase("only one encoding", name=name, losses=losses), ()
         return
     loss = [phrase("lowest loss at {where}", where=each.where) for each in found]
     if brief:
@@ -132,10 +146,9 @@ def _of_text(study: Study, brief: bool) -> Iterator[str]:
     loss[1:] = [phrase("lowest at {where}", where=each.where) for each in found[1:]]
     yield _use(phrase("Use"), phrase("Use perhaps"), [*zip(found, loss, strict=True)])
     yield from _another_text(found)
-    yield from _with_length(study)
 
 
-def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> str:
+def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Said:
     """Write the sentence that names the encoding to use.
 
     sure, unsure: its first words if differences have intervals, and if one has none.
@@ -147,7 +160,8 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> str:
         (near, _), (far, _) = places
         a, b = near.order[0], far.order[0]
         here, there = {"a": a, "here": _numbers(near, a)}, {"b": b, "there": _numbers(far, b)}
-        return phrase("use one up to a length", near=near.where, far=far.where, **here, **there)
+        where = {"near": near.where, "far": far.where}
+        return phrase("use one up to a length", **where, **here, **there), (a, b)
     said = []
     for standing, what in places:
         if name not in standing.order:
@@ -160,7 +174,7 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> str:
     found = _both(said)
     if why:
         sure, found = unsure, phrase("{found}; but {why}", found=found, why=why)
-    return phrase("{use} {name}: {found}.", use=sure, name=name, found=found)
+    return phrase("{use} {name}: {found}.", use=sure, name=name, found=found), (name,)
 
 
 def _chosen(standings: Sequence[Standing]) -> str | None:
@@ -191,45 +205,29 @@ def _numbers(standing: Standing, name: str) -> str:
     return phrase("; ").join(parts)
 
 
-def _another_text(standings: Sequence[Standing]) -> Iterator[str]:
+def _another_text(standings: Sequence[Standing]) -> Iterator[Said]:
     """Name encodings whose significant difference has an interval over windows that includes 0."""
     for standing in standings:
         best = standing.order[0]
         behind = [name for name in standing.order if (name, best) in standing.worse]
         gap = standing.windows.get((behind[0], best)) if behind else None
         if gap is not None and not gap.significant:
-            yield phrase("may be ahead on another text", name=behind[0], where=standing.where)
+            where = standing.where
+            yield phrase("may be ahead on another text", name=behind[0], where=where), ()
 
 
-def _with_length(study: Study) -> Iterator[str]:
-    """Name the encodings whose loss does not rise with length."""
-    found = rises(study)
-    if len(found) < 2 or max(study.trials[0].test_lengths) == study.trials[0].train_length:
-        return
-    kept = [name for name, each in found.items() if max(each) <= 0]
-    if not kept:
-        least = min(found, key=lambda name: fmean(found[name]))
-        yield phrase("all get worse", name=least, rise=fmean(found[least]))
-    elif len(kept) == 1:
-        yield phrase("one does not get worse", name=kept[0])
-    elif len(kept) == len(found):
-        yield phrase("None gets worse with length.")
-    else:
-        yield phrase("{names} do not get worse with length.", names=_some(kept))
-
-
-def _of_task(study: Study, task: str) -> str | None:
+def _of_task(study: Study, task: str) -> Said | None:
     standing, part = standing_of_task(study, task), study.of_task(task)
     if standing is None:
         return None
     passed = {result.config.encoding for result in part.finished if learned(result)}
     if not passed:
-        return phrase("task not learned", task=task)
+        return phrase("task not learned", task=task), ()
     metric = metric_beyond(task, part.trials[0].train_length)
     if len(standing.order) == 1:
         (name,) = standing.order
         score = standing.mean(name)
-        return phrase("only one encoding on a task", name=name, score=score, metric=metric)
+        return phrase("only one encoding on a task", name=name, score=score, metric=metric), ()
     highest = phrase("highest {metric}", metric=metric)
     return _use(phrase("Use"), phrase("Use perhaps"), [(standing, highest)])
 
@@ -263,10 +261,15 @@ def _against(standing: Standing, name: str, base: str) -> str:
 
 
 def _left_out(study: Study) -> Iterator[str]:
-    """Name encodings without a finished trial, without a length that runs, or without a rank."""
+    """Name encodings with failed trials, without a length that runs, or without a rank."""
     done = {result.config.encoding for result in study.finished}
-    failed = dict.fromkeys(r.config.encoding for r in study.failed)
+    failed = Counter(r.config.encoding for r in study.failed)
     gone = [name for name in failed if name not in done]
+    of = Counter(trial.encoding for trial in study.trials)
+    part = "{name} {part} of {whole}"
+    some = [phrase(part, name=n, part=failed[n], whole=of[n]) for n in failed if n in done]
+    if some:
+        yield phrase("Failed trials: {names}.", names=_some(some))
     if gone:
         yield phrase("failed and left out", number=len(gone), names=_some(gone))
     read = {True: set[str](), False: set[str]()}
@@ -285,13 +288,13 @@ def _left_out(study: Study) -> Iterator[str]:
         yield phrase("Not ranked: {names} ({trial} is missing).", names=name, trial=trial)
 
 
-def _within(words: int, sentences: Sequence[str], first: int = 0) -> str:
-    """Join the sentence number `first` and those of the others for which there is room."""
-    kept = {first}
+def _within(words: int, sentences: Sequence[str], first: set[int]) -> list[int]:
+    """Return the numbers of the sentences in `first` and of others for which there is room."""
+    kept = first & {*range(len(sentences))}
     for i in range(len(sentences)):
         if num_words(" ".join(sentences[j] for j in {*kept, i})) <= words:
             kept.add(i)
-    return phrase(" ").join(sentences[i] for i in sorted(kept))
+    return sorted(kept)
 
 
 def num_words(text: str) -> float:

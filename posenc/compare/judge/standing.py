@@ -220,11 +220,13 @@ def _keys(study: Study, task: str) -> Values:
     part = study.of_task(task)
     if task == TEXT:
         found: Values = {}
+        frequent = (study.corpus and study.corpus.byte_entropy) or math.inf
         for result in _checked(part):
-            bits = [score.bits_per_byte for score in result.by_length[1:]]
-            known = [value for value in bits if value is not None]
-            if known and len(known) == len(bits):
-                found.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known)
+            near, *far = (score.bits_per_byte for score in result.by_length)
+            known = [value for value in far if value is not None]
+            if known and len(known) == len(far):
+                key = fmean(known) if (near or 0.0) < frequent else math.inf
+                found.setdefault(result.config.encoding, {})[result.config.seed] = key
         return found
     passed = {(r.config.encoding, r.config.seed) for r in _checked(part) if learned(r)}
     return {

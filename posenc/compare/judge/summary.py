@@ -132,18 +132,6 @@ def describe_gains(found: tuple[int, list[float]] | None) -> str:
     return phrase(said, bits=abs(fmean(gains)))
 
 
-def rises(study: Study) -> dict[str, list[float]]:
-    """Return by how many bits per byte each seed rises from the training length to the longest
-    one, for each encoding that runs at the longest length."""
-    config, found = study.trials[0], {}
-    for result in study.finished:
-        bits = {score.length: score.bits_per_byte for score in result.by_length}
-        near, far = bits.get(config.train_length), bits.get(max(config.test_lengths))
-        if near is not None and far is not None:
-            found.setdefault(result.config.encoding, []).append(far - near)
-    return found
-
-
 def falls(results: Sequence[TrialResult]) -> dict[str, float]:
     """Estimate how many bits the last doubling of the steps saved, for each encoding.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posenc.compare.judge.answer import answer_and_use
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks, standings
 from posenc.compare.judge.uses import which_for_what
 from posenc.compare.page.rows import verdict_of
@@ -33,21 +34,19 @@ def as_text(content: dict[str, Any]) -> str:
 def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     """Return what becomes one JSON object; a number is None if unknown.
 
-    Its "use" lists the best encoding and those tied with it: over all tasks, or else on text at the
-    longest length. It is empty if the study has neither. "places" has one item for all tasks, for
-    each tested length of the text, and for each task.
+    Its "use" lists the encodings that the answer says to use. "places" has one item for all tasks,
+    for each tested length of the text, and for each task.
     """
     text, overall = study.of_task(TEXT), standing_of_tasks(study)
     found = [(overall, "mean rank")]
     found += [(each, "bits per byte") for each in (standings(text) if text.finished else ())]
-    use = next((each for each, _ in (found[:1] + found[:0:-1]) if each is not None), None)
     for task in study.drawn:
         found.append((standing_of_task(study, task), TASKS[task].metric))
     places = [_place(standing, unit) for standing, unit in found if standing is not None]
     content = {
         "answer": study.recommendation,
         "cannot_say": study.limits,
-        "use": list(use.first) if use is not None else [],
+        "use": answer_and_use(study)[1],
         "places": places,
         "trials": {
             "planned": len(study.trials),

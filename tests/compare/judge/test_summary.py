@@ -17,7 +17,6 @@ from posenc.compare.judge.summary import (
     context_gains,
     describe_gains,
     falls,
-    rises,
     summarise,
 )
 from posenc.compare.page.progress import LiveBars, PlainLines
@@ -156,15 +155,6 @@ def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
     assert len(fell) == 6 and fmean(measured.values()) == pytest.approx(0.50, abs=0.01)
     assert fmean(fell.values()) == pytest.approx(0.59, abs=0.01)
     assert all(fell[name] == pytest.approx(measured[name], abs=0.2) for name in fell)
-
-
-def test_what_is_lost_with_length_is_by_seed_and_of_those_that_run_there():
-    given = study(
-        result("t5", 0, (2, 2, 2.25)),
-        result("t5", 1, (2, 2, 1.75)),
-        result("rope", 0, (2, 2, None)),
-    )
-    assert rises(given) == {"t5": [0.25, -0.25]}
 
 
 def test_what_failed_and_what_is_missing_are_listed():

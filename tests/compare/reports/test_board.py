@@ -128,7 +128,8 @@ def test_json_has_the_numbers_behind_the_answer(tmp_path):
     assert found["answer"] == given.recommendation and found["cannot_say"] == given.limits
     near, far = found["places"]
     assert (near["where"], far["where"]) == ("128 bytes", "512 bytes")
-    assert found["use"] == far["first"] and found["trials"]["finished"] == 8
+    assert found["use"] == ["t5"] and far["first"] == ["t5", "alibi"]
+    assert found["trials"]["finished"] == 8
     first, *_, last = near["encodings"]
     assert (first["encoding"], first["verdict"], first["minus_first"]) == ("t5", "best", None)
     assert last["verdict"] == "worse" and last["minus_first"] > last["half_over_seeds"] > 0
