@@ -135,6 +135,17 @@ class PoisonedCache(CosSin):
         return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
 
+class StalePositions(CosSin):
+    """Wrong: keeps the angles of the last call of the same length, at whatever positions."""
+
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x, position_ids):
+        if self.kept is None or self.kept[0].shape[-2] != position_ids.shape[-1]:
+            self.kept = super().forward(x.float(), position_ids)
+        return self.kept[0].to(x.dtype), self.kept[1].to(x.dtype)
+
+
 class OwnCentre(CachedKeys):
     """Wrong: each side is scaled from the middle of its own length."""
 

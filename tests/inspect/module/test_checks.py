@@ -37,6 +37,7 @@ RIGHT = {
 WRONG = {
     planted.MadeInDtype: {ACTIVATIONS, CAST},
     planted.PoisonedCache: {ACTIVATIONS, CAST, HISTORY},
+    planted.StalePositions: {HISTORY},
     planted.OwnCentre: {ALONE, GROWTH},
     planted.Recentred: {HISTORY, GROWTH, GRAPHS},
     planted.CastFrequencies: {CAST},

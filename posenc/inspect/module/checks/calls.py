@@ -19,17 +19,21 @@ _LATER = 3
 def history(subject: Subject) -> Measured:
     """Compare each call of a sequence of calls with the same call of a fresh module."""
     wide, narrow = torch.float32, torch.bfloat16
-    long, short = subject.length, min(64, max(8, subject.length // 2))
-    calls, found = [(long, wide), (short, wide), (long, narrow), (long, wide)], []
-    for order in (calls, calls[2:], [(short, wide), (long, wide), (short, wide)]):
+    whole = torch.arange(subject.length)
+    first = whole[: min(64, max(8, subject.length // 2))]
+    later = first + subject.length - len(first)
+    calls, found = [(whole, wide), (first, wide), (whole, narrow), (whole, wide)], []
+    lengths, places = [first, whole, first], [first, later, first]
+    for order in (calls, calls[2:], *([(p, wide) for p in each] for each in (lengths, places))):
         used = subject.fresh()
-        for count, dtype in order:
-            found += _after(subject, used, count, dtype)
+        for positions, dtype in order:
+            found += _after(subject, used, positions, dtype)
     return not found, "; ".join(dict.fromkeys(found)) or "all calls as if fresh"
 
 
-def _after(subject: Subject, used: nn.Module, count: int, dtype: torch.dtype) -> list[str]:
-    inputs, name = subject.inputs(count, dtype=dtype), str(dtype).removeprefix("torch.")
+def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dtype) -> list[str]:
+    inputs, name = subject.inputs(positions, dtype=dtype), str(dtype).removeprefix("torch.")
+    call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
     try:
         want = tensors(subject.form.call(subject.fresh(), inputs))
     except Exception:  # what a fresh module refuses as well says nothing about history
@@ -37,17 +41,15 @@ def _after(subject: Subject, used: nn.Module, count: int, dtype: torch.dtype) ->
     try:
         got = tensors(subject.form.call(used, inputs))
     except Exception as failed:
-        return [f"{count:,} tokens in {name} after others: {one_line(failed)}"]
+        return [f"{call} in {name} after others: {one_line(failed)}"]
     for a, b in zip(got, want, strict=True):
         if a.dtype != b.dtype:
             return [f"{name} after others returns {a.dtype}, fresh {b.dtype}"]
         if a.shape != b.shape:
-            return [
-                f"{count:,} tokens after others return {tuple(a.shape)}, fresh {tuple(b.shape)}"
-            ]
+            return [f"{call} after others return {tuple(a.shape)}, fresh {tuple(b.shape)}"]
         if not torch.equal(a, b):
             off = gap(a, b).max().item()
-            return [f"{count:,} tokens in {name} after others are off by {off:.2g}"]
+            return [f"{call} in {name} after others are off by {off:.2g}"]
     return []
 
 
