@@ -14,7 +14,7 @@ from posenc.inspect.module.form import CALL_HELP, Form, Unbound, forms, from_exp
 from posenc.inspect.module.inputs import Inputs
 from posenc.inspect.module.returned import gap, position_axes, rows, same, tensors
 from posenc.inspect.module.subject import Subject, stated_positions, with_length
-from posenc.inspect.module.view import CLOSE, find_view
+from posenc.inspect.module.view import CLOSE, Unfit, find_view
 from posenc.report.page.failure import one_line
 
 COUNTS = (7, 11)
@@ -24,10 +24,6 @@ _SIZES = tuple(
     "head_dim dim channels embed_dim embedding_dim d_model dim_model hidden_size rotary_dim "
     "dim_head".split()
 )
-
-
-class Unfit(ValueError):
-    """The reason why one way to call a module shows nothing about positions."""
 
 
 class Ignores(Unfit):

@@ -19,6 +19,10 @@ CLOSE = 1e-4
 """Smaller relative differences are rounding of float32 sums and sines."""
 
 
+class Unfit(ValueError):
+    """The reason why one way to call a module shows nothing about positions."""
+
+
 @dataclass(frozen=True)
 class View:
     """A reading of a module's result. kind: rotation (angles and lengths of pairs of channels),
@@ -119,8 +123,10 @@ def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
 
 def _of_tables(parts: Sequence[Tensor], axes: dict[int, tuple[int, ...]]) -> View:
     tables = [wide(rows(part, axis[0])) for part, axis in zip(parts, axes.values(), strict=True)]
-    first = tables[0]
-    if len(tables) == 2 and _circles(first, tables[1]):
+    first, widths = tables[0], [table.shape[-1] for table in tables]
+    if len(tables) == 2 and _circles(*(table[:, : min(widths)] for table in tables)):
+        if widths[0] != widths[1]:
+            raise Unfit(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
         return View("rotation", "cos and sin", axes)
     for pairs in _layouts(first.shape[-1]):
         a, b = (first[:, list(side)] for side in zip(*pairs, strict=True))

@@ -146,6 +146,14 @@ class StalePositions(CosSin):
         return self.kept[0].to(x.dtype), self.kept[1].to(x.dtype)
 
 
+class OtherWidths(CosSin):
+    """Wrong: a cosine is missing."""
+
+    def forward(self, x, position_ids):
+        cos, sin = super().forward(x, position_ids)
+        return cos[..., :-1], sin
+
+
 class OwnCentre(CachedKeys):
     """Wrong: each side is scaled from the middle of its own length."""
 

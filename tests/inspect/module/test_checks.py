@@ -84,6 +84,11 @@ def test_every_check_is_seen_both_ways():
     assert yes == set(CHECKS) - {BEYOND} and no == {*CHECKS, USED}
 
 
+def test_cosines_and_sines_of_different_widths_are_not_judged():
+    with pytest.raises(ValueError, match="returns cosines and sines of 7 and 8 channels"):
+        find_subject(planted.OtherWidths())
+
+
 def test_a_bias_counts_within_its_rows_in_logits():
     """By key alone 0.5 * 1023 has steps of 2 in bfloat16; by distance the same rounding hides where
     nothing has weight."""
