@@ -186,9 +186,10 @@ def check_ours(folder: Path) -> str | None:
     """Refuse a folder with foreign files or a study of another version.
     Returns: what is wrong with an existing study.json, or None.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out: {folder} is not a folder.")
-    if not folder.exists():
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"--out: {there} is not a folder.")
+    if there != folder:
         return None
     known = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
     if OURS in known:

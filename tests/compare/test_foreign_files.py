@@ -50,3 +50,10 @@ def test_a_report_of_posenc_is_replaced(theirs, tmp_path, call):
     on_disk(tmp_path / "run", study(whole("rope", 0), whole("t5", 0)))
     for _ in range(2):
         assert call("report", "run", "--out", "again")[0] == 0
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("out", ["text.txt", "text.txt/x", "text.txt/x/y"])
+def test_a_file_in_the_way_is_refused_before_anything_is_measured(theirs, call, out, dry):
+    code, shown, said = call("compare", "rope", *TINY, "--out", out, *dry)
+    assert (code, shown, said) == (2, "", "posenc: --out: text.txt is not a folder.\n")

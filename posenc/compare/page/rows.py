@@ -55,6 +55,8 @@ def detectable(study: Study) -> str:
         if each.pairs.least < math.inf
     ]
     if not found:
+        if all(len(each.order) < 2 for each in standings(study)):
+            return phrase("With one encoding there is no difference.")
         return phrase("Without two seeds that differ no difference has an interval.")
     return phrase("least difference", found=phrase(", ").join(found))
 

@@ -11,6 +11,7 @@ from posenc.compare import run
 from posenc.compare.page import captions
 from posenc.compare.page.figures import _merged
 from posenc.compare.page.page import make_page
+from posenc.compare.page.rows import detectable
 from posenc.compare.page.settings import specs_table
 from posenc.compare.results import (
     FORMAT,
@@ -222,6 +223,13 @@ def test_one_seed_has_no_spread(tmp_path):
     seeds = tuple(r for r in alone.results if r.config.seed == 0)
     made = make_page(dataclasses.replace(alone, results=seeds)).html()
     assert "Without two seeds that differ no difference has an interval." in made
+
+
+def test_one_encoding_has_no_difference():
+    results = tuple(r for r in study().results if r.config.encoding == "rope")
+    alone = dataclasses.replace(study(), summary=(summary("rope"),), results=results)
+    assert len({r.config.seed for r in results}) > 1
+    assert detectable(alone) == "With one encoding there is no difference."
 
 
 def test_report_is_reproducible(page, tmp_path):
