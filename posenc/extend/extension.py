@@ -194,7 +194,10 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
     dtype = options.precision
     if dtype == "auto" and options.tune is not None:
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits
-    return load_checkpoint(folder, dtype=dtype, device=options.device)
+    checkpoint = load_checkpoint(folder, dtype=dtype, device=options.device)
+    if checkpoint.masked:
+        mask_token(checkpoint.folder)  # raises before anything is measured
+    return checkpoint
 
 
 def _measure_all(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from posenc.extend import extension
+from posenc.hf.checkpoint.text import mask_token
 from tests.hf_models import LENGTH, save
 
 TARGET = 3 * LENGTH
@@ -154,6 +155,17 @@ def test_a_request_that_cannot_be_met(message, models, texts, tmp_path, call):
     if "--text" not in options:
         options += ["--text", texts["long"]]
     assert message in refused(models / "llama", tmp_path, call, *options)
+
+
+@pytest.mark.parametrize("options", [("--bytes",), ("--ids",), ()])
+def test_a_masked_model_without_a_tokenizer_gets_no_invented_mask(options, tmp_path, texts, call):
+    """transformers makes a tokenizer with an empty vocabulary, whose mask would be a real byte."""
+    folder = save("bert", tmp_path / "bert")
+    with pytest.raises(ValueError, match=r"no tokenizer\. Put tokenizer\.json"):
+        mask_token(folder)
+    asked = ("--method", "tile", "--text", texts["long"], "--out", str(tmp_path / "out"))
+    said = refused(folder, tmp_path, call, *asked, *options)
+    assert "no tokenizer. Put tokenizer.json next to the weights." in said
 
 
 def test_tuning_needs_a_folder_to_write_to(models, texts, call):

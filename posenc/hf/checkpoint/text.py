@@ -13,6 +13,11 @@ from posenc.hf.checkpoint.files import tokenizer_files
 from posenc.report.page.failure import one_line
 
 SEPARATOR = "<|endoftext|>"
+VOCABULARIES = (
+    "tokenizer.json tokenizer.model vocab.txt vocab.json spiece.model sentencepiece.bpe.model "
+    "spm.model tekken.json".split()
+)
+"""Files one of which every tokenizer has."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +68,13 @@ def text_kind(
         raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:
         return "ids"
-    has_tokenizer = any(
-        (folder / name).exists()
-        for name in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
-    )
-    if as_bytes or (not has_tokenizer and vocab_size in (256, 257)):
+    if as_bytes or (not _has_vocabulary(folder) and vocab_size in (256, 257)):
         if vocab_size < 256:
             raise ValueError(
                 f"{folder}: bytes need a vocabulary of 256 tokens, the model has {vocab_size}."
             )
         return "bytes"
-    if not has_tokenizer:
+    if not _has_vocabulary(folder):
         raise ValueError(
             f"{folder}: no tokenizer. Put tokenizer.json next to the weights, or give --bytes or "
             "--ids."
@@ -81,14 +82,20 @@ def text_kind(
     return "tokenizer"
 
 
+def _has_vocabulary(folder: Path) -> bool:
+    return any((folder / name).exists() for name in VOCABULARIES)
+
+
 def load_tokenizer(folder: Path) -> Any:
     """Load the folder's tokenizer without running code from the folder.
 
-    Raises: ValueError for a tokenizer that cannot be read, or that needs code.
+    Raises: ValueError for a tokenizer that is missing, cannot be read, or needs code.
     """
     from posenc.hf.checkpoint.loading import quiet_transformers
 
     tokenizer_files(folder)
+    if not _has_vocabulary(folder):  # transformers would invent one, with a mask token
+        raise ValueError(f"{folder}: no tokenizer. Put tokenizer.json next to the weights.")
     try:
         return quiet_transformers().AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
@@ -126,7 +133,7 @@ def encode_until(
 
 
 def mask_token(folder: Path) -> int:
-    """Return the id of the mask token. Raise ValueError if the tokenizer has none."""
+    """Return the id of the mask token. Raise ValueError without a tokenizer that has one."""
     token = load_tokenizer(folder).mask_token_id
     if token is None:
         raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
