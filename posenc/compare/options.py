@@ -258,8 +258,10 @@ def check_options(options: Options) -> None:
         value, least = getattr(options, name), declared.min
         if value is None and or_none:
             continue
+        option = name if name == "encodings" else f"--{name.replace('_', '-')}"
+        if "" in (value if isinstance(value, list) else [value]):
+            raise ValueError(f"{option} is empty; it must name something.")
         if not _is(value, kind) or (least is not None and value < least):
-            option = name if name == "encodings" else f"--{name.replace('_', '-')}"
             limit = "" if least is None else f" of at least {least}"
             raise ValueError(f"{option} must be {_EXPECTED[kind][1]}{limit}, got {value!r}.")
 

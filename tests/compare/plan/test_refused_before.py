@@ -129,6 +129,10 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
         ({"text": []}, r"text must be a list of paths, got \[\]"),
         ({"text": 5}, "text must be a list of paths, got 5"),
         ({"task": [5]}, r"task must be a list of names, got \[5\]"),
+        ({"text": "", "task": "text"}, "^--text is empty; it must name something"),
+        ({"text": ["a.txt", ""], "task": "text"}, "^--text is empty; it must name something"),
+        *(({n: ""}, f"^--{n} is empty") for n in ("task", "config", "address")),
+        ({"encodings": [""]}, "^encodings is empty"),
     ],
 )  # fmt: skip
 def test_python_refuses_what_the_command_line_would(given, words, monkeypatch):
