@@ -18,7 +18,7 @@ from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import Record
 from posenc.sentence import listed
 
-RATES = "_rates"
+RATES, HERE = "_rates", Path("the leaderboard")
 
 
 @dataclass(frozen=True)
@@ -138,20 +138,22 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
 
     Raises: ValueError where no task is left.
     """
-    here, tasks = Path("the leaderboard"), list(dict.fromkeys(t.task for t in board.trials))
+    tasks = list(dict.fromkeys(t.task for t in board.trials))
     yours = [(run, study.of_task(*tasks)) for run, study in mine]
-    runs, lines = _of_one_code([(here, board), *yours])
+    runs, lines = _of_one_code([(HERE, board), *yours])
     kept: list[str] = []
     left: dict[str, list[str]] = {}
     for task in tasks:
         parts = [(run, part) for run, study in runs[1:] if (part := study.of_task(task)).trials]
         try:
             for folder, part in parts:
-                check_recipe(here, board.of_task(task), folder, part)
+                check_recipe(HERE, board.of_task(task), folder, part)
         except ValueError as error:
             left.setdefault(str(error), []).append(task)
             continue
-        (kept if parts else left.setdefault("you have no trial of it.", [])).append(task)
+        lost = any(study.of_task(task).trials for _, study in mine)
+        why = "your trials of it are of other code." if lost else "you have no trial of it."
+        (kept if parts else left.setdefault(why, [])).append(task)
     said = "{} {} left out: {}".format
     lines += [said(listed(t), "are" if t[1:] else "is", reason) for reason, t in left.items()]
     if not kept:
@@ -173,9 +175,10 @@ def _of_one_code(runs: Sequence[tuple[Path, Study]]) -> tuple[list[tuple[Path, S
         for name, code in dict.fromkeys((t.encoding, t.source) for t in study.trials if t.source):
             where, known = seen.setdefault(name, (run, code))
             if code != known:
+                cure = ("Run it again.", "The leaderboard is of another version.")[where == HERE]
                 other[name] = (
                     f"{name} was other code in {run} (hash {code}) than in {where} (hash {known}), "
-                    f"and that of {run} is left out. Run it again."
+                    f"and that of {run} is left out. {cure}"
                 )
         lines += other.values()
         trials = [t for t in study.trials if t.encoding not in other]

@@ -188,7 +188,7 @@ def test_only_the_encoding_of_other_code_is_left_out_of_your_run(tmp_path):
     assert (both.labels, both.unchecked) == ({}, {})
     assert lines[0] == (
         f"t5 was other code in {tmp_path} (hash old) than in the leaderboard (hash new), and that "
-        f"of {tmp_path} is left out. Run it again."
+        f"of {tmp_path} is left out. The leaderboard is of another version."
     )
 
 
@@ -197,7 +197,7 @@ def test_an_encoding_of_two_codes_in_one_run_is_left_out_whole(tmp_path, sources
     board = study_of([changed(r, source="new") for r in rows()])
     made = [result("t5", seed, (1.0, 0.6), "copy") for seed in (7, 8)]
     found = [changed(r, source=s) for r, s in zip(rows(study(*made)), sources, strict=True)]
-    with pytest.raises(ValueError, match=r"t5 was other code in .*old.*you have no trial of it"):
+    with pytest.raises(ValueError, match=r"t5 was other code in .*old.*your trials of it are of"):
         beside(board, [(tmp_path, study(*(row.result for row in found)))])
 
 
@@ -211,7 +211,10 @@ def test_encodings_without_a_source_are_not_taken_for_other_code(tmp_path):
     both, lines = beside(board, runs)
     assert {t.seed for t in both.trials if t.encoding == "rope"} == {*SEEDS, 7, 8}
     assert {t.seed for t in both.trials if t.encoding == "mine"} == {7}
-    assert lines[0].startswith("mine was other code in b (hash two) than in a (hash one)")
+    assert lines[0] == (
+        "mine was other code in b (hash two) than in a (hash one), and that of b is left out. "
+        "Run it again."
+    )
 
 
 def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
