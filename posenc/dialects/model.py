@@ -2,33 +2,23 @@
 of the logits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posenc.dialects.families import WITHOUT_ROTATION, all_families, by_architecture, family
+from posenc.dialects.families import WITHOUT_ROTATION, by_architecture, family, table
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
-ROTARY = tuple(
-    "rope_theta rope_scaling rope_parameters rope_local_base_freq partial_rotary_factor".split()
-)
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
-OUTSIDE = (
-    *ROTARY, *LENGTHS, "original_max_position_embeddings", "hidden_size", "head_dim",
-    "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "layer_types",
-    "sliding_window", "no_rope_layers", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
-)  # fmt: skip
-"""Keys that a config with a language model's own config reads there only."""
+ROTARY, OUTSIDE = table("keys")["rotary"], table("keys")["text_config"]
+"""Keys about rotation; those that a config with a language model's own config reads there only."""
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
-LAYER_KINDS = tuple(
-    "full_attention sliding_attention chunked_attention linear_attention indexed_attention hybrid "
-    "hybrid_sliding".split()
-)
+LAYER_KINDS = tuple(table("keys")["layer kinds"])
 """Names by which rope_parameters may be nested."""
 SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
 
@@ -49,15 +39,13 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     to them are not read, nor is a name that contradicts the family's class."""
     if not (key := inner_key(config)):
         return dict(config)
-    outer, own = config["model_type"], config[key]
-    facts = all_families()[outer]
-    name, said = facts["text"], own.get("model_type")
-    if facts.get("any"):
-        name = name if said is None else said
-    elif said != name and (
-        said in WITHOUT_ROTATION or (family(str(said)) or {}).get("transformers5")
-    ):
-        name = f"{outer} with a {key} of {said}"
+    own, facts = config[key], family(config["model_type"]) or {}
+    said, name = own.get("model_type"), facts["text"]
+    another = said in WITHOUT_ROTATION or "transformers5" in (family(str(said)) or {})
+    if facts.get("any") and said is not None:
+        name = said
+    elif said != name and another:
+        name = f"{config['model_type']} with a {key} of {said}"
     others = {k: v for k, v in config.items() if k != key and k not in OUTSIDE}
     return {**others, **own, "model_type": name}
 
@@ -71,6 +59,8 @@ class Model:
     model_type: str
     facts: Mapping[str, Any]
     """The family's line of families.json; empty for a family that posenc does not know."""
+    outer: Mapping[str, Any] = field(default_factory=dict)
+    """config.json where it has the language model's config inside; empty where it is flat."""
 
     @property
     def known(self) -> bool:
@@ -134,16 +124,11 @@ class Model:
         if self.facts.get("latent_sum"):
             return self.latent_width
         hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
-        if hidden < self.num_heads:
-            raise BadConfigError(
-                f"config.json: hidden_size {hidden} is smaller than num_attention_heads "
-                f"{self.num_heads}."
-            )
-        if hidden // self.num_heads > LARGEST_OF["head_dim"]:
-            raise BadConfigError(
-                f"config.json: a head of {hidden // self.num_heads} channels is too large."
-            )
-        return hidden // self.num_heads
+        size = hidden // self.num_heads
+        if not 1 <= size <= LARGEST_OF["head_dim"]:
+            said = f"{hidden} for {self.num_heads} num_attention_heads"
+            raise BadConfigError(f"config.json: hidden_size {said} is a head of {size} channels.")
+        return size
 
     @property
     def latent_width(self) -> int:
@@ -323,4 +308,4 @@ def model_of(config: Mapping[str, Any]) -> Model:
         if not facts.get("flat") or config.get("text_config") is not None:
             return Model(flat, name, {})
         name, facts = facts["text"], family(facts["text"]) or {}
-    return Model(flat, name, facts)
+    return Model(flat, name, facts, config if inner_key(config) else {})

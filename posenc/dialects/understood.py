@@ -10,7 +10,8 @@ from posenc.dialects.model import Model, flatten
 ABOUT_POSITIONS = re.compile(
     r"rope|rotary|rotate|yarn|theta|position|mscale|(?<!layer_)freq|ntk|alibi|swa_"
 )
-READ = {use: frozenset(keys) for use, keys in table("keys").items()}
+OTHERS = ("rotary", "text_config", "layer kinds", "layer types")
+READ = {use: frozenset(keys) for use, keys in table("keys").items() if use not in OTHERS}
 """The keys that a type of rope dict reads, beyond the common ones."""
 KEYS, COMMON, NO_EFFECT = (READ.pop(use) for use in ("any", "rope dict", "no effect"))
 """Keys of a config of any family; those of a rope dict of any type; those that a fix may drop,

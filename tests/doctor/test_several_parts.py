@@ -54,10 +54,10 @@ def test_a_text_config_in_a_plain_family_is_not_read(tmp_path):
     raw = {"model_type": "llama", "text_config": {**SIZES, "rope_theta": 1e4}}
     assert len(meaning_of(raw).computed.layers["all"].inv_freq) == 64  # the class's own sizes
     said, code = doctor(tmp_path, raw)
-    assert code == 1 and "PD057" in said and "text_config is not read for llama" in said
-    same = {**LLAMA, "text_config": dict(SIZES)}
-    said, code = doctor(tmp_path, same)
-    assert code == 0 and "PD057" in said and "Nothing to complain" not in said
+    assert code == 1 and "rope_theta 10000.0 stands in text_config, where it is not read" in said
+    said, code = doctor(tmp_path, {**LLAMA, "text_config": {**SIZES, "rope_theta": 1e4}})
+    assert code == 1 and "the top level has 1000000.0" in said
+    assert "PD057" not in doctor(tmp_path, {**LLAMA, "text_config": SIZES})[0]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "glm4v"])

@@ -23,6 +23,7 @@ from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
+ORIGINAL = transformers5.ORIGINAL
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
@@ -196,14 +197,10 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
 def _original(model: Model, scaling: Mapping[str, Any]) -> tuple[float, bool]:
     """Return longrope's original length, and whether it was given. It is read from the top level
     only, else the largest length counts; Phi-3.5-MoE's class copies the dict's there."""
-    outer = model.config.get("original_max_position_embeddings")
+    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL)
     if model.model_type in transformers5.OWN_MSCALES:
-        outer = scaling.get("original_max_position_embeddings", outer)
-    if outer is None and model.facts.get("original_field"):
-        outer = model.get("original_max_position_embeddings")
-    if outer is None:
-        return model.max_positions, False
-    return number(outer, "original_max_position_embeddings"), True
+        outer = scaling.get(ORIGINAL, outer)
+    return (model.max_positions, False) if outer is None else (number(outer, ORIGINAL), True)
 
 
 def _longrope(

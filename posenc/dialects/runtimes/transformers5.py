@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from posenc.dialects import formulas
@@ -18,7 +19,7 @@ from posenc.dialects.computed import (
     number,
     required,
 )
-from posenc.dialects.model import Model
+from posenc.dialects.model import Model, model_of
 from posenc.dialects.runtimes.running import emulator
 
 NEEDED = {
@@ -38,6 +39,8 @@ OWN_MSCALES = ("phimoe",)
 NAMED_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
 """Families whose class takes the type mrope for default, which has sections here."""
 STRETCHED = ("llama3", "yarn", "longrope")
+ORIGINAL = "original_max_position_embeddings"
+NO_LENGTH = "AttributeError: no attribute 'max_position_embeddings'"
 Parameters = dict[str, Any]
 
 
@@ -54,9 +57,9 @@ def resolve(model: Model) -> dict[str, Parameters]:
     if not facts.get("dicts", True):  # validated, and not looked at
         if given and given.get("rope_type", given.get("type")) in STRETCHED:
             if facts.get("needs_original"):
-                required(given, "original_max_position_embeddings")
+                required(given, ORIGINAL)
             if not model.get("max_position_embeddings"):
-                raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
+                raise RefusedError(NO_LENGTH)
         given = None
     if given is None:
         given = deepcopy(facts.get("rope", {}))  # its base counts, too
@@ -72,23 +75,13 @@ def resolve(model: Model) -> dict[str, Parameters]:
         parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
-        required_key = "original_max_position_embeddings"
-        if required_key not in parameters:  # filled in for types of the newer names only
-            raise RefusedError(
-                "KeyError: Missing required keys in `rope_parameters` for "
-                f"'rope_type'='longrope': {{{required_key!r}}}"
-            )
+        check(parameters, (ORIGINAL,))  # filled in for types of the newer names only
     if parameters["rope_type"] in STRETCHED:
-        outer = config.get("original_max_position_embeddings")
-        if outer is None and model.facts.get("original_field"):
-            outer = model.get("original_max_position_embeddings")
+        outer = (model if model.facts.get("original_field") else config).get(ORIGINAL)
         if outer is not None:
-            parameters["original_max_position_embeddings"] = outer
+            parameters[ORIGINAL] = outer
     if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
-        raise RefusedError(
-            "ValueError: `rope_parameters`'s type field must be one of ['longrope'], got "
-            f"{parameters['rope_type']}"
-        )
+        raise RefusedError(f"ValueError: only longrope is supported, got {parameters['rope_type']}")
     check(parameters)
     for key in facts.get("required", ()):
         required(parameters, key)
@@ -164,19 +157,16 @@ def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> Non
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
         if model.facts["transformers5"].get("needs_original"):
-            required(parameters, "original_max_position_embeddings")
-        parameters.setdefault("original_max_position_embeddings", model.max_positions)
+            required(parameters, ORIGINAL)
+        parameters.setdefault(ORIGINAL, model.max_positions)
 
 
-def check(parameters: Parameters) -> None:
-    """Raise RefusedError if a key that the rope_type needs is missing."""
+def check(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
+    """Raise RefusedError if a key that the rope_type needs, or one of `needed`, is missing."""
     kind = parameters["rope_type"]
-    missing = [key for key in NEEDED.get(kind, ()) if key not in parameters]
+    missing = [key for key in needed or NEEDED.get(kind, ()) if key not in parameters]
     if missing:
-        raise RefusedError(
-            f"KeyError: Missing required keys in `rope_parameters` for 'rope_type'='{kind}': "
-            f"{set(missing)}"
-        )
+        raise RefusedError(f"KeyError: {', '.join(missing)} missing for rope_type {kind!r}")
 
 
 def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
@@ -216,24 +206,21 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     dim = int(head_dim * share)
     if kind == "default":
         return Layer(formulas.plain(dim, theta))
-    null = facts.get("null_head") and model.config.get("head_dim") is None
+    usual = None if "head_dim?" in facts.get("values", "").split() else 0  # a field that is None
+    null = facts.get("null_head") and model.config.get("head_dim", usual) is None
     if null and kind not in ("linear", "llama3"):
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":
         return _longrope(parameters, theta, dim, trained, length)
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
-    stretched = kind != "linear"
-    if stretched and model.get("max_position_embeddings") is None:
-        raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
+    if kind != "linear" and model.get("max_position_embeddings") is None:
+        raise RefusedError(NO_LENGTH)
     if dim % 2 and kind == "yarn":
-        raise RefusedError(
-            f"RuntimeError: The size of tensor a ({dim // 2 + 1}) must match the size of tensor b "
-            f"({dim // 2})"
-        )
+        raise RefusedError(f"RuntimeError: yarn for {dim} channels, an odd number")
     factor = parameters["factor"]
     if factor is None and kind == "yarn":
-        factor = trained / number(parameters["original_max_position_embeddings"], "original length")
+        factor = trained / number(parameters[ORIGINAL], "original length")
     factor = number(factor, "factor")
     if kind == "linear":
         return Layer(tuple(f / factor for f in formulas.plain(dim, theta)))
@@ -243,9 +230,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     if kind == "dynamic":
         base = formulas.dynamic_theta(theta, factor, length, trained, dim)
         return Layer(formulas.plain(dim, base))
-    original = number(
-        parameters["original_max_position_embeddings"], "original_max_position_embeddings"
-    )
+    original = number(parameters[ORIGINAL], ORIGINAL)
     if kind == "llama3":
         return llama3(parameters, dim, theta)
     return yarn(parameters, dim, theta, factor, original)
@@ -261,7 +246,7 @@ def yarn(p: Mapping[str, Any], dim: int, theta: float, factor: float, original: 
 
 
 def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) -> Layer:
-    original = number(required(p, "original_max_position_embeddings"), "original length")
+    original = number(required(p, ORIGINAL), "original length")
     pairs = (dim + 1) // 2
     short, long = factors(p, "short_factor", pairs), factors(p, "long_factor", pairs)
     factor = p.get("factor")
@@ -280,7 +265,7 @@ def switch(parameters: Parameters, trained: int) -> Switch:
         return "length" if trained < looked_at else "static"
     if kind != "longrope" or parameters["short_factor"] == parameters["long_factor"]:
         return "static"
-    return "length" if parameters["original_max_position_embeddings"] < looked_at else "static"
+    return "length" if parameters[ORIGINAL] < looked_at else "static"
 
 
 def softmax_scale(model: Model, parameters: Parameters) -> float:
@@ -297,7 +282,7 @@ def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
     one of its two mscales for every type."""
     if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
-    original = number(required(p, "original_max_position_embeddings"), "original length")
+    original = number(required(p, ORIGINAL), "original length")
     name = "long_mscale" if length > original else "short_mscale"
     short = rotation(p, model, min(length, int(original)))
     return Layer(short.inv_freq, number(required(p, name), name))
@@ -315,17 +300,57 @@ def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
     for kind, p in resolved.items() if given and not model.flat_reaches else ():
         if kind not in given:
             raise RefusedError(f"KeyError: {kind!r}")
-        original = {"original_max_position_embeddings"} if p["rope_type"] in STRETCHED else set()
-        needed = {"rope_theta"} | original
+        needed = {"rope_theta", *((ORIGINAL,) if p["rope_type"] in STRETCHED else ())}
         if model.flat_reaches is None and (missing := sorted(needed - given[kind].keys())):
             raise RefusedError(f"KeyError: {missing[0]!r}")
     if model.uneven_heads and any(p["rope_type"] == "longrope" for p in resolved.values()):
         raise RefusedError("AmbiguousGlobalPerLayerAttributeError: 'head_dim'")
 
 
+def _refuse_values(model: Model) -> None:
+    """Raise RefusedError where building the class's config or its layers stops at a value.
+
+    A word of `values` is a key with an integer; with ? it may be null, with + it may not be
+    missing, with ! not be given; with ~ it is of any kind but null; with % it is not 0 where
+    layer_types is missing.
+    """
+    config, facts = model.config, model.facts["transformers5"]
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    for word in facts.get("values", "").split():
+        key, mark = word.rstrip("?+!~%"), word[-1]
+        value = config.get(key, None if mark == "+" else 1)
+        kinds = (int, type(None)) if mark == "?" else (int,)
+        right = type(value) in kinds and not (mark == "!" and key in config)
+        if mark == "~":
+            right = value is not None or key in scaling
+        if mark == "%":
+            right = "layer_types" in config or (right and value != 0)
+        if not right:
+            raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
+    listed = config.get(model.facts.get("rotates", {}).get("list", ""))
+    if isinstance(listed, list) and len(listed) < model.num_layers:
+        if listed or not facts.get("empty_list"):
+            raise RefusedError("IndexError: list index out of range")
+    if facts.get("whole_heads") and model.size("hidden_size") % model.num_heads:
+        raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
+    for name in ("rope_scaling", "rope_parameters"):  # next to text_config they are validated only
+        if isinstance(given := model.outer.get(name), Mapping):
+            kind = given.get("rope_type", given.get("type", "default"))
+            check({**given, "rope_type": kind})
+            if kind in STRETCHED:
+                known = "max_position_embeddings" in model.outer
+                raise (NotReadError if known else RefusedError)(NO_LENGTH)
+
+
 @emulator("transformers-5")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what transformers 5.23 computes. It never refuses a length."""
+    if model.model_type == "mistral" and "layer_types" in model.config and not model.outer:
+        model = replace(model, facts=model_of({"model_type": "ministral"}).facts)  # by AutoConfig
+    _refuse_values(model)
+    key = model.facts["transformers5"].get("share_key", "partial_rotary_factor")
+    if model.facts["transformers5"].get("null_share") and model.config.get(key, 0) is None:
+        model = replace(model, config={**model.config, key: 1.0})
     if "theta_in" in model.facts and model.inner_theta is None:
         raise RefusedError("AttributeError: 'DbrxAttentionConfig' has no attribute 'rope_theta'")
     resolved = resolve(model)
@@ -333,6 +358,8 @@ def emulate(model: Model, length: int | None) -> Computed:
         return Computed(None, {}, model.scale, without_rotation=model.without_rotation)
     if model.nested:
         _refuse_nested(model, resolved)
+    elif model.config.get(ORIGINAL, 0) is None and resolved["all"]["rope_type"] in STRETCHED:
+        raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
     length = length or model.max_positions
     layers = {kind: own_rotation(p, model.of_kind(kind), length) for kind, p in resolved.items()}
     first = next(iter(resolved.values()))

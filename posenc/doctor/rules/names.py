@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from posenc.dialects.families import WITHOUT_ROTATION, all_families
+from posenc.dialects.families import WITHOUT_ROTATION, all_families, table
 from posenc.dialects.files.spelling import ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.model import INNER, LAYER_KINDS, OUTSIDE, ROTARY, TRAINED_KEY, inner_key
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
@@ -20,14 +20,7 @@ BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s
 SCALINGS = {"rope_type", "long_factor", "low_freq_factor"}
 TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
 """Keys of a part of the model with a config of its own."""
-KINDS = frozenset(
-    """
-    full_attention sliding_attention chunked_attention window_attention indexed_attention conv moe
-    compressed_sparse_attention heavily_compressed_attention minimax_m3_sparse linear_attention
-    hybrid hybrid_sliding reference_sliding_attention
-    mamba attention deepseek_sparse_attention qwen_sparse_attention
-    """.split()
-)
+KINDS = frozenset(table("keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""
 BY_CLASS = ("vllm", "sglang", "llama.cpp")
 """Runtimes that choose the code by the class in architectures."""
@@ -174,32 +167,21 @@ def outside(case: Case) -> Iterator[Hit]:
     if case.metadata is not None:
         return
     config, inner = case.source.config, inner_key(case.source.config)
-    for key in OUTSIDE if inner else ():
-        value, said = config.get(key), config[inner].get(key)
-        if value is not None and value != said:
-            yield Hit(
-                f"{key} {value!r:.60} stands at the top level, where it is not read; {inner} has "
-                + ("none" if said is None else f"{said!r:.60}"),
-                (),
-                ALL,
-                contradiction=said is None,
-                cure=f"Move {key} into {inner}.",
-            )
-    for name in INNER if case.model.known else ():
-        own = config.get(name)
-        if name == inner or not isinstance(own, Mapping):
-            continue
-        there = config[inner] if inner else config
-        others = [key for key in OUTSIDE if own.get(key) not in (None, there.get(key))]
-        place = f"in {inner}" if inner else "at the top level"
-        yield Hit(
-            f"{name} is not read for {case.model.model_type}, whose keys are {place}"
-            + (f"; it has {others[0]} {own[others[0]]!r:.60}" if others else ""),
-            (),
-            ALL,
-            contradiction=bool(others),
-            cure=f"Move its keys {place.replace('in ', 'into ').replace('at', 'to')}, or drop it.",
-        )
+    read, place = (config[inner], inner) if inner else (config, "the top level")
+    unread = [name for name in INNER if name != inner and case.model.known]
+    parts = [(f"in {n}", own) for n in unread if isinstance(own := config.get(n), Mapping)]
+    for at, own in parts + [("at the top level", config)] * bool(inner):
+        for key in OUTSIDE:
+            value, said = own.get(key), read.get(key)
+            if value is not None and value != said:
+                yield Hit(
+                    f"{key} {value!r:.60} stands {at}, where it is not read; {place} has "
+                    + ("none" if said is None else f"{said!r:.60}"),
+                    (),
+                    ALL,
+                    contradiction=said is None or not inner,
+                    cure=f"Move {key} into {place}.",
+                )
     for name, value in case.config.items():
         if isinstance(value, Mapping) and name not in ("rope_scaling", "rope_parameters", *INNER):
             base = value.get("rope_theta")

@@ -29,6 +29,10 @@ NEEDED = {
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "phi4_multimodal": {"vision_config": {}, "audio_config": {}},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl_text": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
 }
 PREROTATED = {"Ernie4_5_VLMoeTextRotaryEmbedding", "Ernie4_5_VL_MoeTextRotaryEmbedding"}
 """Modules whose buffer is in another order than the pairs that it rotates."""
@@ -150,6 +154,18 @@ def rotary_modules(config: Any) -> list[tuple[str, type, type, tuple, dict]]:
             arguments, named = given[id(part)]
             found.append((where, type(part), arguments, named))
     return found
+
+
+def refusal(config: Any) -> str:
+    """Why the barest model of a config cannot be built, though its rotary modules can; empty if it
+    can, or if no class of a model is found."""
+    for candidate in _models(type(config), _modeling(type(config)))[:1]:
+        try:
+            with torch.device("meta"):
+                candidate(copy.deepcopy(config))
+        except Exception as error:  # whatever a class of transformers raises
+            return f"{type(error).__name__}: {error}".split("\n")[0][:120]
+    return ""
 
 
 def _wants(cls: type, config: type) -> bool:

@@ -183,6 +183,8 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
         return "" if refused else f"posenc: {error}"
     if got.known == "unknown":
         return ""
+    if got.error and not refused:
+        refused = real.refusal(built)
     if refused:
         return (
             ""
