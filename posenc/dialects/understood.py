@@ -8,8 +8,10 @@ from posenc.dialects.families import table
 from posenc.dialects.model import Model, flatten
 
 ABOUT_POSITIONS = re.compile(
-    r"rope|rotary|rotate|yarn|theta|position|mscale|(?<!layer_)freq|ntk|alibi|swa_"
+    r"rope|rotary|rotate|yarn|theta|position|mscale|(?<!layer_)freq|ntk|alibi|swa_|nope|logn"
 )
+ROTATION = re.compile(r"(\w+_)?(rope|rotary)(_pos\w*)?(_emb\w*)?")
+"""Flags that turn the rotation itself off, so that false is no default."""
 OTHERS = ("rotary", "text_config", "layer kinds", "layer types")
 READ = {use: frozenset(keys) for use, keys in table("keys").items() if use not in OTHERS}
 """The keys that a type of rope dict reads, beyond the common ones."""
@@ -27,7 +29,8 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
         if ABOUT_POSITIONS.search(key)
         and key not in KEYS
         and key not in own
-        and value not in (None, False)
+        and value is not None
+        and (value is not False or ROTATION.fullmatch(key))
     ]
     if config.get(key := model.facts.get("layout_key", "")) is False:
         found.append(key)  # not every runtime reads it

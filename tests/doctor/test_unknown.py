@@ -6,8 +6,10 @@ import pytest
 
 from posenc.dialects.families import all_families
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.runtimes.running import CELLS
+from posenc.dialects.understood import require_understood
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.threads import BASE
@@ -214,3 +216,27 @@ def test_code_pickles_and_auto_map_stay_behind(tmp_path):
     assert "auto_map" not in json.loads((out / "config.json").read_text())
     assert "left behind: notes.txt, pytorch_model.bin, run.sh, x.py" in said
     assert "the headers of 1 weight file and the shapes of 6 tensors" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_frobnicate", 0), ("rope_frobnicate", 0.0), ("rope_frobnicate", []),
+        ("use_nope", True), ("use_logn_attn", True), ("use_rope", False), ("rotary", False),
+        ("use_rotary_embeddings", False), ("apply_rotary_pos_emb", False),
+    ],
+)  # fmt: skip
+def test_a_key_about_positions_is_reported_whatever_its_value(file, key, value):
+    path = file({**SIMPLE, key: value})
+    said, _ = run(Options((path,)))
+    assert "PD055" in said and f"{key} {value!r}" in said and "Nothing to complain" not in said
+    with pytest.raises(ValueError, match=f"does not know what {key} means"):
+        require_understood({**SIMPLE, key: value}, model_of(SIMPLE))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("use_nope", False), ("use_logn_attn", False), ("use_yarn", False), ("rope_frobnicate", None)],
+)
+def test_a_key_that_turns_an_extension_off_is_not_reported(file, key, value):
+    assert "PD055" not in run(Options((file({**SIMPLE, key: value}),)))[0]
