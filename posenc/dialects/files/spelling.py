@@ -3,17 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from posenc.dialects.computed import LLAMA3
 from posenc.dialects.model import flatten
 from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
 
-META_LLAMA31 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""The meaning of `use_scaled_rope` in Meta's params.json; Llama 3.2 uses 32 instead of 8."""
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
 ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")
 NUMBERS = tuple(
@@ -31,14 +24,15 @@ TRANSLATED = {
     "meta": ("rope_theta", "use_scaled_rope", "rope_scaling_factor", "high_freq_factor"),
     "mistral": ("rope_theta", "max_position_embeddings", "yarn"),
     "deepseek": ("rope_theta", "rope_factor", "qk_rope_head_dim", "mscale"),
+    "yarn": ("factor", "beta", "alpha", "original_max_position_embeddings", "apply_scale"),
 }
-"""The keys about positions that are read in other spellings."""
-YARN = ("factor", "beta", "alpha", "original_max_position_embeddings", "apply_scale")
-"""Those of Mistral's yarn."""
+"""The keys about positions that are read in other spellings, and in Mistral's yarn."""
+IN_CONFIGS = KEYS.union(COMMON, NO_EFFECT, *READ.values())
 PER_LAYER = ("step3p5", "step3p7")
 """Families whose base and rotated share are lists with a number for each layer."""
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
+DICTS = ("rope_scaling", "rope_parameters")
 LARGEST_NUMBER = 1e35
 """Larger values overflow float32 in the runtimes."""
 
@@ -64,66 +58,48 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     translators = {"meta": _meta, "mistral": _mistral, "deepseek": _deepseek}
     if translate := translators.get(spelling := name_of_spelling(raw)):
-        about = {k: v for k, v in raw.items() if ABOUT_POSITIONS.search(k)}
-        return translate(raw) | _unread(about, TRANSLATED[spelling], KEYS, spelling)
-    flat = flatten(raw)
-    _check_shapes(flat)
-    _check_values(flat)
+        unread = _unread(raw, spelling).items()
+        return translate(raw) | {k: v for k, v in unread if ABOUT_POSITIONS.search(k)}
+    _check_values(flatten(raw))
     return dict(raw)
 
 
-def _check_shapes(flat: Mapping[str, Any]) -> None:
-    for name in ("rope_scaling", "rope_parameters"):
-        value = flat.get(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise ValueError(
-                f"config.json: {name} must be an object or null, got {type(value).__name__} "
-                f"{value!r}."
-            )
+def _check_values(flat: Mapping[str, Any]) -> None:
+    """Raise ValueError if a rotary key has a value of the wrong kind, or there is no model."""
     if not any(n in flat for n in ("hidden_size", "n_embd", "d_model", "head_dim", "model_type")):
         raise ValueError(
             "expected a model's config with hidden_size, head_dim or model_type, found the keys "
             f"{', '.join(sorted(flat)[:8]) or 'of an empty object'}."
         )
-
-
-def _check_values(flat: Mapping[str, Any]) -> None:
-    """Raise ValueError if a rotary key has a value of the wrong kind."""
-    per_layer = flat.get("model_type") in PER_LAYER
+    lists = ("rope_theta", "partial_rotary_factor") if flat.get("model_type") in PER_LAYER else ()
     for place, values in _dicts(flat):
-        for key in (*NUMBERS, *LISTS, *WORDS):
+        for key in (*DICTS, *NUMBERS, *LISTS, *WORDS, "layer_types"):
             value = values.get(key)
-            if value is None:
+            if value is None or (not place and key in lists):
                 continue
-            if key in NUMBERS:
-                right = isinstance(value, int | float | str)
-                if not place and key in ("rope_theta", "partial_rotary_factor") and per_layer:
-                    continue
-                finite = not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
-                expected, right = "a finite number", right and finite
-                if right and key in POSITIVE and _in_digits(value) <= 0:
-                    right, expected = False, "a positive number"
-            elif key in LISTS:
-                right = isinstance(value, list) and all(_plain_number(v) for v in value)
-                expected = "a list of finite numbers"
-            else:
-                right, expected = isinstance(value, str), "a string"
-            if not right:
+            if expected := _expected(key, value):
                 shown = repr(value)[:60]
                 raise ValueError(f"config.json: {place}{key} must be {expected}, got {shown}.")
-    kinds = flat.get("layer_types")
-    if kinds is not None and not (
-        isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
-    ):
-        raise ValueError(f"config.json: layer_types must be a list of strings, got {kinds!r}.")
 
 
-def _in_digits(value: Any) -> float:
-    """Return a number, also of text; 1 for any other text, which a rule reports."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return 1
+def _expected(key: str, value: Any) -> str:
+    """Return what the value of a rotary key must be; empty if it is."""
+    if key in DICTS:
+        right, expected = isinstance(value, Mapping), "an object or null"
+    elif key in LISTS:
+        right = isinstance(value, list) and all(_plain_number(v) for v in value)
+        expected = "a list of finite numbers"
+    elif key in WORDS:
+        right, expected = isinstance(value, str), "a string"
+    elif key == "layer_types":
+        right = isinstance(value, list) and all(isinstance(kind, str) for kind in value)
+        expected = "a list of strings"
+    elif key in POSITIVE and (value == 0 or str(value).strip()[:1] == "-"):
+        right, expected = False, "a positive number"
+    else:
+        number = isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
+        right, expected = number or isinstance(value, str), "a finite number"
+    return "" if right else expected
 
 
 def _plain_number(value: Any) -> bool:
@@ -133,7 +109,7 @@ def _plain_number(value: Any) -> bool:
 
 def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "", flat
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in DICTS:
         given = flat.get(name)
         if isinstance(given, Mapping):
             yield f"{name}.", given
@@ -155,15 +131,12 @@ def with_vendors_names(config: dict[str, Any], own: Collection[str]) -> dict[str
     return config
 
 
-def _unread(
-    given: Mapping[str, Any], read: Collection[str], known: Collection[str], whose: str
-) -> dict[str, Any]:
-    """Return the keys that are not translated, for the rules that report them. A `known` one gets
-    another name, because here it is not what it is in a config.json."""
-    left = [(f"{k}, which {whose}'s code does not read", k) for k in given if k not in read]
-    return {
-        said if k in known else k: str(given[k]) if k in known else given[k] for said, k in left
-    }
+def _unread(given: Mapping[str, Any], spelling: str) -> dict[str, Any]:
+    """Return the keys that are not translated, for the rules that report them; text under another
+    name for those that a config.json may have."""
+    left = {k: v for k, v in given.items() if k not in TRANSLATED[spelling]}
+    known = {f"{k}, which its code does not read": str(left.pop(k)) for k in IN_CONFIGS & {*left}}
+    return {**left, **known}
 
 
 def _size(raw: Mapping[str, Any], name: str) -> int:
@@ -189,10 +162,8 @@ def _common(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
         "num_hidden_layers": _size(raw, "n_layers"),
         "num_key_value_heads": raw.get("n_kv_heads", heads),
     }
-    for ours, theirs in (("vocab_size", "vocab_size"), ("rms_norm_eps", "norm_eps")):
-        if theirs in raw:
-            config[ours] = raw[theirs]
-    return config
+    names = {"vocab_size": "vocab_size", "norm_eps": "rms_norm_eps"}
+    return config | {names[key]: raw[key] for key in names if key in raw}
 
 
 def _meta(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,41 +171,31 @@ def _meta(raw: Mapping[str, Any]) -> dict[str, Any]:
     config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
     config["max_position_embeddings"] = raw.get("max_seq_len", 2048)
     if raw.get("use_scaled_rope"):
-        scaling = dict(META_LLAMA31)
-        scaling["factor"] = _number(raw, "rope_scaling_factor", 8.0)
-        scaling["high_freq_factor"] = _number(raw, "high_freq_factor", 4.0)
-        config["rope_scaling"] = scaling
-        config["max_position_embeddings"] = int(8192 * scaling["factor"])
+        factor = _number(raw, "rope_scaling_factor", 8.0)  # 32 of Llama 3.2
+        high = _number(raw, "high_freq_factor", 4.0)
+        own = {"rope_type": "llama3", "factor": factor, "high_freq_factor": high}
+        config["rope_scaling"] = {**LLAMA3, **own}
+        config["max_position_embeddings"] = int(8192 * factor)
     return config
 
 
 def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
     config = _common(raw, "mistral")
     config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
-    if "head_dim" in raw:
-        config["head_dim"] = raw["head_dim"]
-    config["max_position_embeddings"] = raw.get(
-        "max_position_embeddings", raw.get("max_seq_len", 128000)
-    )
-    window = raw.get("sliding_window")
-    if window is not None:
-        config["sliding_window"] = window
+    longest = raw.get("max_position_embeddings", raw.get("max_seq_len", 128000))
+    config["max_position_embeddings"] = longest
+    config |= {name: raw[name] for name in ("head_dim", "sliding_window") if name in raw}
     if raw.get("llama_4_scaling"):
         config["llama_4_scaling of positions"] = raw["llama_4_scaling"]
     yarn = raw.get("yarn") or {}
     if not isinstance(yarn, Mapping):
         raise ValueError(f"params.json: yarn must be an object or null, got {yarn!r}.")
     if yarn:
-        names = {"factor": "factor", "beta": "beta_fast", "alpha": "beta_slow"}
-        scaling = {ours: yarn[theirs] for theirs, ours in names.items() if theirs in yarn}
-        original = "original_max_position_embeddings"
-        if original in yarn:
-            scaling[original] = yarn[original]
-        if not yarn.get("apply_scale", True):
+        ours = {"beta": "beta_fast", "alpha": "beta_slow"}
+        scaling = {ours.get(k, k): yarn[k] for k in TRANSLATED["yarn"] if k in yarn}
+        if not scaling.pop("apply_scale", True):
             scaling["attention_factor"] = 1.0
-        known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
-        scaling |= _unread(yarn, YARN, known, "mistral")
-        config["rope_scaling"] = {"rope_type": "yarn", **scaling}
+        config["rope_scaling"] = {"rope_type": "yarn", **scaling, **_unread(yarn, "yarn")}
     return config
 
 
