@@ -12,7 +12,6 @@ KEYS = {
     "dimension_count_swa": "rope.dimension_count_swa",
     "scaling_type": "rope.scaling.type",
     "scaling_factor": "rope.scaling.factor",
-    "scale_linear": "rope.scale_linear",
     "original_length": "rope.scaling.original_context_length",
     "attn_factor": "rope.scaling.attn_factor",
     "beta_fast": "rope.scaling.yarn_beta_fast",
@@ -22,6 +21,8 @@ KEYS = {
     "log_multiplier": "rope.scaling.yarn_log_multiplier",
 }
 """Field -> its key, after the architecture's name and a dot."""
+OLD_KEYS = {"scaling_factor": "rope.scale_linear"}
+"""Those that libllama reads where the newer one is missing."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,6 @@ class Metadata:
     dimension_count_swa: int | None = None
     scaling_type: str = "linear"
     scaling_factor: float = 1.0
-    scale_linear: float | None = None
-    """The factor under an older name, which libllama reads where the newer one is missing."""
     original_length: float = 0.0
     attn_factor: float = 1.0
     beta_fast: float | None = None
@@ -55,7 +54,5 @@ class Metadata:
     """The fields that the file names."""
 
     def __post_init__(self) -> None:
-        if self.scale_linear and "scaling_factor" not in self.given:
-            object.__setattr__(self, "scaling_factor", self.scale_linear)
         if not self.original_length:
             object.__setattr__(self, "original_length", float(self.context_length))

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
 from posenc.lazy import require
 from posenc.report.files.opened import open_ordinary
 
@@ -14,9 +14,7 @@ FACTORS = {
     "factors_long": "rope_factors_long.weight",
     "factors_short": "rope_factors_short.weight",
 }
-MAY_BE_ZERO = tuple(
-    "sliding_window yarn_ext_factor log_multiplier original_length scale_linear".split()
-)
+MAY_BE_ZERO = ("sliding_window", "yarn_ext_factor", "log_multiplier", "original_length")
 WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
 LARGEST_LAYERS = 2000
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -115,7 +113,8 @@ def read_metadata(path: Path) -> Metadata:
     }
     fields: dict[str, Any] = {}
     for name, key in KEYS.items():
-        value = values.get(f"{architecture}.{key}")
+        old = f"{architecture}.{OLD_KEYS.get(name, key)}"
+        value = values.get(f"{architecture}.{key}", values.get(old))
         if value is not None:
             fields[name] = _checked(path, f"{architecture}.{key}", name, value)
     fields.setdefault("context_length", 0)

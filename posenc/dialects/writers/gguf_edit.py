@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError
-from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
 from posenc.dialects.files.gguf_reader import FACTORS, open_gguf, read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
@@ -17,7 +17,7 @@ from posenc.report.files.atomic import atomically
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "
-    "yarn_ext_factor log_multiplier attn_factor scale_linear".split()
+    "yarn_ext_factor log_multiplier attn_factor".split()
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -156,13 +156,11 @@ def edited(meta: Metadata, edit: Edit) -> Metadata:
     """Return the metadata after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
-    if "scale_linear" in edit.drop and "scaling_factor" not in meta.given:
-        dropped["scaling_factor"] = defaults["scaling_factor"]
     given = (meta.given - set(edit.drop)) | set(edit.keys)
     tensors: dict[str, Any] = {}
     if edit.rope_freqs is not None:
         tensors = {"rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None}
-    return replace(meta, **{**dropped, **edit.keys}, **tensors, given=frozenset(given))
+    return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
 
 
 def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> None:
@@ -179,7 +177,8 @@ def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> Non
 
     named = reader.fields["general.architecture"].contents()
     freqs = None if edit.rope_freqs is None else np.asarray(edit.rope_freqs, np.float32)
-    dropped = {f"{named}.{KEYS[name]}" for name in (*edit.drop, *edit.keys)}
+    names = {*edit.drop, *edit.keys}
+    dropped = {f"{named}.{keys[n]}" for keys in (KEYS, OLD_KEYS) for n in names & keys.keys()}
     own = set(FACTORS.values()) if freqs is not None else set()
     with atomically(out) as partial:
         writer = GGUFWriter(str(partial), named, endianess=reader.endianess)
@@ -210,11 +209,5 @@ def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> Non
         for tensor in tensors:
             writer.write_tensor_data(tensor.data)
         writer.close()
-        reason = prove(partial, wanted)
-        if reason:
+        if reason := _differs(read_metadata(partial), wanted):
             raise ValueError(f"not written, the proof failed: {reason}.")
-
-
-def prove(path: Path, wanted: Mapping[str, Layer]) -> str:
-    """Return why libllama would compute something else from a file; empty if it would not."""
-    return _differs(read_metadata(path), wanted)
