@@ -28,8 +28,7 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     `rotary_dim`, `fraction` (of the head), `axes` (of positions that share these frequencies) and
     `layout`; `without_rotation` (layers); `softmax_scale`; `switch` (when the frequencies change).
     A model that rotates nothing has no kinds, and softmax_scale None.
-    Raises: ValueError for a value of the wrong kind, a family that posenc does not know, or keys
-    whose meaning is unclear.
+    Raises: ValueError for an unknown family, a value of the wrong kind, or an unclear meaning.
 
     >>> frequencies({"model_type": "llama", "head_dim": 4})["kinds"][0]["inv_freq"]
     [1.0, 0.01]

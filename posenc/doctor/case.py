@@ -97,10 +97,9 @@ class Case:
                 own = unrecorded(name, version)
             else:
                 own = from_metadata(self.metadata, self.length)
-        except NotReadError as unread:
-            own = Computed(str(unread), known="unknown", version=RECORD[name][2])
         except RefusedError as refused:
-            own = Computed(str(refused), version=RECORD[name][2])
+            known = "unknown" if isinstance(refused, NotReadError) else "yes"
+            own = Computed(str(refused), known=known, version=RECORD[name][2])
         others = {
             r: Computed(f"{r} reads no GGUF files", known="no model", version=RECORD[r][2])
             for r in RUNTIMES

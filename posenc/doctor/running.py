@@ -33,8 +33,6 @@ MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
 SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
-
-
 SETTLED = ("PD002", "PD003", "PD006", "PD018")
 """Contradictions that are settled as transformers 5 does."""
 UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
@@ -233,9 +231,7 @@ def _layout(options: Options) -> tuple[str, int]:
 
 
 def _named(options: Options) -> tuple[str, ...]:
-    if options.for_ is None:
-        return tuple(RUNTIMES)
-    names = [name for name, _ in _asked(options)]
+    names = RUNTIMES if options.for_ is None else [name for name, _ in _asked(options)]
     return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
 
 

@@ -91,8 +91,7 @@ def _parameters(model: Model) -> tuple[Mapping[str, Any], Any]:
 def _loaded(model: Model) -> Mapping[str, Any]:
     if model.facts.get("original_field"):
         return transformers5.resolve(model)["all"]
-    config = dict(model.config)
-    config.pop("original_max_position_embeddings", None)
+    config = {k: v for k, v in model.config.items() if k != "original_max_position_embeddings"}
     return transformers5.resolve(Model(config, model.model_type, model.facts))["all"]
 
 

@@ -15,12 +15,6 @@ NEW_ONLY = "longrope with short = long, in the newer dialect only"
 Parameters = dict[str, Any]
 
 
-def parameter_sets(meaning: Meaning) -> Iterator[tuple[dict[str, Parameters], int]]:
-    """Yield the rope dicts, per kind of layer, that carry a meaning, with their largest length."""
-    for _, parameters, _ in candidates(meaning, fold=False):
-        yield parameters, largest(parameters, meaning)
-
-
 def largest(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
     """Return max_position_embeddings: what yarn stretches to, otherwise the largest meant."""
     for p in parameters.values():
@@ -54,11 +48,8 @@ def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Pa
     if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
         yield "the same settings in both dialects", own, 1.0
     if set(meaning.parameters) != {"all"} or meaning.model.mla:
-        changes = changes_with_length(meaning)
-        if not changes:
-            yield "the same settings in both dialects", own, 1.0
-        if changes or not meaning.model.mla:
-            yield "longrope with short = long per kind, in both dialects", _kinds(meaning, own), 1.0
+        yield "the same settings in both dialects", own, 1.0
+        yield "longrope with short = long per kind, in both dialects", _kinds(meaning, own), 1.0
         return
     layer, p = meaning.computed.layers["all"], meaning.parameters["all"]
     theta = float(p["rope_theta"])
@@ -84,16 +75,6 @@ def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Pa
         cold = {**dual.universal(Layer(layer.inv_freq), theta, meaning.max_length), **share}
         name = "longrope with short = long, the temperature in q"
         yield name, {"all": cold}, layer.multiplier
-
-
-def changes_with_length(meaning: Meaning) -> str:
-    """Return what in the settings changes with the length; empty if nothing does."""
-    for p in meaning.parameters.values():
-        if p["rope_type"] == "dynamic":
-            return "dynamic NTK"
-        if p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]:
-            return "longrope with two lists of factors"
-    return ""
 
 
 def _kinds(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:

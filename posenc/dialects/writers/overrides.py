@@ -11,10 +11,14 @@ from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import flatten, model_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.writers import dual
-from posenc.dialects.writers.candidates import parameter_sets
+from posenc.dialects.writers.candidates import candidates, largest
 from posenc.dialects.writers.proof import disagreement
 
-SERVERS = ("vllm", "sglang")
+SERVERS = {
+    "vllm": ("--hf-overrides", "--max-model-len"),
+    "sglang": ("--json-model-override-args", "--context-length"),
+}
+"""The options of each for a config, and for the longest sequence."""
 
 
 def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
@@ -27,35 +31,24 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
             f"{runtime} takes no overrides of a config on its command line; expected "
             f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
         )
+    reasons = []
     try:
-        return _first_right(config, meaning, runtime)
+        for _, parameters, _ in candidates(meaning, fold=False):
+            given: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
+            if (longest := largest(parameters, meaning)) != model_of(config).max_positions:
+                given["max_position_embeddings"] = longest
+            computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
+            if computed.error is None and (computed.max_length or 0) < meaning.max_length:
+                computed = Computed(f"admits {computed.max_length} tokens only")
+            reason = disagreement(computed, meaning.computed)
+            if not reason:
+                option, length = SERVERS[runtime]
+                text = shlex.quote(json.dumps(given))
+                return f"{option} {text} {length} {meaning.max_length}"
+            reasons.append(reason)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no options of {runtime} carry these numbers ({error}).") from error
-
-
-def _first_right(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
-    reasons = []
-    for parameters, largest in parameter_sets(meaning):
-        given = _overrides(parameters, largest, model_of(config).max_positions)
-        computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
-        if computed.error is None and (computed.max_length or 0) < meaning.max_length:
-            computed = Computed(f"admits {computed.max_length} tokens only")
-        reason = disagreement(computed, meaning.computed)
-        if not reason:
-            return _line(runtime, given, meaning.max_length)
-        reasons.append(reason)
     raise ValueError(f"{runtime} cannot: {reasons[0] if reasons else 'no recipe is known'}.")
-
-
-def _overrides(
-    parameters: Mapping[str, Mapping[str, Any]], largest: int, own: int
-) -> dict[str, Any]:
-    """Return the overrides. own: the file's own largest length."""
-    flat = dict(parameters["all"]) if set(parameters) == {"all"} else dict(parameters)
-    given: dict[str, Any] = {"rope_parameters": flat}
-    if largest != own:
-        given["max_position_embeddings"] = largest
-    return given
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
@@ -82,10 +75,3 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str
         if key not in ("rope_parameters", "rope_scaling"):
             result[key] = value
     return result
-
-
-def _line(runtime: str, given: Mapping[str, Any], length: int) -> str:
-    text = shlex.quote(json.dumps(given))
-    if runtime == "vllm":
-        return f"--hf-overrides {text} --max-model-len {length}"
-    return f"--json-model-override-args {text} --context-length {length}"

@@ -7,14 +7,7 @@ from typing import Any
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.runtimes import NEWEST, RUNTIMES, emulate
 from posenc.dialects.writers import dual
-from posenc.dialects.writers.candidates import (
-    NEW_ONLY,
-    candidates,
-    changes_with_length,
-    clean,
-    largest,
-    notes,
-)
+from posenc.dialects.writers.candidates import NEW_ONLY, candidates, clean, largest, notes
 from posenc.dialects.writers.proof import failures
 
 ONE_CHOICE = {
@@ -63,8 +56,8 @@ def best(
         for recipe in _recipes(config, meaning, named, fold, versions):
             if not recipe.cannot:
                 return recipe
-            as_many = recipe.cannot.keys() == before.keys()
-            if recipe.cannot.keys() < before.keys() or (as_many and not better):
+            worse, fewer = recipe.cannot.keys() - before.keys(), len(recipe.cannot) < len(before)
+            if not worse and (fewer or not better):
                 tried.append(recipe)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no recipe carries these numbers ({error}).") from error
@@ -89,23 +82,27 @@ def _recipes(
             written = dual.new_only(config, parameters["all"], length)
         else:
             written = dual.write(config, meaning, parameters, length)
-        wrong = misread(written, meaning, named, folded, versions)
+        wrong = misread(written, meaning, named, folded=folded, versions=versions)
         yield Recipe(name, written, folded, wrong, notes(parameters))
 
 
+def changes_with_length(meaning: Meaning) -> str:
+    """Return what in the settings changes with the length; empty if nothing does."""
+    for p in meaning.parameters.values():
+        if p["rope_type"] == "dynamic":
+            return "dynamic NTK"
+        if p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]:
+            return "longrope with two lists of factors"
+    return ""
+
+
 def misread(
-    config: Mapping[str, Any],
-    meaning: Meaning,
-    named: Sequence[str],
-    folded: float = 1.0,
-    versions: Mapping[str, str] = NEWEST,
+    config: Mapping[str, Any], meaning: Meaning, named: Sequence[str], **how: Any
 ) -> dict[str, str]:
-    """Return, by runtime, why it does not compute the meaning; of settings that change with the
-    length, why not at any length."""
-    found = failures(config, meaning.computed, named, None, folded, versions)
-    if changes_with_length(meaning):
-        found = failures(config, meaning.computed, named, 1, folded, versions) | found
-    return found
+    """Return `failures`, which are none if the frequencies meant are computed at every length."""
+    lengths = (1, None) if changes_with_length(meaning) else (None,)
+    found = [failures(config, meaning.computed, named, at, **how) for at in lengths]
+    return {name: why for each in found for name, why in each.items()}
 
 
 def require_static(meaning: Meaning, length: int | None) -> None:

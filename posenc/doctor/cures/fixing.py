@@ -14,7 +14,7 @@ from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
-from posenc.dialects.writers.recipes import Recipe, best, misread, require_static
+from posenc.dialects.writers.recipes import best, misread, require_static
 from posenc.report.files.new_folder import new_folder
 
 CONFIG = "config.json"
@@ -55,7 +55,36 @@ def fix(
         why = foldable(source.folder, meaning.model)
         looked_at += f", {checked(source.folder, meaning.model)}"
     recipe = best(source.raw, meaning, named, fold=not why, better=True, versions=versions)
-    lines = _write(source, out, recipe, meaning, named, looked_at, versions)
+    lines = [f"{out}: {recipe.name}"]
+    # The family's own class reads what is written; code of the folder stays behind.
+    config = {key: value for key, value in recipe.config.items() if key != "auto_map"}
+    with new_folder(out) as folder:
+        behind = []
+        if source.path.name == CONFIG:
+            behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
+        write_config(folder / CONFIG, config)
+        lines += [f"  {line}" for line in config_changes(source.raw, config)]
+        if recipe.folded != 1:
+            from posenc.dialects.weights.fold import fold
+
+            changed = fold(folder, meaning.model, recipe.folded)
+            lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+        written = read_json(folder / CONFIG)
+        wrong = misread(written, meaning, named, folded=recipe.folded, versions=versions)
+        if set(wrong) != set(recipe.cannot):
+            raise RuntimeError(f"not written, the proof failed: {wrong}")
+    answers = emulate(written, None, named, versions)
+    right = [
+        f"{name} {versions.get(name, '')}".rstrip()
+        for name in named
+        if name not in wrong and answers[name].knows
+    ]
+    lines.append(f"proved by their emulators, from {looked_at}: {', '.join(right) or 'none'}")
+    lines += [f"not proved: {n}: {a.answer}" for n, a in answers.items() if not a.knows]
+    if behind:
+        lines.append(f"left behind: {', '.join(behind[:8])}{', ...' if len(behind) > 8 else ''}")
+    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
+    lines += [f"note: {note}" for note in recipe.notes]
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
     return "\n".join(lines), int(bool(recipe.cannot))
@@ -75,49 +104,6 @@ def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> 
         "folder first (transformers has convert_..._weights_to_hf.py for Llama and Mistral), and "
         f"put these rotary keys into its config.json: {json.dumps(keys)}"
     )
-
-
-def _write(
-    source: Source,
-    out: Path,
-    recipe: Recipe,
-    meaning: Meaning,
-    named: tuple[str, ...],
-    looked_at: str,
-    versions: Mapping[str, str],
-) -> list[str]:
-    lines = [f"{out}: {recipe.name}"]
-    # The family's own class reads what is written; code of the folder stays behind.
-    config = {key: value for key, value in recipe.config.items() if key != "auto_map"}
-    with new_folder(out) as folder:
-        behind = []
-        if source.path.name == CONFIG:
-            behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
-        write_config(folder / CONFIG, config)
-        lines += [f"  {line}" for line in config_changes(source.raw, config)]
-        if recipe.folded != 1:
-            from posenc.dialects.weights.fold import fold
-
-            changed = fold(folder, meaning.model, recipe.folded)
-            lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
-        written = read_json(folder / CONFIG)
-        wrong = misread(written, meaning, named, recipe.folded, versions)
-        if set(wrong) != set(recipe.cannot):
-            raise RuntimeError(f"not written, the proof failed: {wrong}")
-    answers = emulate(written, None, named, versions)
-    right = [
-        f"{name} {versions.get(name, '')}".rstrip()
-        for name in named
-        if name not in wrong and answers[name].knows
-    ]
-    lines.append(f"proved by their emulators, from {looked_at}: {', '.join(right) or 'none'}")
-    for name, answer in answers.items():
-        if not answer.knows:
-            lines.append(f"not proved: {name}: {answer.answer}")
-    if behind:
-        lines.append(f"left behind: {', '.join(behind[:8])}{', ...' if len(behind) > 8 else ''}")
-    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
-    return lines + [f"note: {note}" for note in recipe.notes]
 
 
 def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:

@@ -112,11 +112,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_page(path: Path, mark: str = "<html") -> None:
-    """Check as `check_writable` that a page can be written, and that no other file is lost by it:
-    one that is there is empty, or a page with `mark`.
-
-    Raises: ValueError, OSError.
-    """
+    """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
+    empty and no page with `mark`."""
     if path.is_file() and (there := bytes_of(path)):
         if not (there.startswith(b"<!doctype html>") and mark.encode() in there):
             raise ValueError(f"{path} exists already and is no page of this command; name another.")
