@@ -58,7 +58,9 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "safetensors, found none": ("llama", lambda folder: (folder / "model.safetensors").unlink()),
     "model.safetensors cannot be read": ("llama", cut_weights),
     "9 weights that config.json needs are missing": ("llama", config(num_hidden_layers=3)),
-    "model.safetensors do not fit: You": ("llama", config(hidden_size=16)),
+    "lm_head.weight is stored as (257, 32), and config.json needs (257, 16).": (
+        "llama", config(hidden_size=16),
+    ),
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
     "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),
     "all its layers have a window of 16 tokens": ("mistral", lambda folder: None),

@@ -116,13 +116,16 @@ def load_checkpoint(
             dtype=dtype,
             output_loading_info=True,
             attn_implementation=attention,
+            ignore_mismatched_sizes=True,  # they are refused below, with their shapes
             **mapped,
             **STOCK,
         )
-    except RuntimeError as error:  # other shapes
-        raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
     except Exception as error:
         raise ValueError(f"{folder}: no model can be built: {one_line(error)}") from error
+    for name, stored, built in sorted(told["mismatched_keys"]):
+        raise ValueError(
+            f"{folder}: {name} is stored as {tuple(stored)}, and config.json needs {tuple(built)}."
+        )
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
         named, read_as = raw.get("architectures") or [], type(model).__name__
