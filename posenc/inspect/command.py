@@ -25,7 +25,7 @@ def _no_exit() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        from posenc.encodings.registry.code import own_line
+        from posenc.encodings import own_line
 
         where = own_line(error) or "a package"
         raise RunFailed(
