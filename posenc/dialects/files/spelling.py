@@ -23,7 +23,7 @@ POSITIVE = tuple(
 TRANSLATED = {
     "meta": ("rope_theta", "use_scaled_rope", "rope_scaling_factor", "high_freq_factor"),
     "mistral": ("rope_theta", "max_position_embeddings", "yarn"),
-    "deepseek": ("rope_theta", "rope_factor", "qk_rope_head_dim", "mscale"),
+    "deepseek": ("rope_theta", "rope_factor", "mscale", "qk_rope_head_dim", "qk_nope_head_dim"),
     "yarn": ("factor", "beta", "alpha", "original_max_position_embeddings", "apply_scale"),
 }
 """The keys about positions that are read in other spellings, and in Mistral's yarn."""

@@ -69,7 +69,7 @@ FOUR = {"original_max_position_embeddings": 2048, "beta": 0.1}
         ({**MISTRAL, "llama_4_scaling": FOUR, "yarn": YARN}, "PD055", "llama_4_scaling"),
         ({**MISTRAL, "yarn": {**YARN, "facotr": 4}}, "PD010", "facotr"),
         ({**MISTRAL, "yarn": {"facotr": 4, "beta": 32.0}}, "PD047", "facotr"),
-        ({**MISTRAL, "yarn": {**YARN, "mscale": 0.7}}, "PD010", "mscale, which its code does not read"),
+        ({**MISTRAL, "yarn": {**YARN, "mscale": 0.7}}, "PD010", "mscale, which its code"),
         ({**MISTRAL, "rope_frobnicate": 7}, "PD055", "rope_frobnicate"),
         ({**META, "rope_frobnicate": 7}, "PD055", "rope_frobnicate"),
         ({**META, "rope_scaling": {"rope_type": "linear", "factor": 4}}, "PD055", "rope_scaling"),
