@@ -81,7 +81,7 @@ def resolve(model: Model) -> dict[str, Parameters]:
         if outer is not None:
             parameters[ORIGINAL] = outer
     if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
-        raise RefusedError(f"ValueError: only longrope is supported, got {parameters['rope_type']}")
+        raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
     check(parameters)
     for key in facts.get("required", ()):
         required(parameters, key)
@@ -166,7 +166,7 @@ def check(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
     kind = parameters["rope_type"]
     missing = [key for key in needed or NEEDED.get(kind, ()) if key not in parameters]
     if missing:
-        raise RefusedError(f"KeyError: {', '.join(missing)} missing for rope_type {kind!r}")
+        raise RefusedError(f"KeyError: Missing required keys in `rope_parameters`: {set(missing)}")
 
 
 def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
@@ -217,7 +217,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     if kind != "linear" and model.get("max_position_embeddings") is None:
         raise RefusedError(NO_LENGTH)
     if dim % 2 and kind == "yarn":
-        raise RefusedError(f"RuntimeError: yarn for {dim} channels, an odd number")
+        raise RefusedError(f"RuntimeError: The size of tensor a must match: {dim} channels, odd")
     factor = parameters["factor"]
     if factor is None and kind == "yarn":
         factor = trained / number(parameters[ORIGINAL], "original length")

@@ -76,6 +76,9 @@ CASES = {
         if not (value == 2 and key == "head_dim") and (name, key) != ("qwen3", "sliding_window")
         if (name, key, value) != ("gpt_neox", "head_dim", 16.0)
     ],
+    "a null number of key heads": [
+        (name, {"num_key_value_heads": None}) for name in ("llama", "glm", "nemotron", "qwen2_moe")
+    ],
     "a mistral with layer_types": [
         ("mistral", {"layer_types": ["sliding_attention", "full_attention"], **more})
         for more in ({}, {"head_dim": 16}, {"head_dim": None}, {"sliding_window": 4096})
