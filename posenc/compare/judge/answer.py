@@ -264,14 +264,9 @@ def _left_out(study: Study) -> Iterator[str]:
     """Name encodings with failed trials, without a length that runs, or without a rank."""
     done = {result.config.encoding for result in study.finished}
     failed = Counter(r.config.encoding for r in study.failed)
-    gone = [name for name in failed if name not in done]
-    of = Counter(trial.encoding for trial in study.trials)
-    part = "{name} {part} of {whole}"
-    some = [phrase(part, name=n, part=failed[n], whole=of[n]) for n in failed if n in done]
-    if some:
+    of, part = Counter(trial.encoding for trial in study.trials), "{name} {part} of {whole}"
+    if some := [phrase(part, name=n, part=count, whole=of[n]) for n, count in failed.items()]:
         yield phrase("Failed trials: {names}.", names=_some(some))
-    if gone:
-        yield phrase("failed and left out", number=len(gone), names=_some(gone))
     read = {True: set[str](), False: set[str]()}
     for result in study.of_task(TEXT).finished:
         known = any(score.bits_per_byte is not None for score in result.by_length)

@@ -144,7 +144,7 @@ def _curves(study: Study) -> Iterator[Plot]:
     for name, draw, see in (
         ("by-length", figures.by_length, captions.in_by_length),
         ("by-context", figures.by_context, captions.in_by_context),
-        ("by-position", figures.by_position, captions.in_by_position),
+        ("by-position", figures.by_position, lambda _: ""),
         ("training", figures.training, captions.in_training),
     ):
         numbers = name == "by-length"

@@ -231,7 +231,7 @@ def test_an_encoding_that_fails_is_left_out_by_name():
     ]
     given = dataclasses.replace(given, results=tuple(failed))
     assert said(given).startswith("Use ") and "t5" not in said(given)
-    assert limits(given).endswith("t5 failed and is left out.")
+    assert limits(given).endswith("Failed trials: t5 2 of 2.")
     with pytest.raises(ValueError, match=r"t5: expected numbers, got .*nan"):
         answer(six(t5=(math.nan, 2.0, 2.0)))  # no file on disk can say so
     nothing = dataclasses.replace(given, results=(TrialResult(TRIAL, reason="nan"),))
