@@ -32,7 +32,8 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
     """
     from scipy.stats import permutation_test, rankdata
 
-    names = _shared(ours, theirs)
+    _checked(theirs)
+    names = [name for name in _checked(ours) if name in theirs]
     if len(names) < 3:
         return None
     a, b = (rankdata([side[name] for name in names]) for side in (ours, theirs))
@@ -87,7 +88,7 @@ def sign_agreement(ours: Mapping[str, float], pairs: list[tuple[str, str]]) -> t
     >>> sign_agreement({"t5": 1.8, "rope": 2.9}, [("t5", "rope"), ("kerple", "rope")])
     (1, 1)
     """
-    _check(ours)
+    _checked(ours)
     known = [(a, b) for a, b in pairs if a in ours and b in ours]
     return sum(ours[a] < ours[b] for a, b in known), len(known)
 
@@ -137,13 +138,8 @@ def agreement_p(
     return float((agreeing >= agreeing[0]).mean())
 
 
-def _shared(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]:
-    _check(ours)
-    _check(theirs)
-    return [name for name in ours if name in theirs]
-
-
-def _check(side: Mapping[str, float]) -> None:
+def _checked(side: Mapping[str, float]) -> Mapping[str, float]:
     wrong = [name for name, value in side.items() if not math.isfinite(value)]
     if wrong:
         raise ValueError(f"an order needs finite numbers; not finite: {', '.join(wrong)}.")
+    return side

@@ -49,14 +49,12 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
 
 def detectable(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
-    found = [
-        phrase("{number:.2f} at {where}", number=each.least, where=each.where)
-        for each in standings(study)
-        if each.pairs.least < math.inf
-    ]
+    at, all_of_them = "{number:.2f} at {where}", standings(study)
+    known = [each for each in all_of_them if each.pairs.least < math.inf]
+    found = [phrase(at, number=each.least, where=each.where) for each in known]
+    if all(len(each.order) < 2 for each in all_of_them):
+        return phrase("With one encoding there is no difference.")
     if not found:
-        if all(len(each.order) < 2 for each in standings(study)):
-            return phrase("With one encoding there is no difference.")
         return phrase("Without two seeds that differ no difference has an interval.")
     return phrase("least difference", found=phrase(", ").join(found))
 

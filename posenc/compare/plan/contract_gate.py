@@ -11,7 +11,7 @@ import torch
 from posenc.compare.plan.cost import tested_tokens
 from posenc.compare.plan.encodings import Compared
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.material import shape_length, train_tokens
+from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, own_line, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
@@ -41,10 +41,9 @@ def find_void(
     trials: one of each task, at whose shortest and longest length some checks are repeated.
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
-    found, causal = {}, [trial for trial in trials if all(objective_of(trial).stacks)]
-    lengths = {
-        (shape_length(t), n) for t in causal for n in (train_tokens(t), *max(tested_tokens(t))[:1])
-    }
+    found, causal = {}, [t for t in trials if all(objective_of(t).stacks)]
+    tested = [(shape_length(t), tested_tokens(t)) for t in causal]
+    lengths = {(train, n) for train, each in tested for n, _, _ in (each[0], max(each))}
     checks = _CHECKS | {"lengths_of_the_study": partial(_check_lengths, sorted(lengths))}
     for each in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
@@ -61,8 +60,7 @@ def find_void(
 
 
 def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
-    """Check that outputs are finite, and equal up to the first token that differs, with these
-    training lengths and numbers of tokens."""
+    """Check the outputs of sequences of these training lengths and numbers of tokens."""
     for train_length, length in lengths:
         model = layer(make, replace(SHAPE, train_length=train_length))
         positions = tokens(model.encoding, room(model.encoding, length))

@@ -8,7 +8,6 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 
 from posenc.encodings.registry.build import class_of_part
 from posenc.encodings.registry.code import MODULE, _imported
@@ -19,9 +18,9 @@ from posenc.encodings.registry.spec import Part, Spec
 _POSENC = Path(__file__).resolve().parents[2]
 
 
-def files_of(cls: type | ModuleType) -> tuple[Path, ...]:
+def files_of(cls: type) -> tuple[Path, ...]:
     """Return the file of a class and the files next to it that it imports, also indirectly."""
-    found = getattr(sys.modules.get(name := _module(cls)), "__file__", None)
+    found = getattr(sys.modules.get(name := cls.__module__), "__file__", None)
     if found is None:
         return ()
     start = Path(found).resolve()
@@ -35,10 +34,10 @@ def code_of(text: str) -> str:
     return hash_of([found for part in spec.parts for found in _found(spec, part)])
 
 
-def _found(spec: Spec, part: Part) -> tuple[type | ModuleType, ...]:
-    """Return the class of a part and the module that it names, which may make or change it."""
-    cls = class_of_part(spec, part)
-    return (cls, _imported(part.where)) if part.attribute else (cls,)
+def _found(spec: Spec, part: Part) -> list[type]:
+    """Return the class of a part, and one of the module that it names, which may make it."""
+    modules = [_imported(part.where).__name__] if part.attribute else []
+    return [class_of_part(spec, part), *(type("", (), {"__module__": m}) for m in modules)]
 
 
 def source_of(text: str) -> str:
@@ -56,18 +55,14 @@ def source_of(text: str) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 
-def hash_of(classes: Iterable[type | ModuleType]) -> str:
+def hash_of(classes: Iterable[type]) -> str:
     """Hash the source files of classes to twelve digits; "" if all are posenc's own."""
     files = dict.fromkeys(f for cls in classes if not _is_posencs(cls) for f in files_of(cls))
     return _hash(files) if files else ""
 
 
-def _is_posencs(cls: type | ModuleType) -> bool:
-    return _module(cls).partition(".")[0] == "posenc"
-
-
-def _module(cls: type | ModuleType) -> str:
-    return cls.__name__ if isinstance(cls, ModuleType) else cls.__module__
+def _is_posencs(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "posenc"
 
 
 def _hash(files: Iterable[Path]) -> str:
