@@ -62,7 +62,8 @@ function harmless(key, value, facts) {
   if (key === "use_sliding_window") return value === false;
   if (key === "layer_types") return Array.isArray(value) && value.every((kind) => kind === "full_attention");
   if (key === "rope_scaling" || key === "head_dim") return value === null;
-  return value === null ? key === "sliding_window" : typeof value === "boolean" || isSize(value) || isNumber(value);
+  if (key === "sliding_window") return value === null || isSize(value);
+  return value !== null && (typeof value === "boolean" || isNumber(value));
 }
 
 // The spelling of a config and its numbers, or the key that the table says nothing of.
@@ -77,6 +78,7 @@ export function spelled(config, facts) {
     if (!isSize(config[key])) return stop(key);
   const { hidden_size: hidden, num_attention_heads: heads, max_position_embeddings: max } = config;
   const even = hidden / heads;
+  if (!isSize(even)) return stop("hidden_size");
   let head = config.head_dim;
   if (head === null && harmless("head_dim", null, facts)) head = undefined;
   for (const size of head === undefined ? [even] : [head])
