@@ -77,7 +77,7 @@ CASES = {
         if (name, key, value) != ("gpt_neox", "head_dim", 16.0)
     ],
     "a null number of key heads": [
-        (name, {"num_key_value_heads": None}) for name in ("llama", "glm", "nemotron", "qwen2_moe")
+        (name, {"num_key_value_heads": None}) for name in ("llama", "glm", "qwen2_moe")
     ],
     "a mistral with layer_types": [
         ("mistral", {"layer_types": ["sliding_attention", "full_attention"], **more})
