@@ -14,15 +14,10 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Methods to try, and measurements.
+    """Methods to try, and measurements; most are options of the command, with its help.
 
-    windows: windows of the target length to read. search_evaluations: sets of frequencies that the
-    search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
-    with the length. state: folder for the state of search and tuning, for restarts; None: next to
-    the new folder, or nowhere. device, precision: device and dtype of the run; written weights keep
-    the folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
-    whose loss is measured with growing context. task: tasks at every length and depth, see
-    measure/tasks.py. task_trials: prompts for each.
+    tune: fine-tuning before the export. targets: tokens at the end of a window whose loss is
+    measured with growing context.
     """
 
     windows: Annotated[int, option("Windows of the new length to measure on.", min=1)] = 32

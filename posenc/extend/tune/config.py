@@ -10,19 +10,14 @@ from posenc.report.machine.options import option
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Settings of fine-tuning; the defaults are Position Interpolation's, adapted to the model's
-    size.
+    """Settings of fine-tuning, most with the command's help; the defaults are Position
+    Interpolation's, adapted to the model's size.
 
     Args:
-        steps: optimizer steps.
-        batch: windows per step.
         lr: peak learning rate; None: 2e-5 for models of a billion parameters or more, as in the
             papers, and growing with the inverse root of the size below, up to 1e-3.
         lora_rank: rank of the adapters; None or 0 tunes all weights.
-        distill: within the training length, learn the predictions of the original checkpoint
-            instead of the text; needs a copy of the weights. Causal models only.
-        adapter: train the adapters only and keep them apart, too. Needs lora_rank.
-        recompute: keep no activations inside of layers; the same gradients in less memory.
+        distill: causal models only.
         warmup: steps of linear warm-up; from half of the steps on the rate falls to zero.
         seed: seed of the order of windows.
         short_share: fraction of batches cut to the training length, so that short texts are not
