@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from posenc.extend.answer.places import places
 from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
+from posenc.extend.refusals import places
 
 
 def run(

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -201,14 +202,9 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
 
 
 def _measure_all(
-    checkpoint: Checkpoint,
-    builders: Builders,
-    method: str | None,
-    windows: Windows,
-    options: Options,
-    progress: Progress,
-    encode: Encode | None,
-) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
+    checkpoint: Checkpoint, builders: Builders, method: str | None, windows: Windows,
+    options: Options, progress: Progress, encode: Encode | None,
+) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:  # fmt: skip
     """Measure every variant, and note why some could not be measured. A method that this model's
     code refuses must not cost hours of measuring."""
     measured, failed = {}, {}
@@ -251,23 +247,15 @@ def export_variant(
     with stretched if chosen.extra else chosen.active():
         if options.tune is not None:
             assert fitting is not None
-            assert options.state is not None
+            state = options.state
+            assert state is not None
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
-            adapter = options.state / ADAPTER
-            remove_folder(adapter)
-            recipe = (
-                replace(options.tune, short_share=1.0) if chosen.name == DROPE else options.tune
-            )
+            remove_folder(state / ADAPTER)
+            short = 1.0 if chosen.name == DROPE else options.tune.short_share
+            recipe, model = replace(options.tune, short_share=short), checkpoint.model
+            keep = partial(save_adapter, model, state / ADAPTER, checkpoint.folder)
             outcome.tuning_losses = tune(
-                checkpoint.model,
-                fitting,
-                trained,
-                recipe,
-                options.state / "tune",
-                progress,
-                masked,
-                teacher,
-                lambda: save_adapter(checkpoint.model, adapter, checkpoint.folder),
+                model, fitting, trained, recipe, state / "tune", progress, masked, teacher, keep
             )
             for weight in checkpoint.model.parameters():  # what is measured is what is written
                 weight.data = weight.data.to(getattr(torch, checkpoint.stored))

@@ -18,6 +18,7 @@ from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import other_frequencies, rotary_frequencies, rotating_switches
 from posenc.hf.rope.settings import EXTENDED_LAYERS
+from posenc.report.files.atomic import check_outputs
 from posenc.report.files.opened import remove_folder
 from posenc.report.machine.options import check_choice
 
@@ -65,6 +66,33 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ValueError(f"{out}: no folder can be written in {parent}.")
         tokenizer_files(folder)
+
+
+def places(
+    out: Path | None, page: Path | None, figures: Path | None, *, written: bool = False
+) -> tuple[Path | None, Path | None]:
+    """Make the folders of the page and the figures, check that both can be written, and return
+    both; None for what is in the new folder `out` before that is written.
+
+    Raises: ValueError, OSError.
+    """
+    if out is not None and written:
+        page = page or out / "extend.html"
+    elif out is not None:
+        new = Path(os.path.realpath(out))
+
+        def inside(path: Path | None) -> bool:
+            return path is not None and new in (real := Path(os.path.realpath(path)), *real.parents)
+
+        if (
+            page is not None
+            and inside(page)
+            and (page.suffix != ".html" or not inside(page.parent))
+        ):
+            raise ValueError(f"{page}: a page in the new folder must be a file NAME.html.")
+        page, figures = (None if inside(path) else path for path in (page, figures))
+    check_outputs(figures, page)
+    return page, figures
 
 
 def _stopped(out: Path) -> str:

@@ -4,11 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from posenc.extend.recommendation import LEVEL
 from posenc.extend.variants.variant import WINDOW
 from posenc.sentence import listed, sentence
-
-LEVEL = 0.02
-"""A smaller change of a loss, in nats, counts as none."""
 
 
 def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], trained: int) -> str:

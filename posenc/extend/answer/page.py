@@ -75,14 +75,11 @@ def by_position_table(outcome: Outcome) -> Table:
     """Return a table of perplexity in each bucket of positions, with 95 % intervals."""
     edges = next(iter(outcome.evaluations().values())).edges
     trained = outcome.checkpoint.trained_length
-    header = [
-        "method",
-        *(
-            Heading(f"{a:,}–{b:,}", "tokens" if b <= trained else "tokens, beyond training")
-            for a, b in itertools.pairwise(edges)
-        ),
-        Heading("stock tools", "load it as it is"),
-    ]
+    buckets = (
+        Heading(f"{a:,}–{b:,}", "tokens" if b <= trained else "tokens, beyond training")
+        for a, b in itertools.pairwise(edges)
+    )
+    header = ["method", *buckets, Heading("stock tools", "load it as it is")]
     rows = []
     for name, evaluation in outcome.evaluations().items():
         cells = [_with_interval(e) for e in evaluation.by_position]

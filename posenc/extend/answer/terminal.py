@@ -12,10 +12,10 @@ from rich.table import Table
 
 from posenc.extend.answer.as_json import to_json
 from posenc.extend.answer.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
-from posenc.extend.answer.places import places
 from posenc.extend.answer.task_table import task_rows
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
+from posenc.extend.refusals import places
 from posenc.extend.restart import own_state
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import write_atomically
@@ -59,16 +59,8 @@ def extend_and_show(
     documents, failed = read_documents(texts), None
     try:
         with Narrator(console) as narrate:
-            outcome = extend(
-                folder,
-                to,
-                documents,
-                method=method,
-                out=out,
-                foreign=not texts,
-                progress=narrate,
-                **asked,
-            )
+            asked |= {"method": method, "out": out, "foreign": not texts, "progress": narrate}
+            outcome = extend(folder, to, documents, **asked)
     except NotExported as error:
         outcome, failed = error.outcome, error
     except KeyboardInterrupt:

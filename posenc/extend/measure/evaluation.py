@@ -132,17 +132,9 @@ def measure_reader(
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
     pieces = short_pieces(windows, trained).tokens if short_text else None
     short = None if pieces is None else reader.all_losses(pieces).numpy()
+    took = time.perf_counter() - began
     return Evaluation(
-        edges,
-        by_position,
-        by_context,
-        grid,
-        means,
-        scores,
-        left_out,
-        short,
-        loss,
-        time.perf_counter() - began,
+        edges, by_position, by_context, grid, means, scores, left_out, short, loss, took
     )
 
 

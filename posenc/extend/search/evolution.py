@@ -242,16 +242,11 @@ class Search:
 
     def _remember(self) -> None:
         if self.state is not None:
-            rows = [
-                [list(t.genome.factors), t.genome.temperature, _json(t.score), _json(t.first)]
-                for t in self.known.values()
-            ]
+            rows = []
+            for tried in self.known.values():  # JSON lacks infinity
+                scores = [None if s == math.inf else s for s in (tried.score, tried.first)]
+                rows.append([list(tried.genome.factors), tried.genome.temperature, *scores])
             write_sealed(self.state, self.identity, {"tried": rows})
-
-
-def _json(score: float) -> float | None:
-    """Convert infinity, which JSON lacks, to null."""
-    return None if score == math.inf else score
 
 
 def _bands(turns: Sequence[float]) -> list[np.ndarray]:

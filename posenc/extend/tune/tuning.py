@@ -24,16 +24,10 @@ SAVE_EVERY = 50
 
 
 def tune(
-    model: Any,
-    windows: Windows,
-    trained: int,
-    config: TuneConfig,
-    folder: Path,
-    progress: Callable[[str, float], None],
-    mask_token: int | None = None,
-    teacher: Any = None,
+    model: Any, windows: Windows, trained: int, config: TuneConfig, folder: Path,
+    progress: Callable[[str, float], None], mask_token: int | None = None, teacher: Any = None,
     keep_adapter: Callable[[], None] = lambda: None,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """Train the model in place on the windows, and return the loss of each step in nats. `folder`
     is for the state of restarts. With a mask token the model learns to predict masked tokens.
     `teacher` is the original checkpoint, if its predictions are to be learned. `keep_adapter` is

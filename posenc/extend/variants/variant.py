@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -40,27 +41,17 @@ class Variant:
 
 def as_is(checkpoint: Checkpoint) -> Variant:
     """Return the unchanged checkpoint; a position table limits what it can read."""
-    table = tables.find_table(checkpoint.model)
-    return Variant(
-        "none",
-        METHODS["none"].summary,
-        lambda: nullcontext(checkpoint.model),
-        checkpoint.rotary,
-        limit=None if table is None else checkpoint.trained_length,
-    )
+    model, summary = checkpoint.model, METHODS["none"].summary
+    limit = None if tables.find_table(model) is None else checkpoint.trained_length
+    return Variant("none", summary, lambda: nullcontext(model), checkpoint.rotary, limit=limit)
 
 
 def window_variant(checkpoint: Checkpoint) -> Variant:
     """Return the baseline without extension, which reads only the last tokens, as many as in
     training. A method is worth its cost only if it beats this."""
-    trained = checkpoint.trained_length
-    return Variant(
-        WINDOW,
-        f"as trained, reading only the last {trained} tokens",
-        lambda: nullcontext(checkpoint.model),
-        needs_runtime=True,
-        window=trained,
-    )
+    trained, active = checkpoint.trained_length, lambda: nullcontext(checkpoint.model)
+    summary = f"as trained, reading only the last {trained} tokens"
+    return Variant(WINDOW, summary, active, needs_runtime=True, window=trained)
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
@@ -68,13 +59,8 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     method = METHODS[name]
     settings = stretch(checkpoint.rotary, method, target)
     maximum = checkpoint.trained_length if method.keeps_maximum else target
-    return Variant(
-        name,
-        method.summary,
-        lambda: applied(checkpoint.model, settings, maximum),
-        settings,
-        method.cache_safe,
-    )
+    active = partial(applied, checkpoint.model, settings, maximum)
+    return Variant(name, method.summary, active, settings, method.cache_safe)
 
 
 def dropped_variant(checkpoint: Checkpoint, target: int) -> Variant:
@@ -97,10 +83,10 @@ def searched_variant(checkpoint: Checkpoint, found: Found, target: int) -> Varia
     """Return the frequencies that a search found."""
     settings = apply_genome(checkpoint.rotary, found.genome, target)
     factors = ", ".join(f"{f:.3g}" for f in found.genome.factors)
-    return Variant(
-        "search",
+    summary = (
         f"best of {found.tried} sets of frequencies: wavelengths times {factors}, logits times "
-        f"{found.genome.temperature**2:.3f}",
-        lambda: applied(checkpoint.model, settings, target),
-        settings,
+        f"{found.genome.temperature**2:.3f}"
+    )
+    return Variant(
+        "search", summary, partial(applied, checkpoint.model, settings, target), settings
     )

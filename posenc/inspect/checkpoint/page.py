@@ -115,13 +115,11 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     f"similarity-{kind.where}",
                 )
             case Bias() | Disentangled() if kind.values:
-                learned = "of this sentence on average, first layer" * isinstance(
-                    kind, Disentangled
-                )
+                learned = ": of this sentence on average, first layer"
                 yield Plot(
                     encodings.bias_by_distance(np.array(kind.values), kind.distances),
-                    f"The model's own bias by distance, one curve per head{': ' * bool(learned)}"
-                    f"{learned}; {kind.where}.",
+                    f"The model's own bias by distance, one curve per head"
+                    f"{learned * isinstance(kind, Disentangled)}; {kind.where}.",
                     f"{len(kind.values)} curves from distance {kind.distances[0]} to "
                     f"{kind.distances[-1]}.",
                     encoding_captions.in_bias(np.array(kind.values), kind.distances),

@@ -107,17 +107,8 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
         tell("exchanging two words")
         with torch.inference_mode():
             exchanged = swap_words(model, sentence, words, checkpoint.masked)
-    return Sheet(
-        request.folder,
-        built,
-        longest,
-        checkpoint.masked,
-        kinds,
-        sentence,
-        reason,
-        result,
-        exchanged,
-    )
+    masked = checkpoint.masked
+    return Sheet(request.folder, built, longest, masked, kinds, sentence, reason, result, exchanged)
 
 
 def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str] | None, str]:

@@ -22,9 +22,9 @@ def structure_lines(sheet: Sheet) -> Lines:
         "layers": stacks,
         "heads": f"{built.heads} of {built.head_dim}, on {built.kv_heads} key/value heads",
         "width, vocabulary": f"{built.width:,}, {built.vocabulary:,}",
-        "longest text": "its config names no limit"
-        if sheet.longest is None
-        else f"{sheet.longest:,} tokens",
+        "longest text": f"{sheet.longest:,} tokens"
+        if sheet.longest
+        else "its config names no limit",
         "attention looks": "back only" if sheet.reading.causal else "both ways",
         "parameters": f"{built.parameters:,}",
     }

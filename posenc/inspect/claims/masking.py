@@ -32,9 +32,8 @@ def _last_output(layers: int, x: Tensor, mask: Mask | None) -> Tensor:
 def _order_moves(layers: int, mask: Mask | None) -> float:
     x = _random(1, 12, 32)
     order = [*torch.randperm(11, generator=torch.Generator().manual_seed(1)).tolist(), 11]
-    return (
-        (_last_output(layers, x, mask) - _last_output(layers, x[:, order], mask)).abs().max().item()
-    )
+    here, there = (_last_output(layers, tokens, mask) for tokens in (x, x[:, order]))
+    return (here - there).abs().max().item()
 
 
 @CLAIMS.add("Transformers need a position encoding to tell order")
@@ -125,5 +124,4 @@ def _minus_a_billion() -> Measured:
         f"forbidden; -inf gives {'nan' if nan else 'numbers'} in a plain softmax; here zeros "
         f"(largest output {out.abs().max():g})"
     )
-    same = bool((uniform.nan_to_num() < 1e-6).all())
-    return text, same
+    return text, bool((uniform.nan_to_num() < 1e-6).all())

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,15 +68,8 @@ class SpecSheet:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts; None for NaN and infinite numbers."""
-        return _plain(dataclasses.asdict(self))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        plain = json.dumps(dataclasses.asdict(self))
+        return json.loads(plain, parse_constant=lambda not_finite: None)
 
 
 def measure(
