@@ -74,6 +74,10 @@ def test_passes_join_where_one_of_them_sees_no_key(name, impl):
     wanted = posenc.attention(q, k, v, encoding, impl="reference", **options)
     found = posenc.attention(q, k, v, encoding, impl=impl, **options)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    q.requires_grad_(True)
+    options["kv_positions"] = range(20, 60)  # the first 20 queries see no key
+    found = posenc.attention(q, k, v, mapped, impl=impl, **options)
+    assert torch.autograd.grad(found.square().sum(), q)[0].isfinite().all()
 
 
 def test_dape_keeps_hidden_what_its_bias_hides():

@@ -47,14 +47,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     hidden = _hidden(problem, row.detach())
     if any(hidden):
         first = torch.tensor(hidden, device=row.device)[:, None]
-        entry = torch.arange(row.shape[1], device=row.device)
-        row = row.masked_fill(entry < first, -torch.inf)
+        row = row.masked_fill(torch.arange(row.shape[1], device=row.device) < first, -torch.inf)
     plan = _plan(problem, row, hidden)
     if not (problem.need_lse or problem.needs_grad):
         return forward(problem.q, problem.k, problem.v, row, problem.scale, plan)[0], None
     ends = _constant(problem), problem.q_len - problem.distances[0]
     out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, plan, ends)  # type: ignore[misc]
-    return out, lse if problem.need_lse else None
+    blind = lse == -torch.inf  # nothing passes a gradient through these
+    return out, lse.masked_fill(blind, -torch.inf) if problem.need_lse else None
 
 
 def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
