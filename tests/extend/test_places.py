@@ -41,6 +41,17 @@ def test_a_page_in_the_new_folder_replaces_no_file_of_the_model(asked, page, tmp
     assert not (tmp_path / "out.html").exists()
 
 
+def test_the_table_beside_a_page_replaces_no_other_file(asked, tmp_path, call):
+    mine = tmp_path / "page.csv"
+    mine.write_text("my,numbers\n")
+    given = ("--method", "ntk", "--report", tmp_path / "page.html")
+    code, shown, said = call(*asked, *given)
+    assert (code, shown) == (2, "") and f"{mine} exists already" in said
+    assert mine.read_text() == "my,numbers\n"
+    mine.unlink()
+    assert [call(*asked, *given)[0] for _ in range(2)] == [0, 0]  # its own table it replaces
+
+
 @pytest.mark.parametrize("options", [(), ("--tune", 2)])
 def test_a_dangling_link_is_no_new_folder(options, asked, tmp_path, call, monkeypatch):
     """It is refused before the model is loaded."""

@@ -19,7 +19,7 @@ from posenc.extend.refusals import places
 from posenc.extend.restart import own_state
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import text_of
+from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.page.console import stderr, stdout, text_table
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import Narrator, say
@@ -31,6 +31,7 @@ OUT_OF_DOMAIN = (
 )
 MARKS = {"*": INEXACT, "†": OUR_RUNTIME, "‡": NO_EXTENSION}
 """Marks behind methods that do not simply load in stock tools."""
+COLUMNS = "method,start,stop,loss,low,high,tokens"
 COLUMN = 9
 """Characters per bucket in the table, borders included."""
 
@@ -55,6 +56,9 @@ def extend_and_show(
         check_lm_eval(lm_eval, out)
     console = stderr()
     places(out, report, figures)
+    if report is not None and (table := report.with_suffix(".csv")).is_file():
+        if not bytes_of(table).startswith(COLUMNS.encode()):
+            raise ValueError(f"{table} exists already and is no table of this page; name another.")
     caution = None if texts else OUT_OF_DOMAIN
     documents, failed = read_documents(texts), None
     try:
@@ -116,7 +120,7 @@ def _show(outcome: Outcome, console: Console) -> None:
 def write_csv(outcome: Outcome, path: Path) -> None:
     """Write the losses by position next to the page: a row per method and bucket, nats per
     token."""
-    rows = ["method,start,stop,loss,low,high,tokens"]
+    rows = [COLUMNS]
     for name, evaluation in outcome.evaluations().items():
         buckets = itertools.pairwise(evaluation.edges)
         for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):

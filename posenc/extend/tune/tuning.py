@@ -141,12 +141,9 @@ Trainable = dict[str, nn.Parameter]
 
 
 def save_tuning(
-    folder: Path,
-    whose: Identity,
-    trainable: Trainable,
-    optimizer: torch.optim.Optimizer,
+    folder: Path, whose: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer,
     losses: list[float],
-) -> None:
+) -> None:  # fmt: skip
     """Save weights and optimizer after the last of `losses`."""
     tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
     for name, p in trainable.items():
