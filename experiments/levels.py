@@ -7,11 +7,16 @@ training length, losses beyond it, scores of a task, or mean ranks over three ta
 the highest of LADDER with which at most 6 % of the studies of every world find any difference; the
 last column is the most that the worlds show in other studies, drawn afterwards. Where even the
 lowest level is not enough there is none, and so few seeds say nothing. Takes some minutes.
+
+With --wild it changes nothing, and prints how many studies find a difference by the table's levels
+where one encoding has a hundred times the variance of the others, as RoPE has far beyond its
+training length.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,12 +71,12 @@ def like(known: np.ndarray) -> World:
     return draw
 
 
-def tenfold(share: float) -> World:
+def tenfold(share: float, times: float = 10) -> World:
     """A share of the encodings, one at least, has ten times the variance of the others."""
 
     def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
         values = random.normal(size=shape)
-        values[:, : max(1, int(share * shape[1]))] *= 10**0.5
+        values[:, : max(1, int(share * shape[1]))] *= times**0.5
         return values
 
     return draw
@@ -154,13 +159,26 @@ def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> t
     return where, k, n, "", "", ""
 
 
+def print_wild(table: Path, studies: int) -> None:
+    for row in csv.DictReader(table.open(encoding="utf-8")):
+        k, n = int(row["encodings"]), int(row["seeds"])
+        if row["where"] == "beyond" and row["level"] and k <= 8 and n <= 4:
+            drawn = tenfold(0, 100)(np.random.default_rng([k, n]), (studies, k, n))
+            critical = studentized_range(float(row["level"]), k, (k - 1) * (n - 1))
+            print(f"{k} encodings, {n} seeds: {(largest(drawn) > critical).mean():.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--studies", type=int, default=STUDIES)
     parser.add_argument("--table", type=Path, default=ROOT / "posenc/statistics/levels.csv")
+    parser.add_argument("--wild", action="store_true")
     given = parser.parse_args()
+    if given.wild:
+        print_wild(given.table, given.studies)
+        return
     with refusing(parser):
         check_file("--table", given.table)
         rows = []
