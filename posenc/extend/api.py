@@ -11,19 +11,11 @@ from posenc.extend.refusals import places
 
 
 def run(
-    folder: str | Path,
-    to: int,
-    documents: Sequence[str] | None = None,
-    *,
-    method: str | None = None,
-    out: str | Path | None = None,
-    report: str | Path | None = None,
-    figures: str | Path | None = None,
-    options: Options = DEFAULTS,
-    as_bytes: bool = False,
-    as_ids: bool = False,
-    progress: Progress = lambda what, share: None,
-) -> Outcome:
+    folder: str | Path, to: int, documents: Sequence[str] | None = None, *,
+    method: str | None = None, out: str | Path | None = None, report: str | Path | None = None,
+    figures: str | Path | None = None, options: Options = DEFAULTS, as_bytes: bool = False,
+    as_ids: bool = False, progress: Progress = lambda what, share: None,
+) -> Outcome:  # fmt: skip
     """Stretch a checkpoint, measure it before and after, and write the requested files.
 
     Args:

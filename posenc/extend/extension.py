@@ -94,18 +94,10 @@ class NotExported(RunFailed):
 
 
 def extend(
-    folder: str | Path,
-    to: int,
-    documents: Sequence[str],
-    *,
-    method: str | None = None,
-    out: str | Path | None = None,
-    options: Options = DEFAULTS,
-    as_bytes: bool = False,
-    as_ids: bool = False,
-    foreign: bool = False,
-    progress: Progress = lambda what, share: None,
-) -> Outcome:
+    folder: str | Path, to: int, documents: Sequence[str], *, method: str | None = None,
+    out: str | Path | None = None, options: Options = DEFAULTS, as_bytes: bool = False,
+    as_ids: bool = False, foreign: bool = False, progress: Progress = lambda what, share: None,
+) -> Outcome:  # fmt: skip
     """Stretch the checkpoint in `folder` to `to` tokens and measure it before and after.
 
     Args:
@@ -169,15 +161,9 @@ def extend(
 
 
 def evaluate(
-    folder: str | Path,
-    documents: Sequence[str],
-    length: int,
-    *,
-    options: Options = DEFAULTS,
-    as_bytes: bool = False,
-    as_ids: bool = False,
-    progress: Progress = lambda what, share: None,
-) -> Evaluation:
+    folder: str | Path, documents: Sequence[str], length: int, *, options: Options = DEFAULTS,
+    as_bytes: bool = False, as_ids: bool = False, progress: Progress = lambda what, share: None,
+) -> Evaluation:  # fmt: skip
     """Measure an unchanged checkpoint on windows of `length` tokens: loss by position and by
     context, passkeys, entropy of attention.
 

@@ -118,16 +118,9 @@ class Mask:
         return self.q_positions is not None
 
     def rows(
-        self,
-        batch: int,
-        num_heads: int,
-        start: int,
-        stop: int,
-        kv_len: int,
-        device: torch.device,
-        *,
-        first_key: int = 0,
-    ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
+        self, batch: int, num_heads: int, start: int, stop: int, kv_len: int, device: torch.device,
+        *, first_key: int = 0,
+    ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:  # fmt: skip
         """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
         visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
         seen = self(

@@ -37,19 +37,10 @@ COLUMN = 9
 
 
 def extend_and_show(
-    folder: Path,
-    to: int,
-    texts: list[Path],
-    command: str,
-    report: Path | None,
-    *,
-    out: Path | None,
-    method: str | None,
-    as_json: bool = False,
-    lm_eval: str | None = None,
-    figures: Path | None = None,
-    **asked: Any,
-) -> None:
+    folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
+    out: Path | None, method: str | None, as_json: bool = False, lm_eval: str | None = None,
+    figures: Path | None = None, **asked: Any,
+) -> None:  # fmt: skip
     """Extend a checkpoint and show the outcome. Raises: ValueError for wrong input, before anything
     is written."""
     if lm_eval is not None:

@@ -116,16 +116,10 @@ def lazy_mask(
 
 
 def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: LazyMask | Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: LazyMask | Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    is_causal: bool | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attend as transformers' interface requires: from (batch, heads, len, head_dim) to (batch,
     len, heads, head_dim), and no weights."""
     _refuse_unread(kwargs)
