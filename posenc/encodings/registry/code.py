@@ -25,7 +25,7 @@ def load(where: str, attribute: str) -> type[PositionEncoding]:
 
     Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
-    module = _imported(where)
+    module = imported(where)
     own = [
         name
         for name, value in vars(module).items()
@@ -54,7 +54,7 @@ def find(where: str, attribute: str) -> Any:
     Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
     attribute is missing.
     """
-    found: Any = _imported(where)
+    found: Any = imported(where)
     for name in attribute.split("."):
         found = getattr(found, name)
     return found
@@ -73,7 +73,8 @@ def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
     return isinstance(found, type) and issubclass(found, PositionEncoding)
 
 
-def _imported(where: str) -> ModuleType:
+def imported(where: str) -> ModuleType:
+    """Import the file or module `where`. Raises: as `find`."""
     return _file(Path(where).expanduser()) if where.endswith(".py") else _module(where)
 
 

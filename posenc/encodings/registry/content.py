@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from posenc.encodings.registry.build import class_of_part
-from posenc.encodings.registry.code import MODULE, _imported
+from posenc.encodings.registry.code import MODULE, imported
 from posenc.encodings.registry.grammar import parse
 from posenc.encodings.registry.known import entry
 from posenc.encodings.registry.spec import Part, Spec
@@ -18,26 +18,26 @@ from posenc.encodings.registry.spec import Part, Spec
 _POSENC = Path(__file__).resolve().parents[2]
 
 
-def files_of(cls: type) -> tuple[Path, ...]:
-    """Return the file of a class and the files next to it that it imports, also indirectly."""
-    found = getattr(sys.modules.get(name := cls.__module__), "__file__", None)
+def files_of(module: str) -> tuple[Path, ...]:
+    """Return the file of a module and the files next to it that it imports, also indirectly."""
+    found = getattr(sys.modules.get(module), "__file__", None)
     if found is None:
         return ()
     start = Path(found).resolve()
-    depth = (not name.startswith(MODULE)) * name.count(".") + (start.name == "__init__.py")
+    depth = (not module.startswith(MODULE)) * module.count(".") + (start.name == "__init__.py")
     return tuple(sorted(_with_imports(start, start.parents[depth])))
 
 
 def code_of(text: str) -> str:
     """Hash the source files of the encodings that a text names; "" if all are posenc's own."""
     spec = parse(text)
-    return hash_of([found for part in spec.parts for found in _found(spec, part)])
+    return hash_of([module for part in spec.parts for module in _modules_of(spec, part)])
 
 
-def _found(spec: Spec, part: Part) -> list[type]:
-    """Return the class of a part, and one of the module that it names, which may make it."""
-    modules = [_imported(part.where).__name__] if part.attribute else []
-    return [class_of_part(spec, part), *(type("", (), {"__module__": m}) for m in modules)]
+def _modules_of(spec: Spec, part: Part) -> list[str]:
+    """Return the module of a part's class, and the one that the part names, which may make it."""
+    named = [imported(part.where).__name__] if part.attribute else []
+    return [class_of_part(spec, part).__module__, *named]
 
 
 def source_of(text: str) -> str:
@@ -47,7 +47,7 @@ def source_of(text: str) -> str:
     """
     spec, digests = parse(text), []
     for part in spec.parts:
-        found = _found(spec, part)
+        found = _modules_of(spec, part)
         own = all(map(_is_posencs, found))
         files = files_of(found[0]) if own else sorted((_POSENC / "encodings").rglob("*.py"))
         options = {} if part.attribute else entry(part.where).defaults
@@ -55,14 +55,14 @@ def source_of(text: str) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 
-def hash_of(classes: Iterable[type]) -> str:
-    """Hash the source files of classes to twelve digits; "" if all are posenc's own."""
-    files = dict.fromkeys(f for cls in classes if not _is_posencs(cls) for f in files_of(cls))
+def hash_of(modules: Iterable[str]) -> str:
+    """Hash the source files of modules to twelve digits; "" if all are posenc's own."""
+    files = dict.fromkeys(f for each in modules if not _is_posencs(each) for f in files_of(each))
     return _hash(files) if files else ""
 
 
-def _is_posencs(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "posenc"
+def _is_posencs(module: str) -> bool:
+    return module.partition(".")[0] == "posenc"
 
 
 def _hash(files: Iterable[Path]) -> str:
