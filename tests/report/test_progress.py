@@ -32,11 +32,11 @@ def terminal() -> Console:
 def test_bars_show_name_remark_and_time_left_and_print_lines_as_they_are():
     console = terminal()
     with Bars(console) as bars:
-        bars.show("[b]name[/b]", 3, 4, "a remark", 61)
-        bars.say("a [bold]line[/bold]")
+        bars.show("[b]name[/b]:bug:", 3, 4, "a remark", 61)
+        bars.say("a [bold]line[/bold] of :bug:")
     text = console.file.getvalue()
-    assert "[b]name[/b]" in text and "a remark" in text and "1:01 left" in text
-    assert "a [bold]line[/bold]" in text
+    assert "[b]name[/b]:bug:" in text and "a remark" in text and "1:01 left" in text
+    assert "a [bold]line[/bold] of :bug:" in text
 
 
 def test_removed_bar_is_gone():
@@ -68,5 +68,5 @@ def test_narrator_says_a_task_once_and_waits_between_lines(monkeypatch):
 def test_narrator_leaves_nothing_but_the_bar_on_a_terminal():
     console = terminal()
     with Narrator(console) as narrate:
-        narrate("measuring", 0.5)
-    assert "measuring" in console.file.getvalue() and "(50%)" not in console.file.getvalue()
+        narrate("measuring :bug:", 0.5)
+    assert "measuring :bug:" in console.file.getvalue() and "(50%)" not in console.file.getvalue()

@@ -4,7 +4,6 @@ import sys
 import time
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from posenc.report.page.visible import visible
@@ -54,10 +53,10 @@ class Bars(Progress):
 
     def __init__(self, console: Console) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[remark]}"),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[remark]}", markup=False),
+            TextColumn("{task.fields[left]}", markup=False),
             console=console,
             expand=True,
         )
@@ -68,7 +67,7 @@ class Bars(Progress):
     ) -> None:
         """Update the bar `name`; the first call makes it."""
         if name not in self.named:
-            self.named[name] = self.add_task(escape(visible(name)), total=total, remark="", left="")
+            self.named[name] = self.add_task(visible(name), total=total, remark="", left="")
         left = "" if seconds_left is None else f"{clock(seconds_left)} left"
         self.update(self.named[name], completed=done, remark=remark, left=left)
 
@@ -79,7 +78,7 @@ class Bars(Progress):
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
-        self.console.print(escape(visible(text)), highlight=False)
+        self.console.print(visible(text), highlight=False, markup=False, emoji=False)
 
 
 class Narrator(Progress):
@@ -94,7 +93,7 @@ class Narrator(Progress):
 
     def __init__(self, console: Console) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             console=console,
@@ -105,7 +104,7 @@ class Narrator(Progress):
         self.last, self.said = "", 0.0
 
     def __call__(self, what: str, share: float) -> None:
-        self.update(self.task, description=escape(visible(what)), completed=share)
+        self.update(self.task, description=visible(what), completed=share)
         now = time.monotonic()
         if not self.console.is_terminal and what != self.last and now - self.said > self.PAUSE:
             say(self.console, f"{what} ({share:.0%})")
