@@ -111,7 +111,7 @@ def check_writable(path: Path) -> None:
         pass
 
 
-def check_page(path: Path, mark: str = "<html") -> None:
+def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">') -> None:
     """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
     empty and no page with `mark`."""
     if path.is_file() and (there := bytes_of(path)):

@@ -248,6 +248,7 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" \
 content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name="color-scheme" content="light dark">
+<meta name="generator" content="posenc">
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>{style}</style>
