@@ -40,15 +40,14 @@ def best(
     named: Sequence[str] = tuple(RUNTIMES),
     *,
     fold: bool = False,
-    better: bool = False,
     versions: Mapping[str, str] = NEWEST,
 ) -> Recipe:
     """Return the recipe that most of the named runtimes read right, the simplest of equals.
 
-    fold: weights may be changed. better: one that as many read right as the file will not do.
-    meaning: at the length to write for.
+    fold: weights may be changed. meaning: at the length to write for.
 
-    Raises: ValueError where every recipe is worse than the file as it is, or no `better` one.
+    Raises: ValueError where no recipe is read right by any of them, and by all that read the file
+        right as it is.
     """
     before = misread(config, meaning, named, versions=versions)
     tried: list[Recipe] = []
@@ -56,8 +55,7 @@ def best(
         for recipe in _recipes(config, meaning, named, fold, versions):
             if not recipe.cannot:
                 return recipe
-            worse, fewer = recipe.cannot.keys() - before.keys(), len(recipe.cannot) < len(before)
-            if not worse and (fewer or not better):
+            if not recipe.cannot.keys() - before.keys() and set(named) - recipe.cannot.keys():
                 tried.append(recipe)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no recipe carries these numbers ({error}).") from error

@@ -31,7 +31,7 @@ def fix(
         meaning = meaning_of(base.config, length)
     require_static(meaning, length)
     model = meaning.model
-    recipe = best(base.raw, meaning, named, fold=True, better=True, versions=versions)
+    recipe = best(base.raw, meaning, named, fold=True, versions=versions)
     if recipe.folded == 1:
         raise ValueError(
             f"--fix folds nothing into the weights of {base.folder}: the adapter fits as it is."

@@ -54,7 +54,7 @@ def fix(
 
         why = foldable(source.folder, meaning.model)
         looked_at += f", {checked(source.folder, meaning.model)}"
-    recipe = best(source.raw, meaning, named, fold=not why, better=True, versions=versions)
+    recipe = best(source.raw, meaning, named, fold=not why, versions=versions)
     lines = [f"{out}: {recipe.name}"]
     # The family's own class reads what is written; code of the folder stays behind.
     config = {key: value for key, value in recipe.config.items() if key != "auto_map"}
