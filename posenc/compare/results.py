@@ -124,7 +124,7 @@ class TrialResult(Record):
 
     @property
     def scored(self) -> bool:
-        """True if it has the scores of its task, which pages and answers read."""
+        """Return True if it has the scores of its task, which pages and answers read."""
         return bool(self.by_length if self.config.of_text else self.by_case)
 
 

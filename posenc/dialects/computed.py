@@ -69,7 +69,7 @@ class Computed:
 
     @property
     def knows(self) -> bool:
-        """True if the runtime has the model and posenc has read what it does with it."""
+        """Return True if the runtime has the model and posenc has read what it does with it."""
         return self.known == "yes"
 
     def of_kind(self, kind: str) -> list[Layer]:
@@ -78,7 +78,7 @@ class Computed:
 
     @property
     def answer(self) -> str:
-        """The answer in two words or three: what the table and --json say."""
+        """Return the answer in two words or three: what the table and --json say."""
         if self.known != "yes":
             return {"no model": "no such model", "unknown": "not known to posenc"}[self.known]
         return "refuses" if self.error is not None else "computes"

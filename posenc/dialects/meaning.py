@@ -258,7 +258,7 @@ def _trained(p: Mapping[str, Any], model: Model) -> int:
 
 
 def is_length(value: Any) -> TypeGuard[int]:
-    """True for an integer of at least 1."""
+    """Return True for an integer of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

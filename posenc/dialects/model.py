@@ -109,14 +109,14 @@ class Model:
 
     @property
     def null_head(self) -> bool:
-        """True if head_dim is null where the class has a number. Versions of the runtimes refuse it
-        or take different widths."""
+        """Return True if head_dim is null where the class has a number. Versions of the runtimes
+        refuse it or take different widths."""
         owned = self.mla or "head_dim" in self.facts.get("defaults", {})
         return owned and self.config.get("head_dim", 0) is None
 
     @property
     def head_dim(self) -> int:
-        """The channels that may rotate: of a whole head, or of MLA's rotary part."""
+        """Return the channels that may rotate: of a whole head, or of MLA's rotary part."""
         if self.mla and not self.facts.get("rotates_share"):
             return self.size("qk_rope_head_dim", default=64)
         if self.get("head_dim") is not None and not self.facts.get("even_heads"):
@@ -132,7 +132,7 @@ class Model:
 
     @property
     def latent_width(self) -> int:
-        """The width of a query of MLA: its rotary part and the other one."""
+        """Return the width of a query of MLA: its rotary part and the other one."""
         rotary = self.size("qk_rope_head_dim", default=64)
         return self.size("qk_nope_head_dim", default=128) + rotary
 
@@ -142,27 +142,27 @@ class Model:
 
     @property
     def interleaved(self) -> bool:
-        """True if pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
+        """Return True if pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
         given = self.config.get(self.facts.get("layout_key", ""))
         return bool(self.facts.get("interleaved") if given is None else given)
 
     @property
     def indexer(self) -> bool | None:
-        """True if the indexer of sparse attention has interleaved pairs, whatever the attention
-        has; None if there is no indexer, or nobody has read it."""
+        """Return True if the indexer of sparse attention has interleaved pairs, whatever the
+        attention has; None if there is no indexer, or it is not known."""
         return self.facts.get("indexer", {}).get("interleaved")
 
     @property
     def owns_partial(self) -> bool:
-        """True if the family's code rotates only a fraction of each head."""
+        """Return True if the family's code rotates only a fraction of each head."""
         modern = self.facts.get("transformers5", {})
         inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
         return any("partial_rotary_factor" in d for d in (modern, *inner))
 
     @property
     def share(self) -> Any:
-        """The fraction of each head that the config rotates, by whichever key the family has for
-        it; None if it has none."""
+        """Return the fraction of each head that the config rotates, by whichever key the family has
+        for it; None if it has none."""
         modern = self.facts.get("transformers5", {})
         value = self.config.get(modern.get("share_key", "partial_rotary_factor"))
         rotated = self.config.get(modern.get("dims_key", ""))
@@ -172,18 +172,18 @@ class Model:
 
     @property
     def inner_theta(self) -> Any:
-        """The base that the family keeps in another dict, as DBRX in attn_config; None without."""
+        """Return the base kept in another dict, as DBRX has in attn_config; None if there is none."""
         inner = self.config.get(self.facts.get("theta_in", ""))
         return inner.get("rope_theta") if isinstance(inner, Mapping) else None
 
     @property
     def nested(self) -> bool:
-        """True if the family's code has one set of rotary parameters per kind of layer."""
+        """Return True if the family's code has one set of rotary parameters per kind of layer."""
         return "nested" in self.facts.get("transformers5", {})
 
     @property
     def flat_reaches(self) -> tuple[str, ...] | None:
-        """The kinds of layers that a flat rope_scaling applies to, next to nested rope dicts.
+        """Return the kinds of layers that a flat rope_scaling applies to, next to nested dicts.
         None: the family accepts no keys outside of them and fills nothing in."""
         found = self.facts.get("transformers5", {}).get("flat")
         return None if found is None else tuple(found)
@@ -202,12 +202,12 @@ class Model:
 
     @property
     def uneven_heads(self) -> bool:
-        """True if kinds of layers differ in their head dimension."""
+        """Return True if kinds of layers differ in their head dimension."""
         return len({self.of_kind(kind).head_dim for kind in self.kinds}) > 1
 
     @property
     def scale(self) -> float:
-        """The factor of q.k, before any temperature of the positions."""
+        """Return the factor of q.k, before any temperature of the positions."""
         if self.model_type in SCALAR_SCALES:
             return SCALAR_SCALES[self.model_type]
         if self.mla:
@@ -222,7 +222,7 @@ class Model:
 
     @property
     def layer_types(self) -> tuple[str, ...]:
-        """The kind of each layer, as transformers 5 derives it."""
+        """Return the kind of each layer, as transformers 5 derives it."""
         given = self.get("layer_types")
         if isinstance(given, list) and given:
             return tuple(str(kind) for kind in given)
@@ -247,7 +247,7 @@ class Model:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of layers that rotate differently: ("all",) where all rotate alike."""
+        """Return the kinds of layers that rotate differently: ("all",) where all rotate alike."""
         if not self.nested:
             return ("all",)
         labels = tuple(self.facts["transformers5"]["nested"])
@@ -263,7 +263,7 @@ class Model:
 
     @property
     def without_rotation(self) -> tuple[int, ...]:
-        """The layers that do not rotate, by the config's own keys and the family's `rotates`."""
+        """Return the layers that do not rotate, by the config's keys and the family's `rotates`."""
         count, rule = self.num_layers, self.facts.get("rotates", {})
         when = rule.get("when", {})
         if any(self.get(key) != value for key, value in when.items()):

@@ -42,7 +42,7 @@ class Case:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The language model's keys, as the file gives them."""
+        """Return the language model's keys, as the file gives them."""
         return self.model.config
 
     @cached_property
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def meaning(self) -> Meaning | None:
-        """The meaning; None for GGUF, and if it is unclear, see `why_unclear`."""
+        """Return the meaning; None for GGUF, and if it is unclear, see `why_unclear`."""
         return self._meaning[0]
 
     @property
@@ -86,7 +86,7 @@ class Case:
 
     @cached_property
     def computed(self) -> dict[str, Computed]:
-        """What each of the six runtimes computes from the file."""
+        """Return what each of the six runtimes computes from the file."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
             return emulate(served, self.length, versions=self.versions)
@@ -108,7 +108,7 @@ class Case:
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """The named runtimes of which posenc knows what they compute; nothing is said of others."""
+        """Return the named runtimes of which posenc knows what they compute."""
         return tuple(name for name in self.named if self.computed[name].knows)
 
     def among(self, known: Known) -> tuple[str, ...]:
@@ -128,8 +128,8 @@ class Case:
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:
-        """By runtime, the aspects that differ from the meaning; empty if it agrees or has no
-        such model."""
+        """Return, by runtime, the aspects that differ from the meaning; empty if it agrees or has
+        no such model."""
         return {name: self._differs(computed) for name, computed in self.computed.items()}
 
     def _differs(self, computed: Computed) -> frozenset[Aspect]:

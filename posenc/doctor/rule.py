@@ -70,7 +70,7 @@ class Rule:
 
     @cached_property
     def page(self) -> str:
-        """The rule's page in Markdown: what, why, an example, the cure, and threads."""
+        """Return the rule's page in Markdown: what, why, an example, the cure, and threads."""
         page = resources.files("posenc.doctor").joinpath("pages", f"{self.code}.md")
         return page.read_text(encoding="utf-8")
 
@@ -88,7 +88,7 @@ class Rule:
 
     @property
     def cure(self) -> str:
-        """The first paragraph of the cure, without the example's fixed lines."""
+        """Return the first paragraph of the cure, without the example's fixed lines."""
         return " ".join(self.part("Cure").partition("```")[0].split())
 
     def judge(self, case: Case) -> Iterator[Finding]:

@@ -115,7 +115,7 @@ def difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Es
 
 
 def _lower(gap: Estimate) -> bool:
-    """True if a loss is lower by more than LEVEL, and significantly; False without an interval."""
+    """Return True if a loss is lower by more than LEVEL, and by an interval that excludes 0."""
     return gap.mean < -LEVEL and gap.high < 0
 
 

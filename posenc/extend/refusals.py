@@ -235,7 +235,7 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
 
 
 def _rotates_far(config: Any) -> bool:
-    """True if any full-attention layer rotates."""
+    """Return True if any full-attention layer rotates."""
     kinds = getattr(config, "layer_types", None)
     if not kinds or not set(kinds) & NEAR:
         return True

@@ -190,13 +190,13 @@ def _kind(name: str, *, as_module: bool = False) -> str:
 
 
 def _is_module(name: str) -> bool:
-    """True if the name has the form package.module:Class or file.py:Class."""
+    """Return True if the name has the form package.module:Class or file.py:Class."""
     before, colon, _ = name.rpartition(":")
     plain = before.replace(".", "").replace("_", "").isalnum()
     return bool(colon) and (before.endswith(".py") or plain) and not Path(name).exists()
 
 
 def _is_path(name: str) -> bool:
-    """True if a name that is no encoding's can only be a folder: it exists, or looks like a
+    """Return True if a name that is no encoding's can only be a folder: it exists, or looks like a
     path."""
     return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).exists()

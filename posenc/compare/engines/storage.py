@@ -197,7 +197,7 @@ def take_result(storage: Storage, home: Path) -> None:
 
 
 def _result_last(names: Iterable[str]) -> list[str]:
-    """The files of a finished trial, in the order in which they are copied."""
+    """Return the files of a finished trial, in the order in which they are copied."""
     names = [name for name in sorted(names) if not name.startswith("checkpoint")]
     return sorted(names, key=lambda name: name == "result.json")
 

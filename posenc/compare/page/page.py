@@ -32,7 +32,7 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
 def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Page:
-    """The page of a study, finished or not; it says what is missing and what failed. With
+    """Return the page of a study, finished or not; it says what is missing and what failed. With
     `agreements` also how far its order agrees with published tables."""
     page = Page(phrase("Which position encoding?"), _what_was_tried(study), contents=True)
     page.section("", *_answer(study))

@@ -55,7 +55,7 @@ def agreement_table(found: list[Agreement]) -> Table:
 
 
 def notes(study: Study) -> list[str]:
-    """What the table does not show: encodings that fail a check, lengths that cannot run,
+    """Return what the table does not show: encodings that fail a check, lengths that cannot run,
     encodings of several axes in a row of tokens, failed trials, missing trials."""
     lines = [phrase("Note: unchecked", name=n, why=why) for n, why in study.unchecked.items()]
     lines += dict.fromkeys(
@@ -77,8 +77,8 @@ def notes(study: Study) -> list[str]:
 
 
 def csv_text(study: Study) -> str:
-    """One row per number: which trial, what was measured, at which length, position or step. The
-    column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1."""
+    """Return one row per number: which trial, what was measured, at which length, position or step.
+    The column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1."""
     out = io.StringIO()
     config = [f.name for f in dataclasses.fields(study.trials[0])]
     writer = csv.writer(out, lineterminator="\n")

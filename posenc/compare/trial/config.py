@@ -92,7 +92,7 @@ class TrialConfig:
 
     @property
     def of_text(self) -> bool:
-        """True if it learns a text, not a task."""
+        """Return True if it learns a text, not a task."""
         return self.task == TEXT
 
     @property

@@ -36,7 +36,7 @@ def cannot(encoding: PositionEncoding, length: int) -> str | None:
 
 
 def length_score(length: int, parts: list[tuple[Tensor, Tensor]], held_out: Tensor) -> LengthScore:
-    """The score of a length, in all and in each held-out window.
+    """Return the score of a length, in all and in each held-out window.
 
     parts: losses in nats and which of them count, (pieces * windows, length), the windows of a
         piece one after the other.

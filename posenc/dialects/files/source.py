@@ -40,7 +40,7 @@ class Source:
 
 
 def is_adapter(path: Path) -> bool:
-    """True for a folder of LoRA adapters without a model's config."""
+    """Return True for a folder of LoRA adapters without a model's config."""
     return (path / ADAPTER_CONFIG).is_file() and not (path / NAMES[0]).is_file()
 
 

@@ -79,8 +79,8 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
 
 
 def _has_any(model: Model, words: Iterable[str]) -> bool:
-    """True if a config has one of these keys, or a rope dict of one of these types; "all" is true
-    of any config."""
+    """Return True if a config has one of these keys, or a rope dict of one of these types; "all" is
+    true of any config."""
     words = frozenset(words)
     dicts = [model.config.get(name) for name in ("rope_scaling", "rope_parameters")]
     each = [p for p in dicts if isinstance(p, Mapping)]

@@ -49,7 +49,7 @@ def asked_for(text: str) -> tuple[str, str | None]:
 
 
 def is_recorded(runtime: str, version: str) -> bool:
-    """True if facts of this version of a runtime are recorded."""
+    """Return True if facts of this version of a runtime are recorded."""
     first, last, _ = (number_of(each) for each in RECORD[runtime])
     asked = number_of(version)
     return first <= asked and asked[: len(last)] <= last

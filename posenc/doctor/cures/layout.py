@@ -97,7 +97,7 @@ def measure(folder: Path, text: Path) -> Verdict:
 
 
 def is_interleaved(target: str) -> bool:
-    """True if the layout of this name is interleaved. Raises: ValueError for an unknown name."""
+    """Return True if the layout of this name is interleaved. Raises: ValueError: unknown name."""
     return check_choice("--convert-layout", target, WORDS.values()) == WORDS[True]
 
 

@@ -31,7 +31,7 @@ Builders = dict[str, Callable[[], Variant]]
 
 
 def needs_search(method: str | None, options: Options) -> bool:
-    """True if frequencies are to be searched, provided that the checkpoint has any."""
+    """Return True if frequencies are to be searched, provided that the checkpoint has any."""
     return method == "search" or (method is None and options.search_evaluations > 0)
 
 

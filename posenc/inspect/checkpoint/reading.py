@@ -28,7 +28,7 @@ class Reading:
 
     @property
     def causal(self) -> bool:
-        """True if no token of the text attends to a later one, as measured."""
+        """Return True if no token of the text attends to a later one, as measured."""
         weights = next(iter(self.attention.values()))
         return not weights.triu(1).any()
 

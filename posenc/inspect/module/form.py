@@ -52,7 +52,7 @@ class Form:
 
     @property
     def places_tokens(self) -> bool:
-        """True if it is given the positions of its tokens; otherwise it counts from zero itself."""
+        """Return True if it gets the positions of its tokens; otherwise it counts from zero."""
         return bool(self.roles & {"positions", "q_positions", "kv_positions"})
 
     def without_positions(self) -> "Form | None":

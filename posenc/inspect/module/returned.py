@@ -72,6 +72,6 @@ def size(a: Tensor) -> float:
 
 
 def same(a: Tensor, b: Tensor, close: float) -> bool:
-    """True if a and b differ by less than `close` of the largest magnitude; NaN never is the
+    """Return True if a and b differ by less than `close` of the largest magnitude; NaN never is the
     same."""
     return a.shape == b.shape and bool((gap(a, b) <= close * max(size(b), 1e-30)).all())

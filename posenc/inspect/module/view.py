@@ -151,7 +151,7 @@ def _layouts(width: int) -> tuple[Pairs, ...]:
 
 
 def _circles(a: Tensor, b: Tensor) -> bool:
-    """True if a and b are the cosine and sine of the same angles, up to a factor."""
+    """Return True if a and b are the cosine and sine of the same angles, up to a factor."""
     if a.shape != b.shape:
         return False
     squares = a**2 + b**2

@@ -216,7 +216,7 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _low(group: Sequence[float], least: float) -> float:
-    """Where the lowest of a group stands."""
+    """Return where the lowest of a group stands."""
     span = least * (len(group) - 1)
     middle = sum(group) / len(group) - span / 2
     return min(max(middle, 0.0), max(0.0, 1.0 - span))
@@ -269,7 +269,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
 
 
 def level(axes: Axes, at: float, text: str) -> None:
-    """A dotted line across the axes, with a word below its right end."""
+    """Draw a dotted line across the axes, with a word below its right end."""
     axes.axhline(at, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
     place = {"xy": (1, at), "xycoords": ("axes fraction", "data")}
