@@ -172,7 +172,7 @@ class Model:
 
     @property
     def inner_theta(self) -> Any:
-        """Return the base kept in another dict, as DBRX has in attn_config; None if there is none."""
+        """Return the base kept in another dict, as DBRX has in attn_config; None without one."""
         inner = self.config.get(self.facts.get("theta_in", ""))
         return inner.get("rope_theta") if isinstance(inner, Mapping) else None
 
