@@ -5,6 +5,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from posenc.encodings import Compose, PositionEncoding
@@ -137,9 +138,10 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is not None:
-        unpadded = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
-        unpadded = unpadded and past == 0 and (mask is None or bool((mask != 0).all()))
-        return _converted(ids, axes, packed=unpadded)
+        unpadded = mask is None
+        if isinstance(mask, Tensor) and mask.ndim == 2 and not torch.compiler.is_compiling():
+            unpadded = bool((mask != 0).all())
+        return _converted(ids, axes, packed=unpadded and past == 0)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
