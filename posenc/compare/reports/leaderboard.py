@@ -175,7 +175,8 @@ def _of_one_code(runs: Sequence[tuple[Path, Study]]) -> tuple[list[tuple[Path, S
         for name, code in dict.fromkeys((t.encoding, t.source) for t in study.trials if t.source):
             where, known = seen.setdefault(name, (run, code))
             if code != known:
-                cure = ("Run it again.", "The leaderboard is of another version.")[where == HERE]
+                cure = "Run it again."
+                cure = "The leaderboard is of another version." if where == HERE else cure
                 other[name] = (
                     f"{name} was other code in {run} (hash {code}) than in {where} (hash {known}), "
                     f"and that of {run} is left out. {cure}"
