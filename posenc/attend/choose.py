@@ -95,11 +95,10 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
     """Return, for each implementation but the chosen one, why it was not chosen."""
-    names = [name for name in WAYS if name != chosen]
-    why = dict.fromkeys(names, "expected to be slower here")
-    if "flex" in why and problem.q.device.type == "cpu":
+    why = dict.fromkeys(WAYS, "expected to be slower here")
+    if problem.q.device.type == "cpu":
         why["flex"] = "compiling takes seconds; select it by name"
-    return {name: refusal(problem, name) or why[name] for name in names}
+    return {name: refusal(problem, name) or why[name] for name in WAYS if name != chosen}
 
 
 def refusal(problem: Problem, way: str) -> str | None:
@@ -216,6 +215,8 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "the encoding reads whole rows of scores"
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
+    if device == "cuda" and min(problem.q.shape[-1], problem.v.shape[-1]) < 16:
+        return "on CUDA it needs heads of at least 16 channels"
     if transformed():
         return "torch.func's transforms do not support its kernels"
     if device == "cuda" and torch.are_deterministic_algorithms_enabled() and flex.learns(problem):

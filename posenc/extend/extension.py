@@ -35,7 +35,7 @@ from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
 from posenc.hf.rope.apply import applied
 from posenc.report.files.opened import remove_folder
-from posenc.report.page.failure import RunFailed
+from posenc.report.page.failure import RunFailed, one_line
 from posenc.tasks.scoring import LEARNED
 
 
@@ -203,8 +203,8 @@ def _measure_all(
             variant = build()
             evaluation = measure_variant(checkpoint, variant, windows, options, report, encode)
         except Exception as error:  # a family's code may raise anything for what it does not expect
-            said = " ".join(str(error).split())
-            reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
+            is_own = isinstance(error, ValueError)
+            reason = " ".join(str(error).split()) if is_own else one_line(error)
             if name == "none" and isinstance(error, NotFinite):
                 raise ValueError(f"{checkpoint.folder}: as it is, {reason}.") from error
             if isinstance(error, OSError) and name == method:  # of the disk, not of the model

@@ -293,8 +293,8 @@ def test_a_score_keeps_its_dtype(name):
     assert mod(torch.zeros(()), at, at, at, at).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("name", "stages"), [("alibi", 2), ("fire", None)])
-def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, stages, monkeypatch):
+@pytest.mark.parametrize(("name", "options"), [("alibi", flex.TABLES), ("fire", {})])
+def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, options, monkeypatch):
     """With three stages of keys in shared memory an H200 had no room for heads of 64."""
     given = {}
     monkeypatch.setattr(flex, "score_mod", lambda problem: None)
@@ -305,4 +305,12 @@ def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, stages, mon
     built = on_cuda(problem(name))
     built.q.to = lambda dtype: built.q
     flex.run(built)
-    assert (given["kernel_options"] or {}).get("fwd_num_stages") == stages
+    assert (given["kernel_options"] or {}) == options
+
+
+def test_a_gpu_runs_narrow_heads_in_another_way():
+    """Triton multiplies matrices of at least 16 columns; a model of 8 channels a head failed."""
+    built = on_cuda(problem("alibi"))
+    narrow = replace(built, v=built.v[..., :8])
+    assert choose.refusal(built, "flex") is None
+    assert "at least 16 channels" in str(choose.refusal(narrow, "flex"))

@@ -133,6 +133,12 @@ def test_a_method_that_raises_leaves_the_others_as_they_were(tmp_path, monkeypat
         assert same == expected.measured[name][1]
 
 
+def test_a_long_message_of_a_compiler_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "linear", broken("linear", RuntimeError("a line\n" * 1000)))
+    said = extend(save("llama", tmp_path / "llama")).failed["linear"]
+    assert said.startswith("RuntimeError: a line a line") and len(said) < 350
+
+
 def test_a_method_whose_code_breaks_half_way_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     """The new config is written and the rotary module refuses it."""
     checkpoint = load_checkpoint(save("llama", tmp_path))

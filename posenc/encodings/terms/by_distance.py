@@ -54,9 +54,7 @@ class ByDistance(Term):
         few = not compiling and ends is not None and ends[1] - ends[0] < len(self.q) <= rows
         tables = (self.for_q, self.for_k, self.k_vectors, self.kept)
         bands = None if few else Bands.of(self.q, self.k, rows, causal, ends, *tables)
-        if bands is None:
-            return self._with_all_vectors()
-        ready = self.copy()
+        ready = self._with_all_vectors() if bands is None else self.copy()
         ready.bands = bands
         return ready
 
