@@ -225,7 +225,8 @@ def export_variant(
     """Tune a measured variant if requested, write it and prove it; the results go into the
     outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
-    teacher = None
+    teacher, state = None, options.state
+    assert state is not None
     if options.tune is not None and options.tune.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
@@ -233,13 +234,10 @@ def export_variant(
     with stretched if chosen.extra else chosen.active():
         if options.tune is not None:
             assert fitting is not None
-            state = options.state
-            assert state is not None
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
-            remove_folder(state / ADAPTER)
             short = 1.0 if chosen.name == DROPE else options.tune.short_share
             recipe, model = replace(options.tune, short_share=short), checkpoint.model
-            keep = partial(save_adapter, model, state / ADAPTER, checkpoint.folder)
+            keep = partial(save_adapter, model, state / "tune" / ADAPTER, checkpoint.folder)
             outcome.tuning_losses = tune(
                 model, fitting, trained, recipe, state / "tune", progress, masked, teacher, keep
             )
@@ -255,7 +253,7 @@ def export_variant(
             chosen.cache_safe,
             changed=options.tune is not None or not checkpoint.rotary,
             extra=chosen.extra,
-            adapter=options.state / ADAPTER if options.tune and options.state else None,
+            adapter=state / "tune" / ADAPTER if options.tune and options.tune.adapter else None,
         )
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
