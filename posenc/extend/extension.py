@@ -227,6 +227,7 @@ def export_variant(
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
     teacher, state = None, options.state
     assert state is not None
+    changed = options.tune is not None or not checkpoint.rotary
     if options.tune is not None and options.tune.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
@@ -241,8 +242,10 @@ def export_variant(
             outcome.tuning_losses = tune(
                 model, fitting, trained, recipe, state / "tune", progress, masked, teacher, keep
             )
+        if changed:
             for weight in checkpoint.model.parameters():  # what is measured is what is written
                 weight.data = weight.data.to(getattr(torch, checkpoint.stored))
+        if options.tune is not None:
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, options, progress, encode)
         # Slightly beyond the training length, so that the proof is quick for large models.
@@ -251,7 +254,7 @@ def export_variant(
             f"{chosen.name}, {chosen.summary}",
             outcome.target,
             chosen.cache_safe,
-            changed=options.tune is not None or not checkpoint.rotary,
+            changed=changed,
             extra=chosen.extra,
             adapter=state / "tune" / ADAPTER if options.tune and options.tune.adapter else None,
         )

@@ -73,6 +73,18 @@ def test_tuned_weights_are_written_in_the_dtype_and_the_sizes_they_came_in(halve
     assert shards(out) != shards(halves)
 
 
+def test_a_longer_table_keeps_its_dtype_and_its_one_file(tmp_path):
+    folder = save("gpt2", tmp_path / "float32", spread=0.1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")
+    model.save_pretrained(tmp_path / "halves")
+    out, options = tmp_path / "out", Options(**QUICK, precision="float32")
+    given = {"method": "interpolate", "out": out, "options": options}
+    hf.extend(tmp_path / "halves", 16 * LENGTH, DOCUMENTS * 4, **given)
+    assert list(shards(out)) == ["model.safetensors"]
+    with safe_open(out / "model.safetensors", framework="pt") as opened:
+        assert {opened.get_slice(name).get_dtype() for name in opened.keys()} == {"BF16"}
+
+
 def test_losses_in_half_precision_are_those_of_one_pass(halves, monkeypatch):
     model = load_checkpoint(halves, dtype="auto").model
     tokens = torch.randint(0, 256, (2, 130), generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,7 @@
 process."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ class Plan:
     """Properties of an export. method: its description. longest: the new length. cache_safe: True
     if step-by-step decoding must equal one pass. changed: True if the weights differ from the
     original's. extra: keys of config.json by which a server maps positions. adapter: a folder of
-    adapters to include, if it exists."""
+    adapters to include."""
 
     method: str
     longest: int
@@ -62,7 +63,7 @@ def export_checkpoint(
         write_weights(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
         copy_sentence_files(checkpoint.folder, temporary, plan.longest)
-        if plan.adapter is not None and plan.adapter.exists():
+        if plan.adapter is not None:
             make_inside(temporary / ADAPTER)
             for path in plan.adapter.iterdir():
                 copy_file(path, temporary / ADAPTER / path.name)
@@ -87,9 +88,8 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
     whose weights did not change are copied."""
     model, files = checkpoint.model, weight_files(checkpoint.folder)
     if changed:
-        largest = max(path.stat().st_size for path in files)
-        # One file stays one: a little more than its size, since names may grow.
-        shard = largest if len(files) > 1 else 2 * largest
+        # One file stays one, however long its table gets.
+        shard = max(path.stat().st_size for path in files) if len(files) > 1 else sys.maxsize
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
         for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
             path.chmod((folder / "config.json").stat().st_mode)
