@@ -61,6 +61,8 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
     state = options.state
     if state is not None and state.exists() and not state.is_dir():
         raise ValueError(f"--state: {state} is not a folder.")
+    if out is not None and _inside(state, out):
+        raise ValueError(f"--state: {state} is in the new folder, which must not exist yet.")
     if out is not None:
         parent = next(path for path in out.absolute().parents if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
@@ -79,20 +81,18 @@ def places(
     if out is not None and written:
         page = page or out / "extend.html"
     elif out is not None:
-        new = Path(os.path.realpath(out))
-
-        def inside(path: Path | None) -> bool:
-            return path is not None and new in (real := Path(os.path.realpath(path)), *real.parents)
-
-        if (
-            page is not None
-            and inside(page)
-            and (page.suffix != ".html" or not inside(page.parent))
-        ):
+        wrong = page is not None and (page.suffix != ".html" or not _inside(page.parent, out))
+        if _inside(page, out) and wrong:
             raise ValueError(f"{page}: a page in the new folder must be a file NAME.html.")
-        page, figures = (None if inside(path) else path for path in (page, figures))
+        page, figures = (None if _inside(path, out) else path for path in (page, figures))
     check_outputs(figures, page)
     return page, figures
+
+
+def _inside(path: Path | None, out: Path) -> bool:
+    """Return True if the path is `out` or in it; links are followed."""
+    real = None if path is None else Path(os.path.realpath(path))
+    return real is not None and Path(os.path.realpath(out)) in (real, *real.parents)
 
 
 def _stopped(out: Path) -> str:

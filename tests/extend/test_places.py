@@ -52,6 +52,35 @@ def test_the_table_beside_a_page_replaces_no_other_file(asked, tmp_path, call):
     assert [call(*asked, *given)[0] for _ in range(2)] == [0, 0]  # its own table it replaces
 
 
+@pytest.mark.parametrize("state", ["out", "out/state"])
+def test_a_state_in_the_new_folder_is_refused_before_any_work(state, asked, tmp_path, call):
+    given = ("--method", "ntk", "--tune", 2, "--out", tmp_path / "out", "--state", tmp_path / state)
+    code, shown, said = call(*asked, *given)
+    assert (code, shown) == (2, "") and "is in the new folder" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_deletes_no_folder_next_to_its_state(asked, tmp_path, call):
+    mine = tmp_path / "adapter" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("kept")
+    given = ("--method", "ntk", "--tune", 1, "--lora", 1, "--adapter", "--state", tmp_path)
+    assert call(*asked, *given, "--out", tmp_path / "out")[0] == 0
+    assert [path.name for path in mine.parent.iterdir()] == ["mine.txt"]
+    assert not (tmp_path / "out/adapter/mine.txt").exists()
+
+
+def test_a_run_that_fails_leaves_no_empty_state(llama, tmp_path, monkeypatch):
+    def fail(*given, **options):
+        raise ValueError("cannot")
+
+    monkeypatch.setattr("posenc.extend.extension.candidates", fail)
+    texts, options = TEXT.split("<|endoftext|>"), extend.Options(windows=2)
+    with pytest.raises(ValueError, match="cannot"):
+        extend.extend(llama, TARGET, texts, out=tmp_path / "out", options=options)
+    assert not (tmp_path / ".out.state").exists()
+
+
 @pytest.mark.parametrize("options", [(), ("--tune", 2)])
 def test_a_dangling_link_is_no_new_folder(options, asked, tmp_path, call, monkeypatch):
     """It is refused before the model is loaded."""
