@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.opened import make_folder, open_as
+from posenc.report.files.opened import make_folder, open_as, remove_empty
 
 try:
     import fcntl
@@ -49,9 +49,8 @@ def held(folder: Path, busy: str) -> Iterator[None]:
             handle = open_as(folder, os.O_RDONLY | _NO_LINK, stat.S_ISDIR, _WRONG)
             stack.callback(os.close, handle)
             _hold(handle, busy)
+        stack.callback(remove_empty, [folder])
         yield
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _hold(handle: int, busy: str) -> None:
