@@ -206,8 +206,7 @@ def _mask(
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
         return attention_mask.bound(q_positions, kv_positions)
     if isinstance(attention_mask, Tensor):
-        given = attention_mask
-        allowed = given if given.dtype == torch.bool else given >= 0
+        allowed = _visible(attention_mask)
         dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
         return dense.bind(q_positions, kv_positions)
     if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
@@ -218,6 +217,19 @@ def _mask(
     if now is not None and now.forward.documents is not None and q_len == kv_len:
         in_memory = in_memory & document(now.forward.documents)
     return in_memory.bind(q_positions, kv_positions)
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """Return True for visible keys. Raise ValueError for numbers that would be a bias."""
+    if mask.dtype == torch.bool:
+        return mask
+    visible = mask == 0
+    if not mask.is_floating_point() or not bool((visible | (mask < -1000)).all()):
+        raise ValueError(
+            "posenc attention: attention_mask must hold bools, or 0 and numbers below -1000 that "
+            "hide keys: others are a bias, which only an encoding adds."
+        )
+    return visible
 
 
 def exchangeable(model: Any) -> bool:

@@ -59,6 +59,18 @@ def test_padding_on_the_left_changes_nothing(family, name):
 
 
 @torch.no_grad()
+def test_numbers_in_a_mask_are_never_lost():
+    model, hidden = with_encoding("llama", "alibi"), torch.ones(LENGTH, LENGTH).triu(1).bool()
+    shape = (2, 1, LENGTH, LENGTH)
+    for lowest in (-1e4, -torch.inf):
+        mask = torch.zeros(LENGTH, LENGTH).masked_fill(hidden, lowest).expand(shape)
+        close(model(TOKENS, attention_mask=mask).logits, model(TOKENS).logits)
+    for wrong in (mask - 0.5, mask + 0.5, (~hidden).long().expand(shape)):
+        with pytest.raises(ValueError, match="others are a bias"):
+            model(TOKENS, attention_mask=wrong)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
