@@ -31,6 +31,10 @@ class Attachment:
     changed: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     """Each changed module, its new attributes, and those that they replaced."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        register_attention()  # in a new process, a pickled model is the first to need it
+        vars(self).update(state)
+
 
 def attach(
     model: Any,

@@ -37,7 +37,7 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
             tables[id(module)] = module
     for table in tables.values():
         handles.append(table.register_forward_pre_hook(_without_end))
-        handles.append(table.register_forward_hook(lambda *call: torch.zeros_like(call[-1])))
+        handles.append(table.register_forward_hook(_zeros))
         handles.append(table.register_forward_hook(_as_it_was, always_call=True))
     return handles
 
@@ -167,6 +167,10 @@ def no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
         return torch.ones_like(out)
     cos, sin = out
     return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _zeros(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+    return torch.zeros_like(out)
 
 
 def _without_end(module: nn.Module, args: tuple) -> None:

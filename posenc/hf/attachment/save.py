@@ -3,8 +3,8 @@ its parameters."""
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ LOOKED_AT = 64
 
 def save_beside(model: Any) -> None:
     """Make the model's save_pretrained write the encoding too, until it is detached."""
-    own = {"save_pretrained": MethodType(_save, model)}
+    own = {"save_pretrained": partial(_save, model)}  # which pickles, unlike a bound function
     getattr(model, ATTACHMENT).changed.append((model, own, {}))
     vars(model).update(own)
 

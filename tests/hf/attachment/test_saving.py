@@ -3,6 +3,8 @@ encoding is accepted for it."""
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -38,6 +40,23 @@ def saved(folder, name="fox", family="llama"):
         parameter.data = torch.randn_like(parameter)
     model.save_pretrained(folder)
     return model
+
+
+IN_A_NEW_PROCESS = """
+import sys, torch
+models, tokens, expected = torch.load(sys.argv[1], weights_only=False)
+torch.set_grad_enabled(False)
+assert all(torch.equal(m(tokens).logits, e) for m, e in zip(models, expected, strict=True))
+"""
+
+
+@torch.no_grad()
+def test_a_pickled_model_keeps_its_encoding_in_a_new_process(tmp_path):
+    models = [attach(build(family), "fire") for family in ("llama", "gpt2", "bloom")]
+    torch.save((models, TOKENS, [m(TOKENS).logits for m in models]), tmp_path / "models.pt")
+    command = [sys.executable, "-c", IN_A_NEW_PROCESS, str(tmp_path / "models.pt")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 @torch.no_grad()
