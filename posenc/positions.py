@@ -77,9 +77,7 @@ def as_range(positions: Known) -> range | None:
         return None
     if isinstance(positions, range):
         return positions if positions.step == 1 and len(positions) else None
-    if positions.is_floating_point() or positions.device.type != "cpu":
-        return None
-    if positions.numel() == 0 or type(positions) is not Tensor:
+    if not _readable(positions) or positions.is_floating_point() or not positions.numel():
         return None
     start, length = int(positions[(0,) * positions.ndim]), positions.shape[-1]
     known = torch.arange(start, start + length).expand_as(positions)
@@ -146,8 +144,9 @@ def goes_back(
         return False
     if not (positions[..., 1:] < positions[..., :-1]).any():
         return False
-    if valid:  # an invalid token takes the position of the last valid one
-        index = torch.arange(positions.shape[-1]).where(torch.stack(valid).all(0), 0)
+    if valid:  # an invalid token takes the position of the last valid one, or else of the first
+        known = torch.stack(valid).all(0)
+        index = torch.arange(positions.shape[-1]).where(known, known.int().argmax(-1, keepdim=True))
         positions = positions.expand(index.shape).gather(-1, index.cummax(-1).values)
     here, before = positions[..., 1:], positions[..., :-1]
     lower = (here < before) & (here >= before.cummin(-1).values)
@@ -179,8 +178,7 @@ def same(a: Known, b: Known) -> bool:
         return len(known) > 0 and as_range(other) == known
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    plain = type(a) is Tensor and type(b) is Tensor
-    return plain and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
+    return _readable(a) and _readable(b) and torch.equal(a, b)
 
 
 class Remembered:

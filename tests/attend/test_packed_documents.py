@@ -105,6 +105,7 @@ def test_neither_repeats_nor_another_order_are_refused(positions):
         ([0, 1, 2, 1, 1], "11100", False),
         ([0, 1, 2, 0, 0], "11111", True),
         ([0, 1, 0, 1, 2], "00111", False),
+        ([0, 5, 6, 0, 1], "01111", False),  # a ring buffer whose first place is empty
         ([0, 1, 2, 0, 0, 1], "111011", True),
         ([0, 1, 2, 9, 0, 1], "111011", True),
     ],
