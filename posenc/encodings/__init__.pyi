@@ -2,6 +2,7 @@
 
 from posenc.encodings.base.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.base import require_encoding as require_encoding
+from posenc.encodings.base.base import without_position as without_position
 from posenc.encodings.base.boundary import check_embedded as check_embedded
 from posenc.encodings.base.boundary import check_encoding as check_encoding
 from posenc.encodings.base.boundary import check_tokens as check_tokens

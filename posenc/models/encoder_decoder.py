@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding, check_tokens, named, one_per_model
+from posenc.encodings import PositionEncoding, check_tokens, named, one_per_model, without_position
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
@@ -67,6 +67,8 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config, ours)
         decoder = named("EncoderDecoder", decoder_encoding, own, "train_length")
         self.decoder = Stack(config, decoder, cross=True)
+        if cross is None:  # for the decoder's positions, whose components it does not read
+            cross = without_position(self.decoder.encoding.claims.num_axes)
         self.cross_encoding = one_per_model(cross, config.num_layers)
         self.head = head_layer(config)
         self.reset_parameters()
@@ -172,9 +174,11 @@ class Conditioned:
         def for_rows(t: Tensor) -> Tensor:
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
-        axes = self.model.encoder.encoding.claims.num_axes
+        axes, cross = self.model.encoder.encoding.claims.num_axes, self.model.cross_encoding
         positions = self.positions
-        if isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
+        if not cross.claims.places:  # nothing reads them, and they may have other components
+            positions = default_positions(self.source, 0, cross)
+        elif isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
             positions = for_rows(positions)
         mask = None if self.valid is None else masks.padding(for_rows(self.valid))
-        return Context(for_rows(self.source), positions, mask, self.model.cross_encoding)
+        return Context(for_rows(self.source), positions, mask, cross)

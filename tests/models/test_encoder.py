@@ -70,6 +70,18 @@ def test_encoder_decoder_step_by_step_equals_one_pass(name):
     torch.testing.assert_close(steps, model(source, ids), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize(("source", "target"), [("axial_rope", "rope"), ("rope", "mrope")])
+@torch.no_grad()
+def test_source_and_target_may_have_positions_of_other_components(source, target):
+    """As in image captioning. Attention to the source reads no positions."""
+    torch.manual_seed(0)
+    model = EncoderDecoder(CONFIG, encoding(source), encoding(target)).eval()
+    given, x = model.given(tokens(2, 6)), tokens(2, 5, 2)
+    caches = given.new_caches()
+    steps = [given(x[:, t : t + 1], caches=caches) for t in range(5)]
+    torch.testing.assert_close(torch.cat(steps, 1), given(x))
+
+
 @torch.no_grad()
 def test_target_tokens_see_the_whole_source_and_their_own_past():
     model, source, ids = pair(), tokens(1, 7), tokens(1, 6, seed=2)
