@@ -6,7 +6,8 @@ Each cell of the table is a number of encodings and of seeds, and what is compar
 training length, losses beyond it, scores of a task, or mean ranks over three tasks. Its level is
 the highest of LADDER with which at most 6 % of the studies of every world find any difference; the
 last column is the most that the worlds show in other studies, drawn afterwards. Where even the
-lowest level is not enough there is none, and so few seeds say nothing. Takes some minutes.
+lowest level is not enough, or no two scores can differ significantly with it, there is none, and so
+few seeds say nothing. Takes some minutes.
 
 With --wild it changes nothing, and prints how many studies find a difference by the table's levels
 where one encoding has a hundred times the variance of the others, as RoPE has far beyond its
@@ -153,6 +154,8 @@ def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> t
         level = next((level for level in LADDER if level <= exact), None)
         if level is not None:
             critical = studentized_range(level, k, freedom)
+            if where == "task" and critical * RESOLUTION > n**0.5:
+                break  # the least difference would exceed 1, and scores lie between 0 and 1
             shares = [float((each > critical).mean()) for each in found()]
             worst = max(shares)
             return where, k, n, level, f"{worst:.4f}", list(drawn)[shares.index(worst)]

@@ -110,10 +110,10 @@ def why_unsure(standing: Standing) -> str | None:
     most = max(map(len, pairs.values.values()))
     if len(set().union(*pairs.values.values())) < 2:
         return phrase("one seed has no interval: take --seeds 3")
-    if pairs.freedom < 1:
-        return phrase("they have too few seeds in common: run the same seeds of all")
     if pairs.level is None:
         needed = next(n for n in range(2, 99) if level_of(pairs.where, len(pairs.names), n))
+        if pairs.freedom < 1 or needed <= most:
+            return phrase("they have too few seeds in common: run the same seeds of all")
         return phrase("too few seeds", most=most, needed=needed)
     return phrase("the seeds are equal to the last digit, and copies are no evidence")
 
@@ -267,12 +267,9 @@ def _left_out(study: Study) -> Iterator[str]:
     of, part = Counter(trial.encoding for trial in study.trials), "{name} {part} of {whole}"
     if some := [phrase(part, name=n, part=count, whole=of[n]) for n, count in failed.items()]:
         yield phrase("Failed trials: {names}.", names=_some(some))
-    read = {True: set[str](), False: set[str]()}
-    for result in study.of_task(TEXT).finished:
-        known = any(score.bits_per_byte is not None for score in result.by_length)
-        read[known].add(result.config.encoding)
-    nowhere = [name for name in study.encodings if name in read[False] - read[True]]
-    if nowhere and read[True]:
+    rows = summarise(study.of_task(TEXT))
+    nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
+    if nowhere and len(nowhere) < len(rows):
         yield phrase("{names} can run at no tested length.", names=_some(nowhere))
     ranks = found.pairs.values if (found := standing_of_tasks(study)) else {}
     keys = {(c.task, c.seed, c.encoding) for c in (result.config for result in study.finished)}

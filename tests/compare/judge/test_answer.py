@@ -209,6 +209,18 @@ def test_missing_seeds():
     assert "they have too few seeds in common: run the same seeds of all" in said(apart)
     one_each = study(result("rope", 0, (2, 2, 2)), result("t5", 1, (9, 9, 9)))
     assert "they have too few seeds in common" in said(one_each)
+    gone = {("rope", 0), ("t5", 1)}
+    left = [r for r in six().results if (r.config.encoding, r.config.seed) not in gone]
+    assert "they have too few seeds in common" in said(study(*left))
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 4])
+def test_two_encodings_on_one_task_need_five_seeds(num_seeds):
+    scores = {"rope": (0.95, 0.96, 0.95, 0.96), "alibi": (0.5, 0.52, 0.54, 0.56)}
+    given = of_tasks({name: each[:num_seeds] for name, each in scores.items()}, ("copy",))
+    text = answer(given)
+    assert text.startswith("Use perhaps rope: ")
+    assert text.endswith(f"but {num_seeds} seeds cannot decide this: take --seeds 5.")
 
 
 def test_seeds_that_are_equal_to_the_last_digit():
