@@ -40,8 +40,7 @@ def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     text, overall = study.of_task(TEXT), standing_of_tasks(study)
     found = [(overall, "mean rank")]
     found += [(each, "bits per byte") for each in (standings(text) if text.finished else ())]
-    for task in study.drawn:
-        found.append((standing_of_task(study, task), TASKS[task].metric))
+    found += [(standing_of_task(study, task), TASKS[task].metric) for task in study.drawn]
     places = [_place(standing, unit) for standing, unit in found if standing is not None]
     content = {
         "answer": study.recommendation,

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posenc.compare.judge.standing import Standing, standings
+from posenc.compare.judge.standing import Standing, standing_at, standings
 from posenc.compare.judge.summary import context_gains, describe_gains
-from posenc.compare.results import EncodingSummary, Study
+from posenc.compare.results import EncodingSummary, LengthSummary, Study
 from posenc.compare.trial.evaluate import CANNOT
 from posenc.sentence import phrase, retold
 
@@ -37,12 +37,14 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
 
 def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
     """Return each encoding, its losses and what more context does, best first."""
-    found = {standing.where: standing for standing in standings(study)}
-    wheres = [phrase("{length:,} bytes", length=n) for n in study.trials[0].test_lengths]
+    lengths = study.trials[0].test_lengths
+    found = {length: standing_at(study, length) for length in lengths}
     order, rows = best_first(study), []
     for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
-        places = zip(wheres, row.by_length, strict=True)
-        losses = [_loss(found.get(where), row.encoding, score) for where, score in places]
+        losses = [
+            _loss(found[each.length], row.encoding, each, each.length in (lengths[0], lengths[-1]))
+            for each in row.by_length
+        ]
         rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
     return rows
 
@@ -76,10 +78,12 @@ def said(standing: Standing, name: str) -> str:
     )
 
 
-def _loss(standing: Standing | None, name: str, score) -> Loss:
+def _loss(standing: Standing | None, name: str, score: LengthSummary, judged: bool) -> Loss:
     if score.mean is None:
         return Loss(None, cannot=retold(score.cannot or phrase("no reason given"), CANNOT))
     if standing is None or name not in standing.order:
         return Loss(score.mean)
+    if not judged:
+        return Loss(standing.mean(name))
     apart = "" if name == standing.order[0] else said(standing, name)
-    return Loss(score.mean, verdict_of(standing, name), apart)
+    return Loss(standing.mean(name), verdict_of(standing, name), apart)

@@ -241,6 +241,14 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     assert zero.order == ("a", "b") and str(zero.mean("a")) == str(zero.mean("b")) == "0.0"
 
 
+def test_the_table_has_the_means_of_the_answer_where_a_trial_is_missing():
+    whole = [(name, seed) for name in ("t5", "rope") for seed in range(3)]
+    part = study(*(result(name, seed, [2 + seed, 3 + seed, 4]) for name, seed in whole[:-1]))
+    for row, losses, _ in text_rows(dataclasses.replace(part, summary=summarise(part))):
+        for length, loss in zip(TRIAL.test_lengths, losses, strict=True):
+            assert loss.mean == standing_at(part, length).mean(row.encoding)
+
+
 def test_no_encoding_is_before_one_that_it_is_worse_than():
     """The best have no trial of the seed at which all that break are better than at the others."""
     good = {"t5": (1.60, 1.605), "fire": (1.61, 1.605), "alibi": (1.70, 1.702)}
