@@ -147,18 +147,15 @@ def standing_of_tasks(study: Study) -> Standing | None:
     last ranks of it. None with fewer than three tasks or two encodings.
     """
     ranks = ranks_by_task(study)
-    if len(ranks) < LEAST_TASKS:
+    first = next(iter(ranks.values()), {})
+    if len(ranks) < LEAST_TASKS or len(first) < 2:
         return None
-    first = next(iter(ranks.values()))
     means = {
         name: {seed: fmean(task[name][seed] for task in ranks.values()) for seed in seeds}
         for name, seeds in first.items()
     }
     half_a_rank = 0.5 / len(ranks)  # in one task
-    pairs = Pairs(means, "tasks", half_a_rank)
-    if len(means) < 2:
-        return None
-    return Standing(phrase("{count} tasks", count=len(ranks)), pairs)
+    return Standing(phrase("{count} tasks", count=len(ranks)), Pairs(means, "tasks", half_a_rank))
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:

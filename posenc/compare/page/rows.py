@@ -38,13 +38,10 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
 def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
     """Return each encoding, its losses and what more context does, best first."""
     lengths = study.trials[0].test_lengths
-    found = {length: standing_at(study, length) for length in lengths}
+    found, ends = {n: standing_at(study, n) for n in lengths}, (lengths[0], lengths[-1])
     order, rows = best_first(study), []
     for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
-        losses = [
-            _loss(found[each.length], row.encoding, each, each.length in (lengths[0], lengths[-1]))
-            for each in row.by_length
-        ]
+        losses = [_loss(found[s.length], row.encoding, s, s.length in ends) for s in row.by_length]
         rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
     return rows
 
@@ -73,9 +70,8 @@ def verdict_of(standing: Standing, name: str) -> str:
 def said(standing: Standing, name: str) -> str:
     """Write the difference from the first, and half of its interval if it has one."""
     gap = standing.gap(name)
-    return f"{round(gap.value, 3) + 0.0:+.3f}" + (
-        f" ± {gap.half:.3f}" if gap.half < math.inf else ""
-    )
+    half = f" ± {gap.half:.3f}" if gap.half < math.inf else ""
+    return f"{round(gap.value, 3) + 0.0:+.3f}{half}"
 
 
 def _loss(standing: Standing | None, name: str, score: LengthSummary, judged: bool) -> Loss:

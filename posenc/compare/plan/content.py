@@ -1,5 +1,6 @@
 """Refuse files from whose bytes nothing can be learned, before anything is trained."""
 
+import hashlib
 import zlib
 from pathlib import Path
 
@@ -28,11 +29,11 @@ code 0.40, DNA letters 0.30, a log whose lines differ in one digit 0.027."""
 
 
 def check_content(source: Source) -> str:
-    """Look at a sample of each file, and return a note on zero bytes, or "".
+    """Look at a sample of each file, and return a note on zero bytes or copies, or "".
 
     Raises: ValueError for a text that is compressed, encrypted or random, or repeats itself.
     """
-    text, note = b"", ""
+    text, note, known = b"", "", dict[bytes, Path]()
     for _, path in source.files:
         sample = _sample(path, max(PIECES * LEAST, SAMPLE // len(source.files)))
         zero = b"\0" in sample
@@ -49,6 +50,9 @@ def check_content(source: Source) -> str:
                 )
         if zero:
             note = f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
+        other = known.setdefault(hashlib.sha256(sample).digest(), path)
+        if other != path and len(sample) >= LEAST and len(source.files) > 2:  # split by file
+            note = f"{path} is a copy of {other}; give each once, or the test may repeat training"
         text += sample if len(text) < SAMPLE else b""
     packed = len(zlib.compress(text, 9))
     if len(text) >= LEAST and packed < SAME * len(text) + HEADER:
