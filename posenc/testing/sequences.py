@@ -52,6 +52,13 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     fresh = layer(make)
     fresh(hidden(longer), tokens(encoding, longer))
     assert torch.equal(fresh(x, positions), first), "another result after other calls"
+    here, results = positions.flip(0), []
+    for calls in ([here], [positions.roll(1, 0), here]):
+        plain = layer(make)
+        acting = plain.encoding.for_layer(0)  # itself, and no prepared copy
+        outs = [plain.attention(x, p, mask=masks.causal, encoding=acting) for p in calls]
+        results.append(outs[-1])
+    assert torch.equal(*results), "another result after as many tokens at other positions"
 
 
 def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tuple[Tensor, Tensor]:

@@ -241,6 +241,17 @@ class RemembersTheLongest(Rotary):
         return super().transform(*(moved(t, t.positions / stretch) for t in (q, k)))
 
 
+class KeptByShape(ALiBi):
+    """A bias that stays as it is until the shape changes."""
+
+    last = torch.zeros(0)
+
+    def bias(self, distance):
+        if self.last.shape[1:] != distance.shape:
+            self.last = super().bias(distance)
+        return self.last
+
+
 class ReadsValues(Rotary):
     """Looks at the positions: a device would have to be waited for."""
 

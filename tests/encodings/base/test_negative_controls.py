@@ -37,7 +37,7 @@ MISTAKES = {
     "works_or_refuses_beyond_training": "SilentlyWrapped",
     "blind_rows_give_zeros": "NotANumberWhereNothingIsSeen",
     "the_future_is_invisible": "PeeksAhead",
-    "earlier_calls_leave_no_trace": "RemembersTheLongest",
+    "earlier_calls_leave_no_trace": "RemembersTheLongest KeptByShape",
     "inputs_are_not_written_to": "ScalesInPlace",
     "device_follows_input": "ReadsValues",
     "outputs_are_finite": "NotANumberAtItself",
