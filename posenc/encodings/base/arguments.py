@@ -17,7 +17,8 @@ _KINDS: dict[str, tuple[type, str]] = {
     "float": (Real, "a finite number"),
 }
 _FROM_ONE = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
-_POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor")
+_FROM_ONE += ("max_positions", "max_distance", "clamp_len", "extent", "num_profiles", "floor_scale")
+_POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor", "scale_base")
 
 
 class UnknownOption(ValueError):

@@ -54,8 +54,6 @@ class Learned(AddedEmbedding):
         init_std: float = 0.02,
     ) -> None:
         super().__init__(embed_dim)
-        if max_positions < 1:
-            raise ValueError(f"Learned: max_positions must be at least 1, got {max_positions}.")
         if init not in STARTS:
             raise ValueError(f"Learned: init must be one of {STARTS}, got {init!r}.")
         self.max_positions = max_positions

@@ -96,10 +96,6 @@ class Llama4Temperature(QueryTemperature):
         self, floor_scale: int = 8192, attn_scale: float = 0.1, *, offset: int = 1
     ) -> None:
         super().__init__()
-        if floor_scale < 1:
-            raise ValueError(
-                f"Llama4Temperature: floor_scale must be at least 1, got {floor_scale}."
-            )
         self.floor_scale = floor_scale
         self.attn_scale = attn_scale
         self.offset = offset

@@ -64,8 +64,6 @@ class XPos(Rotation):
         super().__init__(head_dim, interleaved=interleaved)
         if head_dim < 2 or head_dim % 2:
             raise ValueError(f"XPos: head_dim must be even, got {head_dim}.")
-        if not scale_base > 0:
-            raise ValueError(f"XPos: scale_base must be positive, got {scale_base}.")
         self.scale_base = scale_base
         self.origin = origin
         zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]

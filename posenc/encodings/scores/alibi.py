@@ -66,8 +66,6 @@ class ALiBi(DistanceBias):
     ) -> None:
         super().__init__()
         total = num_heads if total_heads is None else total_heads
-        if num_heads < 1:
-            raise ValueError(f"ALiBi: num_heads must be at least 1, got {num_heads}.")
         if not 0 <= head_offset <= total - num_heads:
             raise ValueError(
                 f"ALiBi: heads {head_offset} to {head_offset + num_heads - 1} are not among "

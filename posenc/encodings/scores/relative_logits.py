@@ -63,11 +63,6 @@ class RelativeLogits(PositionEncoding):
         log_scaling: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
-        if extent < 1 or num_profiles < 1:
-            raise ValueError(
-                f"RelativeLogits: extent and num_profiles must be at least 1, "
-                f"got {extent} and {num_profiles}."
-            )
         self.num_heads = num_heads
         self.log_scaling = log_scaling
         plain = log_scaling is None

@@ -73,8 +73,6 @@ class TransformerXL(PositionEncoding):
         super().__init__()
         if embed_dim % 2:
             raise ValueError(f"TransformerXL: embed_dim must be even, got {embed_dim}.")
-        if clamp_len is not None and clamp_len < 1:
-            raise ValueError(f"TransformerXL: clamp_len must be at least 1, got {clamp_len}.")
         self.clamp_len = clamp_len
         self.claims = replace(self.claims, shared_parameters=() if untied else ("u", "v"))
         self.angles = Angles(inverse_frequencies(embed_dim))

@@ -52,8 +52,6 @@ class Shaw(PositionEncoding):
 
     def __init__(self, head_dim: int, *, max_distance: int = 16, values: bool = True) -> None:
         super().__init__()
-        if max_distance < 1:
-            raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}.")
         self.head_dim, self.max_distance = head_dim, max_distance
         self.claims = replace(self.claims, places=(3, 4) if values else (3,))
         rows = 2 * max_distance + 1
