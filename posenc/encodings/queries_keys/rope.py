@@ -1,7 +1,7 @@
 """Rotary position embeddings."""
 
 import inspect
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -88,8 +88,6 @@ class RoPE(Rotation):
             raise ValueError(
                 f"{name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
             )
-        if not rope_theta > 0:
-            raise ValueError(f"{name}: rope_theta must be positive, got {rope_theta}.")
         self.rope_theta = rope_theta
         self.rotary_dim = rotary_dim
         self.scaling = scaling
@@ -221,7 +219,7 @@ def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]
-    own = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
+    own = {f.name: f.default for f in fields(kind)}  # pyright: ignore[reportArgumentType]
     every = (*own, *inspect.signature(cls).parameters, "partial_rotary_factor")
     accepted = [n for n in dict.fromkeys(every) if n != "scaling"]
     if set(options) - set(accepted):
@@ -229,4 +227,7 @@ def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     given = {n: options.pop(n) for n in own if n in options}
     if "original_max_positions" in own:
         given.setdefault("original_max_positions", train_length)
+    needs = [n for n, default in own.items() if default is MISSING and n not in given]
+    if needs:
+        raise TypeError(f"{cls.__name__}: scaling {name!r} needs {' and '.join(needs)}.")
     return kind(**given)

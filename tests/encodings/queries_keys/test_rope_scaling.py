@@ -295,10 +295,18 @@ def test_longrope_with_equal_lists_is_cache_safe():
         (lambda: rs.YaRN(8, 64, attention_factor=1.0, mscale=2.0), "not both, got 1.0, 2.0"),
         (lambda: rs.YaRN(8, 64, attention_factor=-1.0), "positive number or None, got -1.0"),
         (lambda: rs.LongRoPE(8, 64, long_factor=(1.0, -2.0)), "positive numbers, got"),
+        (lambda: rs.YaRN("8", 64), "YaRN: factor must be a number, got '8'"),  # type: ignore
+        (lambda: rs.YaRN(8, 64, truncate="False"), "truncate must be True or False"),  # type: ignore
+        (lambda: rs.DynamicYaRN(True), "original_max_positions must be a number, got True"),
+        (lambda: rs.Proportional("half"), "p must be a number, got 'half'"),  # type: ignore
         (lambda: rs.Proportional(1.5), "fraction of pairs to rotate, 0 to 1, got 1.5"),
         (
             lambda: rope_frequencies(8, 1e4, rs.LongRoPE(8, 64, short_factor=(1.0,))),
             "short_factor must have one number per pair, 4, got 1",
+        ),
+        (
+            lambda: RoPE(8, interleaved=False, scaling=rs.LongRoPE(8, 64, long_factor=(1.0,))),
+            "long_factor must have one number per pair, 4, got 1",
         ),
         (lambda: rope_frequencies(2, 1e4, rs.NTK(2)), "rotary_dim must be at least 4.*got 2"),
         (lambda: rope_frequencies(8, 1e4, rs.DynamicNTK(2, 64), 0), "length .* got 0"),

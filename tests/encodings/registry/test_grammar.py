@@ -67,6 +67,8 @@ WRONG = {
     "rope+albi": (6, "Unknown encoding 'albi'. Did you mean 'alibi'"),
     "yarn:factr=2": (6, "unknown option factr.*Did you mean 'factor'"),
     "rope:rope_theta=half": (6, "rope_theta must be a finite number, got 'half'"),
+    "rope:scaling=yarn": (6, "scaling 'yarn' needs factor"),
+    "yarn:truncate=False": (6, "truncate must be True or False, got 'False'"),
     "rope:RoPE": (6, "an option of rope is key=value; 'RoPE' has no value"),
     "posenc.encodings.scores.alibi:ALiB": (1, "no class 'ALiB'; did you mean 'ALiBi'"),
     "posenc.encodings.scores.alibi:Tensor": (

@@ -11,7 +11,6 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Scaling,
     at_least,
     require,
-    require_factor,
     require_temperature,
 )
 
@@ -50,7 +49,7 @@ class LongRoPE(Scaling):
     source: ClassVar[str] = "Ding et al. 2024, arXiv:2402.13753, section 3"
 
     def __post_init__(self) -> None:
-        require_factor(self, self.factor)
+        super().__post_init__()
         expected = "original_max_positions is the training length in tokens, at least 2"
         require(self, self.original_max_positions >= 2, expected, self.original_max_positions)
         require_temperature(self, self.attention_factor)
@@ -67,14 +66,14 @@ class LongRoPE(Scaling):
         return self.short_factor is None or self.short_factor != self.long_factor
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        trained = self.original_max_positions
-        name, default = "short_factor", 1.0
-        if at_least(self, length, trained) > trained:
-            name, default = "long_factor", self.factor
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        factors = getattr(self, name) or (default,) * len(inv_freq)
-        expected = f"{name} must have one number per pair, {len(inv_freq)}"
-        require(self, len(factors) == len(inv_freq), expected, len(factors))
+        trained, pairs = self.original_max_positions, len(inv_freq)
+        for name in ("short_factor", "long_factor"):
+            count = len(getattr(self, name) or inv_freq)
+            require(self, count == pairs, f"{name} must have one number per pair, {pairs}", count)
+        factors = self.short_factor or (1.0,) * pairs
+        if at_least(self, length, trained) > trained:
+            factors = self.long_factor or (self.factor,) * pairs
         temperature = self.attention_factor or longrope_temperature(self.factor, trained)
         scaled = tuple(f / Decimal(x) for f, x in zip(inv_freq, factors, strict=True))
         return Frequencies(scaled, temperature)

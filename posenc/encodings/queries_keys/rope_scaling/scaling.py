@@ -2,7 +2,8 @@
 
 import math
 from decimal import Decimal, localcontext
-from typing import ClassVar, NamedTuple
+from numbers import Real
+from typing import ClassVar, NamedTuple, get_type_hints
 
 from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
 
@@ -44,7 +45,15 @@ class Scaling:
     wrong at another."""
 
     def __post_init__(self) -> None:
-        """Check `factor` and `original_max_positions`, which most scalings have."""
+        """Check all types, and `factor` and `original_max_positions`, which most scalings have."""
+        hints = get_type_hints(type(self))
+        for name, value in vars(self).items():
+            kind, truth = hints.get(name), isinstance(value, bool)
+            if kind is bool:
+                require(self, truth, f"{name} must be True or False", repr(value))
+            elif kind in (int, float) or (kind == float | None and value is not None):
+                number = isinstance(value, Real) and not truth
+                require(self, number, f"{name} must be a number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
             if hasattr(self, name):

@@ -10,7 +10,6 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Scaling,
     at_least,
     require,
-    require_factor,
 )
 
 
@@ -107,8 +106,8 @@ class Proportional(Scaling):
     source: ClassVar[str] = "Barbero et al. 2025, arXiv:2410.06205, section 6"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, 0 <= self.p <= 1, "p is the fraction of pairs to rotate, 0 to 1", self.p)
-        require_factor(self, self.factor)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         kept = int(self.p * rotary_dim // 2)

@@ -12,7 +12,6 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Scaling,
     at_least,
     require,
-    require_length,
     require_temperature,
 )
 
@@ -99,11 +98,11 @@ class DynamicYaRN(Scaling):
     source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._at(None)
 
     def _at(self, length: int | None) -> YaRN:
         trained = self.original_max_positions
-        require_length(self, trained)
         factor = at_least(self, length, trained) / trained
         return YaRN(factor, trained, self.beta_fast, self.beta_slow)
 
