@@ -56,7 +56,7 @@ def test_log_scaling_sees_the_position():
 
 
 def test_errors_name_the_number():
-    with pytest.raises(ValueError, match="got 0 and 16"):
+    with pytest.raises(ValueError, match="extent must be at least 1, got 0"):
         RelativeLogits(8, 2, extent=0)
     q = torch.randn(1, 3, 9, 4)
     with pytest.raises(ValueError, match=r"encoding\.state"):
