@@ -249,6 +249,18 @@ def test_the_table_has_the_means_of_the_answer_where_a_trial_is_missing():
             assert loss.mean == standing_at(part, length).mean(row.encoding)
 
 
+def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():
+    losses = {
+        "t5": {1: 1.97, 2: 1.95},
+        "fire": {0: 2.01, 1: 2.09, 2: 2.14},
+        "alibi": {0: 2.1, 1: 2.12, 2: 2.13},
+        "nope": {0: 2.97, 1: 3.08, 2: 2.97},
+    }
+    standing = Standing("", Pairs(losses, "at"))
+    assert standing.rest and standing.first == ("t5", "fire")
+    assert not standing.gap("fire", "t5").significant
+
+
 def test_no_encoding_is_before_one_that_it_is_worse_than():
     """The best have no trial of the seed at which all that break are better than at the others."""
     good = {"t5": (1.60, 1.605), "fire": (1.61, 1.605), "alibi": (1.70, 1.702)}
