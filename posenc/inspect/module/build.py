@@ -77,11 +77,13 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
     torch.manual_seed(0)
     if isinstance(made_by, nn.Module) or _is_score_mod(made_by):
         made = made_by
-    elif inspect.isfunction(made_by) and (_required(made_by) - options.keys()):
-        made = partial(made_by, **options) if options else made_by
     else:
         try:
-            made = made_by(**options)
+            if inspect.isfunction(made_by) and (_required(made_by) - options.keys()):
+                inspect.signature(made_by).bind_partial(**options)
+                made = partial(made_by, **options) if options else made_by
+            else:
+                made = made_by(**options)
         except Exception as error:  # a foreign constructor: any exception is its refusal
             raise ValueError(
                 f"{path}: refuses these arguments: {one_line(error).rstrip('.')}. It takes "

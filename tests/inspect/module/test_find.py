@@ -106,6 +106,7 @@ def test_call_says_how():
         ([f"{HERE}:NeedsData"], "--call"),
         ([f"{HERE}:Noise"], "random"),
         ([f"{HERE}:frequencies", "--arg", "dim=8"], "made a Tensor"),
+        ([f"{HERE}:turn", "--arg", "width=8"], "unexpected keyword argument 'width'. It takes (x"),
         (["rope", "--arg", "dim=3"], "package.module:Class"),
         (["rope", "--call", "module(x)"], "package.module:Class"),
         ([f"{HERE}:CosSin", "--call", "module("], "must be a Python expression"),
