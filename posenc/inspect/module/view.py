@@ -27,8 +27,8 @@ class Unfit(ValueError):
 class View:
     """A reading of a module's result. kind: rotation (angles and lengths of pairs of channels),
     bias (logits by query and key) or values. how: the meaning of the numbers. axes: axes of each
-    tensor that is read. pairs: channels that rotate together. probe: the content that shows
-    positions best; None: random.
+    tensor that is read. pairs: channels that rotate together; of values, those of queries if keys
+    have others. probe: the content that shows positions best; None: random.
     """
 
     kind: Kind
@@ -106,12 +106,12 @@ def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
     if all(_same(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
         return _of_tables(parts, by_index)
     if all(not part.any() for part in nothing) and first.shape[-1] == width:
-        pairs = turning_pairs(run, width, by_index)
-        if pairs:
+        pairs, *others = turning_pairs(run, width, by_index)
+        if pairs and all(each == pairs for each in others):
             probe = torch.zeros(width)
             probe[[i for i, _ in pairs]] = 1
             return View("rotation", "turned content", by_index, pairs, probe)
-        return View("values", "values", by_index)
+        return View("values", "values", by_index, pairs if all(others) else ())
     both = zip(parts, nothing, first_axes, strict=True)
     gaps = [rows(with_content, x[0]) - rows(without, x[0]) for with_content, without, x in both]
     if not all(_same(gap, gap[:1].expand_as(gap)) for gap in gaps):
@@ -158,9 +158,9 @@ def _circles(a: Tensor, b: Tensor) -> bool:
     return bool((squares > 0).all()) and _same(squares, squares[:1].expand_as(squares))
 
 
-def turning_pairs(run: Run, width: int, axes: dict[int, tuple[int, ...]]) -> Pairs:
-    """Find the pairs of channels that rotate together, from single channels given to the module.
-    Empty if it mixes more than two, or is not linear."""
+def turning_pairs(run: Run, width: int, axes: dict[int, tuple[int, ...]]) -> list[Pairs]:
+    """Find the pairs of channels that rotate together in each tensor, from single channels given to
+    the module. Empty if it mixes more than two, or is not linear."""
     inputs = Inputs(torch.arange(24), width)
 
     def last_row(content: Inputs) -> list[Tensor]:
@@ -176,9 +176,9 @@ def turning_pairs(run: Run, width: int, axes: dict[int, tuple[int, ...]]) -> Pai
     for side, want in enumerate(mixed):
         turned = torch.stack([column[side] for column in columns], dim=-1)  # (out, in)
         if not _same(turned @ probe.double(), want):
-            return ()
+            return [()]
         found.append(_partners(turned))
-    return found[0] if all(pairs == found[0] for pairs in found) else ()
+    return found
 
 
 def _partners(turned: Tensor) -> Pairs:

@@ -229,6 +229,13 @@ class FollowsLongest(CosSin):
         return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
 
+class FirstRow(CosSin):
+    """Wrong with a batch: all rows have the positions of the first."""
+
+    def forward(self, x, position_ids):
+        return super().forward(x, position_ids.view(-1, x.shape[-2])[:1].expand(len(x), -1))
+
+
 class FarStated(CosSin):
     """Wrong: float32 products, for a million positions."""
 
@@ -280,6 +287,15 @@ class MixedLayouts(nn.Module):
             return x * cos + torch.stack([-x[..., 1::2], x[..., 0::2]], -1).flatten(-2) * sin
 
         return mixed(q), mixed(k)
+
+
+class KeysByHalves(Turned):
+    """Wrong: queries pair neighbours, keys pair halves."""
+
+    def forward(self, q, k, positions):
+        apart = k.unflatten(-1, (2, -1)).mT.flatten(-2)
+        turned, keys = super().forward(q, apart, positions)
+        return turned, keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
 
 
 class KeysOneLater(Turned):

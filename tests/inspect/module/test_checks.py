@@ -45,6 +45,7 @@ WRONG = {
     planted.WrongOffset: {START},
     planted.KeyedOnShape: {HISTORY, GRAPHS},
     planted.FollowsLongest: {GROWTH, BESIDE, REACH},
+    planted.FirstRow: {BESIDE},
     planted.FarStated: {REACH},
     planted.ByKey: {ACTIVATIONS, CAST},
     planted.EndsEarly: {BEYOND},
@@ -52,6 +53,7 @@ WRONG = {
     planted.Counts: {GRAPHS},
     planted.HalfAngles: {APART, REACH},
     planted.MixedLayouts: {REACH},
+    planted.KeysByHalves: {ALIKE},
     planted.KeysOneLater: {ALIKE},
     planted.IgnoresPositions: {USED, ALONE},
 }

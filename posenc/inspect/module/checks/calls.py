@@ -124,6 +124,8 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
 def sides(subject: Subject) -> Measured:
     """Compare the angles of queries with those of keys at the same positions: where they differ, a
     token's distance to itself is not zero."""
+    if subject.view.how == "values" and subject.view.pairs:
+        return False, "queries and keys rotate other pairs of channels"
     if subject.view.how != "turned content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
     queries, keys = subject.see(subject.inputs(min(64, subject.length))).chunk(2, dim=-1)
@@ -140,8 +142,9 @@ def beside(subject: Subject) -> Measured:
     far = near + max(0, max(last, subject.length) - len(near))
     single = subject.see(subject.inputs(near))
     try:
-        # Three rows: two would be taken for the two heads by a module that knows no batch.
-        both = subject.see(subject.inputs(torch.stack([near, far, far])))
+        # Three rows: two would be taken for the two heads by a module that knows no batch. The
+        # first is a far one, because some modules take its positions for all.
+        both = subject.see(subject.inputs(torch.stack([far, near, far])), row=1)
     except Exception as failed:
         return None, f"takes no batch of positions: {one_line(failed)}"
     if both.shape != single.shape:
