@@ -70,7 +70,9 @@ def seconds_by_kind(
 
 def kind_of(trial: "TrialConfig") -> str:
     """Return the kind of a trial; trials of a kind take equally long."""
-    return trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
+    name = trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
+    choosing = len(trial.test_lengths) == 1  # a rate, in a fifth of the steps
+    return f"{name}, {trial.steps:,} steps" if choosing else name
 
 
 def _measured(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]:

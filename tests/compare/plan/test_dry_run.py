@@ -9,6 +9,7 @@ import pytest
 from posenc import compare
 from posenc.compare.plan import dry_run as module
 from posenc.compare.plan.dry_run import dry_run, tokens_of
+from posenc.compare.plan.learning_rate_search import rate_trials
 from tests.compare.judge.test_summary import TRIAL
 from tests.texts import prose
 
@@ -30,6 +31,16 @@ def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
         ["rope", "t5"], ["3", "3"], ["100", "100"], ["9,600", "9,600"], ["1:00", "2:00"],
     ]  # fmt: skip
     assert "about 2:00 on 600 workers" in dry_run(trials, None, 600, 1)[1]
+
+
+def test_trials_that_choose_a_rate_have_a_row_of_their_own(monkeypatch):
+    seconds = {"rope": 60.0, "rope, 20 steps": 12.0}
+    monkeypatch.setattr(module, "seconds_by_kind", lambda trials, folder, at_once: seconds)
+    trials = (*rate_trials([TRIAL]), TRIAL)
+    table, sentence = dry_run(trials, None, 1, 1)
+    assert sentence.startswith("4 trials, 40,960 tokens, about 1:36 on 1 worker")
+    names, counts, steps, *_ = (list(column.cells) for column in table.columns)
+    assert (names, counts, steps) == (["rope, 20 steps", "rope"], ["3", "1"], ["20", "100"])
 
 
 def test_a_trial_of_a_cuda_device_is_not_said_to_be_measured():
