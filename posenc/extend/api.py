@@ -52,17 +52,9 @@ def run(
     places(*paths)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
-        folder,
-        to,
-        texts,
-        method=method,
-        out=out,
-        options=options,
-        as_bytes=as_bytes,
-        as_ids=as_ids,
-        foreign=documents is None,
-        progress=progress,
-    )
+        folder, to, texts, method=method, out=out, options=options, as_bytes=as_bytes,
+        as_ids=as_ids, foreign=documents is None, progress=progress,
+    )  # fmt: skip
     page_path, figures = places(*paths, written=outcome.proof is not None)
     if page_path is None and figures is None:
         return outcome

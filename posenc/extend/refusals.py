@@ -106,14 +106,9 @@ def _stopped(out: Path) -> str:
 
 
 def check_request(
-    checkpoint: Checkpoint,
-    to: int,
-    method: str | None,
-    *,
-    writes: bool,
-    options: Options,
+    checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options,
     words: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Refuse what only the loaded model can rule out. words: True if there is a tokenizer.
 
     Raises: ValueError with the reason.

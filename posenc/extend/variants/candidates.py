@@ -36,13 +36,9 @@ def needs_search(method: str | None, options: Options) -> bool:
 
 
 def candidates(
-    checkpoint: Checkpoint,
-    to: int,
-    method: str | None,
-    fitting: Windows | None,
-    options: Options,
+    checkpoint: Checkpoint, to: int, method: str | None, fitting: Windows | None, options: Options,
     progress: Progress,
-) -> Builders:
+) -> Builders:  # fmt: skip
     """Return the variants to measure: the unchanged model, `method` (None: every method) and a
     sliding window."""
     found: Builders = {"none": partial(as_is, checkpoint)}
@@ -83,13 +79,9 @@ def _search(
 
 
 def measure_variant(
-    checkpoint: Checkpoint,
-    variant: Variant,
-    windows: Windows,
-    options: Options,
-    progress: Progress,
-    encode: Encode | None = None,
-) -> Evaluation:
+    checkpoint: Checkpoint, variant: Variant, windows: Windows, options: Options,
+    progress: Progress, encode: Encode | None = None,
+) -> Evaluation:  # fmt: skip
     """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
     None without a tokenizer."""
     length, trained = windows.tokens.shape[1], checkpoint.trained_length

@@ -79,14 +79,9 @@ def attach(
 
 
 def _attach(
-    model: Any,
-    encoding: PositionEncoding | str | None,
-    decoder: PositionEncoding | str | None,
-    own: Own,
-    example: dict[str, Any] | None,
-    *,
-    alone: bool = True,
-) -> Any:
+    model: Any, encoding: PositionEncoding | str | None, decoder: PositionEncoding | str | None,
+    own: Own, example: dict[str, Any] | None, *, alone: bool = True,
+) -> Any:  # fmt: skip
     """Attach like `attach`. alone: raise if other layers depend on the order of tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
