@@ -103,11 +103,13 @@ def ramp(case: Case) -> Iterator[Hit]:
 @rule("PD025", "E")
 def dynamic(case: Case) -> Iterator[Hit]:
     """Report type dynamic, which means five things."""
-    readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
+    readers = tuple(r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].knows)
     for name, p in case.of_type("dynamic"):
         factor = p.get("factor", p.get("alpha"))
-        plain = tuple(r for r in ("vllm", "llama.cpp") if r in case.named and "alpha" not in p)
+        plain = case.only_named(("vllm", "llama.cpp")) if "alpha" not in p else ()
         concerned = tuple(dict.fromkeys((*case.concerned(readers), *plain)))
+        if not concerned and "alpha" in p:
+            continue
         yield Hit(
             f"{name} is dynamic with factor {factor!r} on {case.model.max_positions} tokens: "
             f"other frequencies, below or beyond them, in {names(concerned or readers)}",

@@ -186,7 +186,7 @@ def outside(case: Case) -> Iterator[Hit]:
         if isinstance(value, Mapping) and name not in ("rope_scaling", "rope_parameters", *INNER):
             base = value.get("rope_theta")
             read = base in (None, case.config.get("rope_theta"))
-            if not read and not value.keys() & (TOWER | SCALINGS):
+            if not (read or value.get("model_type") or value.keys() & (TOWER | SCALINGS)):
                 yield Hit(
                     f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
                     case.only_named(("transformers-5",)),

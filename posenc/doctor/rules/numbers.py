@@ -128,7 +128,7 @@ def uneven(case: Case) -> Iterator[Hit]:
             contradiction=sure,
         )
     heads = _numbers(case.config, "num_attention_heads", "num_key_value_heads")
-    if heads and heads[1] > 0 and heads[0] % heads[1]:
+    if heads and (heads[1] < 1 or heads[0] % heads[1]):
         yield wrong(
             f"num_attention_heads {heads[0]:g} is not a multiple of num_key_value_heads "
             f"{heads[1]:g}"
