@@ -15,16 +15,11 @@ from typing import Any, TypeGuard
 from posenc.dialects import formulas
 from posenc.dialects.computed import ARITHMETIC, Computed, RefusedError, first_switch
 from posenc.dialects.families import all_families
-from posenc.dialects.files.spelling import with_vendors_names
+from posenc.dialects.files.spelling import NUMBERS, with_vendors_names
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
-NUMBERS = tuple(
-    "rope_theta factor original_max_position_embeddings attention_factor attn_factor "
-    "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor "
-    "partial_rotary_factor alpha".split()
-)
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 
 

@@ -29,13 +29,10 @@ def differences(first: Record, second: Record) -> list[str]:
             f"layers without rotation: {list(first.without_rotation)} and "
             f"{list(second.without_rotation)}"
         )
-    if None not in (first.interleaved, second.interleaved) and (
-        first.interleaved != second.interleaved
-    ):
-        words = {True: "interleaved", False: "half-split"}
-        lines.append(
-            f"layout: {words[bool(first.interleaved)]} and {words[bool(second.interleaved)]}"
-        )
+    words = {True: "interleaved", False: "half-split", None: ""}
+    layouts = [words[record.interleaved] for record in (first, second)]
+    if all(layouts) and layouts[0] != layouts[1]:
+        lines.append(f"layout: {' and '.join(layouts)}")
     return sorted(lines)
 
 

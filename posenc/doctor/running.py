@@ -179,8 +179,7 @@ def _each(options: Options) -> tuple[str, int]:
         pages.append(said)
         codes.append(code)
     if unknown := codes.count(3):
-        judged = len(options.paths) - unknown
-        pages.append(f"notice: {unknown} of {unknown + judged} files were not judged, see above.")
+        pages.append(f"notice: {unknown} of {len(options.paths)} files were not judged, see above.")
         codes = codes if options.strict else [0 if code == 3 else code for code in codes]
     return "\n\n".join(pages), max(codes, key=GRAVITY.index)
 
@@ -313,8 +312,7 @@ def ignored(folder: Path) -> frozenset[str]:
         match = IGNORE.match(line.strip())
         if match:
             codes |= {code.strip() for code in match[1].split(",") if code.strip()}
-    unknown = sorted(codes - set(RULES))
-    if unknown:
+    if unknown := sorted(codes - set(RULES)):
         raise ValueError(f"{path}: no rule {', '.join(unknown)}.")
     return frozenset(codes)
 

@@ -68,7 +68,6 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
         return (name, computed.version, computed.answer, "", "", "", "")
     if computed.error is not None:
         return (name, computed.version, "refuses", "", "", "", _limit(computed))
-    meant = case.meaning
     other = {"pairs", "frequencies", "layers"} & seen
     layers = list(computed.layers.values())
     multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
@@ -76,7 +75,7 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
     return (
         name,
         computed.version,
-        ("other" if other else "as meant") if meant is not None else "",
+        ("other" if other else "as meant") if case.meaning is not None else "",
         multipliers + (" (other)" if "multiplier" in seen else ""),
         scale + (" (other)" if "scale" in seen else ""),
         computed.switch,

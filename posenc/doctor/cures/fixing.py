@@ -46,9 +46,8 @@ def fix(
     require_understood(source.config, meaning.model)
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))
-    alone = source.path.name != CONFIG or not any(source.folder.glob("*.safetensors"))
     why, looked_at = "a config alone has no weights", "config.json"
-    if not alone:
+    if source.path.name == CONFIG and any(source.folder.glob("*.safetensors")):
         from posenc.dialects.weights.fold import foldable  # needs NumPy
         from posenc.dialects.weights.rows import checked
 
