@@ -71,6 +71,9 @@ def load(path: Path) -> Source:
         return Source(path, "gguf", metadata=read_metadata(path))
     raw = read_json(path)
     name = flatten(raw).get("model_type")
-    if isinstance(name, str) and name in WITHOUT_ROTATION:
+    attention = raw.get("attn_config")  # vendors' own code may rotate: Jina's, MosaicML's
+    rotates = isinstance(attention, dict) and attention.get("rope") is True
+    rotates = rotates or raw.get("position_embedding_type") in ("rotary", "rope")
+    if isinstance(name, str) and name in WITHOUT_ROTATION and not rotates:
         raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
     return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
