@@ -15,6 +15,8 @@ ROTARY, OUTSIDE = table("keys")["rotary"], table("keys")["text_config"]
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
+NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embeddings")
+"""Keys that do not reach the language model of a flat config of several modalities."""
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
@@ -308,4 +310,5 @@ def model_of(config: Mapping[str, Any]) -> Model:
         if not facts.get("flat") or config.get("text_config") is not None:
             return Model(flat, name, {})
         name, facts = facts["text"], family(facts["text"]) or {}
+        flat = {k: v for k, v in flat.items() if k not in NOT_LIFTED}
     return Model(flat, name, facts, config if inner_key(config) else {})

@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, Protocol
 
 from posenc.dialects.computed import ARITHMETIC, Computed, NotReadError, RefusedError
+from posenc.dialects.families import family
 from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.runtimes.versions import RECORD, VERSIONS, facts_at, is_recorded
 
@@ -43,7 +44,8 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
             config: Mapping[str, Any], length: int | None = None, version: str | None = None
         ) -> Computed:
             model, cell = model_of(config), CELLS[runtime]
-            facts = model.facts.get(cell, {})
+            whole = family(str(model.outer.get("model_type"))) or {}
+            facts = model.facts.get(cell, {}) if whole.get(cell, 0) is not None else None
             if version is not None:
                 if not is_recorded(runtime, version):
                     return unrecorded(runtime, version)
@@ -51,7 +53,8 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
                 model = replace(model, facts={**model.facts, cell: facts})
             version = version or RECORD[runtime][2]
             if facts is None:
-                why = f"{runtime} has no model for {model.model_type!r}"
+                own = model.outer.get("model_type", model.model_type)
+                why = f"{runtime} has no model for {own!r}"
                 return Computed(why, known="no model", version=version)
             name = model.model_type or "a config without model_type"
             why = f"posenc does not know what {runtime} computes for {name}"

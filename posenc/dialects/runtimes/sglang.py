@@ -63,7 +63,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     plain = formulas.plain(dim, theta)
     if kind == "default" or not model.facts["sglang"].get("scaling", True):
         return Layer(plain)
-    if model.mla:
+    if latent := model.facts["sglang"].get("latent", model.mla):
         kind = "deepseek_yarn"
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
@@ -96,10 +96,10 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         original,
         number(p.get("beta_fast", 32), "beta_fast"),
         number(p.get("beta_slow", 1), "beta_slow"),
-        kind == "deepseek_yarn" or bool(p.get("truncate", True)),
+        latent or bool(p.get("truncate", True)),
         number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )
-    return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
+    return Layer(inv_freq, _multiplier(p, factor, latent=latent))
 
 
 def _check_mrope(p: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def _switch(p: Mapping[str, Any], model: Model) -> Switch:
 
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
-    if not model.mla or p["rope_type"] == "default":
+    if not model.facts["sglang"].get("latent", model.mla) or p["rope_type"] == "default":
         return model.scale
     factor = number(required(p, "factor"), "factor")
     all_dim = number(p.get("mscale_all_dim") or 0, "mscale_all_dim")

@@ -73,9 +73,10 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     Raises: RefusedError for what the config's own validation refuses.
     """
     classes = model.facts.get("transformers4", {})
-    given = model.config.get("rope_scaling", classes.get("rope_scaling"))
     if classes.get("scaling") is False:
         return None
+    given = model.config.get("rope_scaling")
+    given = classes.get("rope_scaling") if given is None else given
     if not isinstance(given, Mapping):
         if classes.get("needs_scaling"):
             raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
@@ -107,7 +108,7 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     scaling.setdefault("rope_type", named)
     if scaling["rope_type"] not in NEEDED:
         raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
-    for key in NEEDED[scaling["rope_type"]]:
+    for key in (*NEEDED[scaling["rope_type"]], *classes.get("required", ())):
         required(scaling, key)
     return scaling
 

@@ -226,7 +226,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
         return Layer(tuple(f / factor for f in formulas.plain(dim, theta)))
     if kind == "dynamic" and model.model_type in ALPHA and parameters.get("alpha"):
         alpha = number(parameters["alpha"], "alpha")
-        return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
+        return Layer(formulas.plain(head_dim, formulas.ntk_theta(theta, alpha, head_dim)))
     if kind == "dynamic":
         base = formulas.dynamic_theta(theta, factor, length, trained, dim)
         return Layer(formulas.plain(dim, base))

@@ -73,7 +73,7 @@ def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     elif p["rope_type"] == "telechat3-yarn":
         p["rope_type"] = "yarn"
         p["attention_factor"] = 0.07 * math.log(number(required(p, "factor"), "factor")) + 1.0
-    if model.mla and p["rope_type"] != "default":
+    if model.facts["vllm"].get("latent", model.mla) and p["rope_type"] != "default":
         plain = p.get("attention_factor") == 1.0
         p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
     return p

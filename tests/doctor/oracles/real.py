@@ -160,6 +160,10 @@ def refusal(config: Any) -> str:
     """Why the barest model of a config cannot be built, though its rotary modules can; empty if it
     can, or if no class of a model is found."""
     for candidate in _models(type(config), _modeling(type(config)))[:1]:
+        source = inspect.getsource(inspect.getmodule(candidate))
+        for key in re.findall(r'self\.rope_scaling\["(\w+)"\]', source):  # read in the forward pass
+            if key not in (config.rope_scaling or {}):
+                return f"KeyError: {key!r}"
         try:
             with torch.device("meta"):
                 candidate(copy.deepcopy(config))

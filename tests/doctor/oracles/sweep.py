@@ -246,6 +246,9 @@ def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
             row["verdict"] = "has no buffers to compare"
             continue
         for changed, varied in variations(raw):
+            if "mrope_section" in (family(config.model_type) or {})[CELL].get("required", ()):
+                given = varied.get("rope_scaling") or {"rope_type": "default"}
+                varied = {**varied, "rope_scaling": {"mrope_section": [16, 24, 24], **given}}
             if why := differs(config, found, varied, changed):
                 row["why"][changed] = why
         row["verdict"] = "differs" if row["why"] else "right"
