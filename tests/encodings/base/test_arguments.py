@@ -48,6 +48,22 @@ def test_an_argument_that_is_no_number_is_named(kind, name, wrong):
         kind(**{**needed, name: wrong})
 
 
+def test_an_own_class_may_give_such_names_another_meaning():
+    class Own(posenc.DistanceBias):
+        def __init__(self, max_distance: int = 0, extent: float = 0.5) -> None:
+            super().__init__()
+
+    Own(0, extent=0.25)
+    with pytest.raises(TypeError, match="Own: max_distance must be a whole number"):
+        Own(0.5)
+
+    class Further(posenc.Shaw):
+        pass
+
+    with pytest.raises(ValueError, match="Further: max_distance must be at least 1, got 0"):
+        Further(16, max_distance=0)
+
+
 @pytest.mark.parametrize("name", ["embed_dim", "num_heads", "head_dim", "num_kv_heads"])
 @pytest.mark.parametrize("size", [0, -1])
 def test_sizes_begin_at_one(name, size):
