@@ -220,11 +220,14 @@ def _mask(
 
 
 def _visible(mask: Tensor) -> Tensor:
-    """Return True for visible keys. Raise ValueError for numbers that would be a bias."""
+    """Return True for visible keys. Raise ValueError for numbers that would be a bias, where they
+    can be read without a graph break and without waiting for a device."""
     if mask.dtype == torch.bool:
         return mask
     visible = mask == 0
-    if not mask.is_floating_point() or not bool((visible | (mask < -1000)).all()):
+    read = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    lost = read and not bool((visible | (mask < -1000)).all())
+    if lost or not mask.is_floating_point():
         raise ValueError(
             "posenc attention: attention_mask must hold bools, or 0 and numbers below -1000 that "
             "hide keys: others are a bias, which only an encoding adds."
