@@ -1,5 +1,6 @@
 """The Toeplitz path: the same bits from run to run, and a cut that changes nothing."""
 
+import functools
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import posenc
 from posenc import masks
 from posenc.attend.ways import flash, strips
+from posenc.positions import as_range
 from tests.attending import attend
 
 
@@ -139,6 +141,10 @@ def test_parts_are_joined_in_16_bits_as_exactly_as_outputs_are_rounded():
 def test_a_trace_does_not_keep_what_its_example_hides(monkeypatch):
     """Without torch.jit.trace, after which torch.compile fails in the same process."""
     q, k, v = (t.detach() for t in inputs(1500))
+    where = {"q_positions": range(1500), "kv_positions": range(1500), "mask": masks.causal}
+    run = functools.partial(
+        posenc.attention, q, k, v, posenc.ALiBi(4, bias_max=2), impl="sdpa", **where
+    )
     pairs, plain = [], flash.attend
 
     def spy(q, k, v, bias, scale):
@@ -146,10 +152,11 @@ def test_a_trace_does_not_keep_what_its_example_hides(monkeypatch):
         return plain(q, k, v, bias, scale)
 
     monkeypatch.setattr(flash, "attend", spy)
-    call(posenc.ALiBi(4, bias_max=2), q, k, v, "sdpa")
+    run()
     monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
     some = sum(pairs)
-    call(posenc.ALiBi(4, bias_max=2), q, k, v, "sdpa")
+    assert as_range(torch.arange(5)) is None, "positions may be others in another call"
+    run()
     assert some < 0.9 * (sum(pairs) - some)
 
 

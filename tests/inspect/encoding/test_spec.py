@@ -187,7 +187,7 @@ def test_an_encoding_costs_itself():
         def embed(self, x, positions):
             return x + 1e-9 * (x @ x.mT).softmax(-1) @ x
 
-    assert running.cost(Slow(), SHAPE)[0] > 2
+    assert running.cost(Slow(), SHAPE)[0] > 1.1
 
 
 @torch.no_grad()
