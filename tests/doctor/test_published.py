@@ -113,3 +113,13 @@ def test_a_null_share_of_minimax_m2_is_the_whole_head():
 @pytest.mark.parametrize("count", [0, -4])
 def test_no_head_of_keys_is_an_error(count):
     assert "PD049" in codes({**LLAMA, "num_key_value_heads": count}, severity="E")
+
+
+def test_null_is_no_scaling_where_transformers_4_does_not_replace_it():
+    from posenc.dialects.runtimes import transformers4
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 2}
+    (layer, *_) = transformers4.emulate(
+        {"model_type": "gpt_oss", **sizes, "rope_scaling": None}
+    ).layers.values()
+    assert layer.multiplier == 1

@@ -63,7 +63,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     plain = formulas.plain(dim, theta)
     if kind == "default" or not model.facts["sglang"].get("scaling", True):
         return Layer(plain)
-    if latent := model.facts["sglang"].get("latent", model.mla):
+    if model.facts["sglang"].get("latent", model.mla):
         kind = "deepseek_yarn"
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
@@ -96,10 +96,10 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         original,
         number(p.get("beta_fast", 32), "beta_fast"),
         number(p.get("beta_slow", 1), "beta_slow"),
-        latent or bool(p.get("truncate", True)),
+        kind == "deepseek_yarn" or bool(p.get("truncate", True)),
         number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )
-    return Layer(inv_freq, _multiplier(p, factor, latent=latent))
+    return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
 
 
 def _check_mrope(p: Mapping[str, Any]) -> None:

@@ -75,8 +75,9 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     classes = model.facts.get("transformers4", {})
     if classes.get("scaling") is False:
         return None
-    given = model.config.get("rope_scaling")
-    given = classes.get("rope_scaling") if given is None else given
+    given = model.config.get("rope_scaling", classes.get("rope_scaling"))
+    if given is None and classes.get("needs_scaling"):  # its config replaces null, too
+        given = classes.get("rope_scaling")
     if not isinstance(given, Mapping):
         if classes.get("needs_scaling"):
             raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
