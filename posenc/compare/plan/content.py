@@ -52,7 +52,9 @@ def check_content(source: Source) -> str:
             note = f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
         other = known.setdefault(hashlib.sha256(sample).digest(), path)
         if other != path and len(sample) >= LEAST and len(source.files) > 2:  # split by file
-            note = f"{path} is a copy of {other}; give each once, or the test may repeat training"
+            note = (
+                f"{path} looks like a copy of {other}; copies may bring training text into the test"
+            )
         text += sample if len(text) < SAMPLE else b""
     packed = len(zlib.compress(text, 9))
     if len(text) >= LEAST and packed < SAME * len(text) + HEADER:

@@ -109,7 +109,7 @@ def test_copies_of_a_file_that_may_be_test_and_training_are_noted(tmp_path, num_
     for i, content in enumerate([PROSE, PROSE, PROSE[::-1]][:num_files]):
         (tmp_path / f"{i}.md").write_bytes(content)
     note = check_content(find_text([str(tmp_path)]))
-    assert ("1.md is a copy of " in note and "0.md; give each once" in note) == noted
+    assert ("1.md looks like a copy of " in note and "0.md; copies" in note) == noted
 
 
 @pytest.mark.parametrize(
