@@ -42,10 +42,15 @@ def __dir__() -> list[str]:
 
 
 def _hint(name: str) -> str:
-    """Return ". Did you mean posenc.X?" with the most similar public name, or ""."""
+    """Return ". Did you mean posenc.X?" with what the name means in other libraries, or with the
+    most similar public name, or ""."""
     import difflib
 
+    from posenc.encodings.registry.other_names import meant_by
+
     public = {known.lower(): known for known in (*_MODULES, *__all__)}
+    if name.lower() not in public and (meant := meant_by(name)):
+        return f". Did you mean posenc.{meant[0]}?"
     near = [known for known in public if known.startswith(name.lower())]
     near = near or difflib.get_close_matches(name.lower(), public, n=1)
     return f". Did you mean posenc.{public[near[0]]}?" if near else ""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import posenc
+from posenc.encodings.queries_keys import rope_scaling
+from posenc.encodings.registry import other_names
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("transformers", "keras", "jax", "ray", "peft", "tensorflow")
@@ -67,6 +69,14 @@ def test_public_names_are_documented():
         ("T5", "Did you mean posenc.T5Bias?"),
         ("Kerpel", "Did you mean posenc.Kerple?"),
         ("Masks", "Did you mean posenc.masks?"),
+        ("yarn", "Did you mean posenc.YaRN?"),
+        ("RotaryEmbedding", "Did you mean posenc.RoPE?"),
+        ("RotaryPositionalEmbedding", "Did you mean posenc.RoPE?"),
+        ("RelativePositionBias", "Did you mean posenc.T5Bias?"),
+        ("PositionalEncoding", "Did you mean posenc.Sinusoidal?"),
+        ("PI", "Did you mean posenc.Linear?"),
+        ("NTKAware", "Did you mean posenc.NTK?"),
+        ("MultiheadAttention", "Did you mean posenc.Attention?"),
     ],
 )
 def test_unknown_name_is_answered_with_the_nearest(name, hint):
@@ -75,10 +85,28 @@ def test_unknown_name_is_answered_with_the_nearest(name, hint):
     assert str(raised.value) == f"module 'posenc' has no attribute {name!r}. {hint}"
 
 
-@pytest.mark.parametrize("name", ["zzz", "run", "_private", "__wrapped__"])
+@pytest.mark.parametrize("name", ["zzz", "run", "nosuch", "_private", "__wrapped__"])
 def test_unknown_name_without_a_likeness(name):
     with pytest.raises(AttributeError, match=f"^module 'posenc' has no attribute '{name}'$"):
         getattr(posenc, name)
+
+
+def test_other_names_lead_to_what_exists():
+    for public, name in other_names.OTHER_NAMES.values():
+        assert public in posenc.__all__, public
+        assert not name or name in posenc.names(), name
+
+
+def test_no_other_name_hides_a_name_of_posenc():
+    own = {name.replace("_", "").lower(): name for name in (*posenc.__all__, *posenc.names())}
+    for other, (public, name) in other_names.OTHER_NAMES.items():
+        assert other not in own or own[other] in (public, name), other
+
+
+def test_every_scaling_has_a_public_name():
+    for scaling in rope_scaling.SCALINGS.values():
+        assert getattr(posenc, scaling.__name__) is scaling
+        assert scaling.__name__ in posenc.__all__
 
 
 LAZY = (

@@ -39,9 +39,9 @@ class RoPE(Rotation):
             checkpoint needs the layout that it was trained with.
         rotary_dim: rotate only this many first channels, with the whole spectrum; None means all.
         partial_rotary_factor: rotary_dim as a fraction of head_dim, rounded down to an even number.
-        scaling: scaling of the frequencies for longer contexts
-            (encodings.queries_keys.rope_scaling). If it depends on the length, pass the length to
-            `prepare`, and do not reuse cached keys at another length.
+        scaling: scaling of the frequencies for longer contexts, such as posenc.YaRN(4.0, 4096). If
+            it depends on the length, pass the length to `prepare`, and do not reuse cached keys at
+            another length.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
@@ -96,8 +96,8 @@ class RoPE(Rotation):
         if scaling is not None:
             if not isinstance(scaling, Scaling):
                 raise TypeError(
-                    f"{name}: scaling must be a method such as YaRN(4.0, 4096), or None, "
-                    f"got {scaling!r}."
+                    f"{name}: scaling must be a method, such as posenc.YaRN(4.0, 4096), or None, "
+                    f"got {scaling!r}. posenc.create('yarn', shape, factor=4.0) builds one by name."
                 )
             self._recipe = recipe(rotary_dim, rope_theta, scaling)
             if scaling.exempt_tokens:

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from posenc.encodings.registry.entries import _ENTRIES, Entry
+from posenc.encodings.registry.other_names import meant_by
 
 if TYPE_CHECKING:
     from posenc.encodings.base.base import PositionEncoding
@@ -41,11 +42,22 @@ def entry(name: str) -> Entry:
         return installed[name]
     if name in problems:
         raise ValueError(problems[name])
+    near = _nearest(name)
+    hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(names())}."
+    raise ValueError(f"Unknown encoding {name!r}. {hint}")
+
+
+def _nearest(name: str) -> str:
+    """Return the registered name that `name` stands for in other libraries, or that is spelt
+    nearly as it; "" if there is none."""
+    meant = meant_by(name)
+    if meant is not None and meant[1]:
+        return meant[1]
     known = names()
-    alike = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
+    spelt = name.lower()
+    alike = {each: difflib.SequenceMatcher(None, each, spelt).ratio() for each in known}
     near = max(known, key=alike.__getitem__)  # the first of equals: rope, not rove, for roep
-    hint = f" Did you mean {near!r}?" if alike[near] >= 0.4 else ""
-    raise ValueError(f"Unknown encoding {name!r}.{hint or ' Known: ' + ', '.join(known) + '.'}")
+    return near if alike[near] > 0.6 else ""
 
 
 def class_of(name: str) -> "type[PositionEncoding]":

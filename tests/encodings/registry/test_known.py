@@ -181,3 +181,24 @@ def test_a_real_package_is_found_in_a_new_process(tmp_path):
 def test_registered_is_a_position_encoding_class():
     register("mine", Slow)
     assert issubclass(type(create("mine", SHAPE)), PositionEncoding)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("rotary", "rope"), ("RotaryEmbedding", "rope"), ("RoPE", "rope"), ("PI", "linear"),
+        ("relative_position_bias", "t5"), ("PositionalEncoding", "sinusoidal"),
+        ("absolute", "learned"), ("ntk_aware", "ntk"), ("none", "nope"), ("roep", "rope"),
+    ],
+)  # fmt: skip
+def test_another_name_is_answered_by_its_meaning(said, meant):
+    with pytest.raises(
+        ValueError, match=rf"^Unknown encoding '{said}'\. Did you mean '{meant}'\?$"
+    ):
+        posenc.create(said, posenc.ModelShape(64, 4))
+
+
+@pytest.mark.parametrize("said", ["nosuch", "mine", "bert_like", "zzz"])
+def test_nothing_far_fetched_is_suggested(said):
+    with pytest.raises(ValueError, match=rf"^Unknown encoding '{said}'\. Known: nope, "):
+        posenc.create(said, posenc.ModelShape(64, 4))

@@ -1,0 +1,90 @@
+"""Find what other libraries and papers call by another name."""
+
+import re
+
+_ALSO_CALLED = {
+    ("RoPE", "rope"): (
+        "rotary rotaryembedding rotaryembeddings rotaryencoding rotaryemb "
+        "rotarypositionembedding rotarypositionencoding rotarypositionalembedding "
+        "rotarypositionalembeddings rotarypositionalencoding ropeembedding roformer "
+        "llamarotaryembedding gptneoxrotaryembedding applyrotaryposemb rotateqk"
+    ),
+    ("Sinusoidal", "sinusoidal"): (
+        "positionalencoding sinusoid sinusoids sincos fourier sinusoidalencoding "
+        "sinusoidalembedding sinusoidalpositionalencoding sinusoidalpositionalembedding "
+        "sinusoidalpositionembedding sineencoding vanilla"
+    ),
+    ("Learned", "learned"): (
+        "positionembedding positionalembedding positionembeddings learnedembedding "
+        "learnedpositionembedding learnedpositionalembedding learnable "
+        "learnedpositionalencoding absolute absolutepositionembedding ape wpe "
+        "absolutepositionalembedding absolutepositionalencoding"
+    ),
+    ("T5Bias", "t5"): (
+        "relativepositionbias relativepositionalbias relativeattentionbias relativebias "
+        "relposbias rpb rpe t5relativebias t5relativepositionbias"
+    ),
+    ("Shaw", "shaw"): (
+        "relativeposition relativepositionrepresentation relativeencoding "
+        "relativepositionrepresentations relativepositionencoding "
+        "relativepositionalencoding relativepositionembedding relativepositionalembedding"
+    ),
+    ("ALiBi", "alibi"): (
+        "attentionwithlinearbiases linearbias linearbiases alibibias alibipositionalbias "
+        "alibiposbias alibislopes"
+    ),
+    ("Linear", "linear"): (
+        "pi positioninterpolation positionalinterpolation interpolation linearscaling "
+        "linearinterpolation linearscalingrotaryembedding"
+    ),
+    ("NTK", "ntk"): "ntkaware ntkawarescaling ntkscaling ntkrope",
+    ("DynamicNTK", "dynamic_ntk"): (
+        "dynamic dynamicscaling dynamicntkscaling dynntk dynamicntkscalingrotaryembedding"
+    ),
+    ("NTKByParts", "ntk_by_parts"): "byparts",
+    ("YaRN", "yarn"): "yarnscaling yarnrope yarnrotaryembedding",
+    ("Llama3", "llama3"): "llama31 llama3scaling llama3rope",
+    ("LongRoPE", "longrope"): "su surope suscaled longropescaling",
+    ("Proportional", "p_rope"): "prope proportional proportionalrope",
+    ("PositionEncoding", "nope"): (
+        "none nopos noposition nopositionencoding nopositionalencoding identity"
+    ),
+    ("TransformerXL", "transformer_xl"): "xl xlnet relpositionalencoding conformer",
+    ("DeBERTa", "deberta"): "disentangled disentangledattention",
+    ("MRoPE", "mrope"): "multimodalrope mrotaryembedding qwen2vl",
+    ("AxialRoPE", "axial_rope"): (
+        "axial axialrotary axialrotaryembedding rope2d 2drope rotary2d visionrope "
+        "visionrotaryembedding pixtral dinov3 rotaryembeddingdinov3"
+    ),
+    ("MixedRoPE", "mixed_rope"): "ropemixed",
+    ("SinCos2D", "sincos_2d"): "sincos2d sincos2dembedding get2dsincosposembed",
+    ("XPos", "xpos"): "lengthextrapolatable xposrope",
+    ("FoX", "fox"): "forgettingtransformer forgettingattention forgetgate",
+    ("CoPE", "cope"): "contextual contextualpositionencoding",
+    ("FIRE", "fire"): "functionalinterpolation",
+    ("FoPE", "fope"): "fourierpositionembedding",
+    ("SelfExtend", "self_extend"): "longlm groupedattention",
+    ("DualChunk", "dual_chunk"): "dca dualchunkattention chunkllama",
+    ("DecoupledRoPE", "decoupled_rope"): "mla decoupled",
+    ("RNoPE", "irope"): "llama4 interleavedrope",
+    ("LogN", "logn"): "lognscaling logscaling",
+    ("RelativeLogits", "inkling"): "relativelogits",
+    ("Attention", ""): "multiheadattention mha selfattention causalselfattention",
+    ("attention", ""): "scaleddotproductattention sdpa flexattention",
+    ("KVCache", ""): "cache dynamiccache staticcache pastkeyvalues",
+}
+"""Other names, in lower case without underscores, of each public class of posenc; with it the name
+in the registry, "" if it has none."""
+
+OTHER_NAMES = {other: known for known, text in _ALSO_CALLED.items() for other in text.split()}
+
+
+def meant_by(name: str) -> tuple[str, str] | None:
+    """Return the public class and the registered name ("" if it has none) of what `name` means in
+    other libraries and papers; None if this is not known.
+
+    >>> from posenc.encodings.registry.other_names import meant_by
+    >>> meant_by("RotaryEmbedding"), meant_by("PI"), meant_by("nosuch")
+    (('RoPE', 'rope'), ('Linear', 'linear'), None)
+    """
+    return OTHER_NAMES.get(re.sub(r"[\W_]", "", name).lower())
