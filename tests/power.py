@@ -1,0 +1,347 @@
+"""Break the library in forty ways and ask its tests to see it: python -m tests.power [OUT.json].
+
+Each mutation replaces one piece of text in a copy of the repository and runs the tests of the
+folders named beside it, without those that `make test` leaves out. A mutation is seen if a test
+fails. Run it before a change of the tests and after: what was seen must be seen again. A mutation
+whose text is no longer in the code must be written anew, never dropped: the run fails.
+
+With a file from an earlier run as OUT.json, finished mutations are not run again.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("posenc", "tests", "docs", "results", "experiments", "benchmarks", "pyproject.toml")
+LEFT_OUT = "not slow and not prose and not nightly"
+SECONDS = 1200
+"""Longest run of one mutation's tests."""
+
+
+class Mutation(NamedTuple):
+    """Replace `right` by `wrong` in a file of posenc/; `tests` (under tests/) must see it."""
+
+    file: str
+    right: str
+    wrong: str
+    tests: str
+
+
+MUTATIONS = (
+    # Scores
+    Mutation(
+        "encodings/scores/alibi.py",
+        "return bias.masked_fill(hidden, -torch.inf)",
+        "return bias",
+        "encodings/scores",
+    ),
+    Mutation(
+        "encodings/numbers/slopes_and_buckets.py",
+        "2 ** (-bias_max * h / power) for h in range(1, power + 1)",
+        "2 ** (-bias_max * h / power) for h in range(power)",
+        "encodings/scores",
+    ),
+    Mutation(
+        "encodings/numbers/slopes_and_buckets.py",
+        "edges, x = list(range(1, exact + 1)), exact",
+        "edges, x = list(range(0, exact)), exact",
+        "encodings/scores",
+    ),
+    Mutation(
+        "encodings/scores/t5.py",
+        "near = distance.abs() if self.bidirectional else distance.clamp(min=0)",
+        "near = distance.abs()",
+        "encodings/scores",
+    ),
+    Mutation(
+        "encodings/scores/kerple.py",
+        "return -_bounded(r1) * (_bounded(r2) * distance).log1p()",
+        "return -_bounded(r1) * _bounded(r2) * distance.log1p()",
+        "encodings/scores",
+    ),
+    Mutation(
+        "encodings/scores/cope.py",
+        "return open_gates.flip(-1).cumsum(-1).flip(-1)",
+        "return open_gates.cumsum(-1)",
+        "encodings/scores",
+    ),
+    Mutation(
+        "encodings/scores/forgetting.py",
+        "return state if past is None else past[:, :, -1:] + state",
+        "return state",
+        "encodings/scores",
+    ),
+    # Queries and keys
+    Mutation(
+        "encodings/numbers/frequencies.py",
+        "return geometric(dim // 2, base, Decimal(2) / dim)",
+        "return geometric(dim // 2, base, Decimal(2) / (dim + 1))",
+        "encodings/queries_keys",
+    ),
+    Mutation(
+        "encodings/queries_keys/rotation/rotate.py",
+        "out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)",
+        "out[..., :pairs].addcmul_(x[..., pairs:], sin)",
+        "encodings/queries_keys",
+    ),
+    Mutation(
+        "encodings/queries_keys/rotation/rotate.py",
+        "back = _Rotate.apply(ctx.interleaved, cos, -sin, *grads)",
+        "back = _Rotate.apply(ctx.interleaved, cos, sin, *grads)",
+        "encodings/queries_keys",
+    ),
+    Mutation(
+        "encodings/queries_keys/rope_scaling/yarn.py",
+        "return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0",
+        "return 0.1 * mscale * math.log(factor) if factor > 1 else 1.0",
+        "encodings/queries_keys",
+    ),
+    Mutation(
+        "encodings/queries_keys/rope_scaling/by_parts.py",
+        "low, high = Decimal(math.floor(low)), Decimal(math.ceil(high))",
+        "low, high = Decimal(math.ceil(low)), Decimal(math.floor(high))",
+        "encodings/queries_keys",
+    ),
+    Mutation(
+        "encodings/queries_keys/rope_scaling/uniform.py",
+        "factor ** (Decimal(rotary_dim) / (rotary_dim - 2))",
+        "factor",
+        "encodings/queries_keys",
+    ),
+    Mutation(
+        "encodings/queries_keys/xpos.py",
+        "for tokens, sign in ((q, 1), (k, -1)):",
+        "for tokens, sign in ((q, 1), (k, 1)):",
+        "encodings/queries_keys",
+    ),
+    # Attention, masks, positions
+    Mutation(
+        "masks/kinds.py",
+        "return (sight.q_position - sight.kv_position).abs() < window_size",
+        "return (sight.q_position - sight.kv_position).abs() <= window_size",
+        "test_masks.py",
+    ),
+    Mutation(
+        "masks/kinds.py",
+        "return sight.q_position >= sight.kv_position",
+        "return sight.q_position > sight.kv_position",
+        "attend",
+    ),
+    Mutation(
+        "masks/kinds.py",
+        "return mine == other",
+        "return torch.ones_like(mine == other)",
+        "test_masks.py attend",
+    ),
+    Mutation(
+        "positions.py",
+        "counted = valid.long().cumsum(-1) + (start - 1)",
+        "counted = valid.long().cumsum(-1) + start",
+        "test_positions.py",
+    ),
+    Mutation(
+        "attend/cache.py",
+        'return self._buffers["v"][:, :, : self.length]',
+        'return self._buffers["k"][:, :, : self.length]',
+        "attend models",
+    ),
+    Mutation(
+        "attend/ways/reference.py",
+        "weights = F.dropout(weights, problem.dropout_p)",
+        "pass",
+        "attend",
+    ),
+    Mutation(
+        "encodings/embeddings/sinusoidal.py",
+        "rows = torch.stack([sin, cos], dim=-1).flatten(-2)",
+        "rows = torch.stack([cos, sin], dim=-1).flatten(-2)",
+        "encodings/embeddings",
+    ),
+    # Models and layers
+    Mutation(
+        "models/generating.py",
+        "positions = self.valid.sum(1, keepdim=True)",
+        "positions = self.valid.sum(1, keepdim=True) - 1",
+        "models",
+    ),
+    Mutation(
+        "models/generating.py",
+        "out = shares.cumsum(-1) - shares >= top_p",
+        "out = shares.cumsum(-1) >= top_p",
+        "models",
+    ),
+    Mutation(
+        "nn/multihead.py",
+        "hidden = mask == -torch.inf",
+        "hidden = mask == torch.inf",
+        "nn",
+    ),
+    # Compare
+    Mutation(
+        "compare/trial/train.py",
+        "return config.lr * (step + 1) / warm_up",
+        "return config.lr * step / warm_up",
+        "compare/trial",
+    ),
+    Mutation(
+        "compare/trial/train.py",
+        'group["lr"] = rate * group["factor"]',
+        'group["lr"] = rate',
+        "compare/trial",
+    ),
+    Mutation(
+        "compare/trial/evaluate.py",
+        "return nats / math.log(2)",
+        "return nats",
+        "compare/trial",
+    ),
+    Mutation(
+        "compare/trial/windows.py",
+        "starts = random.integers(0, len(symbols) - config.train_length, size=config.batch)",
+        "starts = random.integers(0, len(symbols) - config.train_length - 9, size=config.batch)",
+        "compare/trial",
+    ),
+    Mutation(
+        "compare/judge/standing.py",
+        "return sum(key < mine for key in all_of_them) + (equal + 1) / 2",
+        "return sum(key < mine for key in all_of_them) + 1",
+        "compare/judge",
+    ),
+    Mutation(
+        "statistics/pairs.py",
+        "return quantile * math.sqrt(max(variance, spread) * factor / 2)",
+        "return quantile * math.sqrt(max(variance, spread) * factor)",
+        "statistics",
+    ),
+    Mutation(
+        "statistics/windows.py",
+        "halves = np.quantile(largest, 0.95) * apart.std(1, ddof=1) / np.sqrt(count)",
+        "halves = np.quantile(largest, 0.95) * apart.std(1, ddof=0) / count",
+        "statistics",
+    ),
+    Mutation(
+        "tasks/recall.py",
+        "targets[2 * pairs + gap + 2 :: 2] = values[order]",
+        "targets[2 * pairs + gap + 2 :: 2] = values",
+        "tasks",
+    ),
+    Mutation(
+        "tasks/scoring.py",
+        "return float((right | ~asked).all(1).mean()), float(right[asked].mean())",
+        "return float((right & asked).all(1).mean()), float(right[asked].mean())",
+        "tasks",
+    ),
+    # Extend, attach, checkpoints
+    Mutation(
+        "extend/measure/losses.py",
+        "targets = tokens[:, start + 1 : start + piece + 1]",
+        "targets = tokens[:, start : start + piece]",
+        "extend",
+    ),
+    Mutation(
+        "extend/measure/intervals.py",
+        "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])",
+        "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [5, 95])",
+        "extend/measure",
+    ),
+    Mutation(
+        "hf/tables.py",
+        "before, after = (count + table.counted_rows for count in (table.length, length))",
+        "before, after = table.length, length",
+        "hf extend",
+    ),
+    # Runtimes and the doctor
+    Mutation(
+        "dialects/formulas.py",
+        "return theta * factor ** (dim / (dim - 2))",
+        "return theta * factor",
+        "dialects doctor",
+    ),
+    Mutation(
+        "dialects/formulas.py",
+        "if wavelength > original / low:",
+        "if wavelength > original / high:",
+        "dialects doctor",
+    ),
+    Mutation(
+        "dialects/weights/layout.py",
+        "return [i for t in range(half) for i in (t, t + half)]",
+        "return [*range(0, width, 2), *range(1, width, 2)]",
+        "dialects doctor",
+    ),
+    Mutation(
+        "dialects/weights/fold.py",
+        "return scale(plan(folder, model), model, multiplier**2)",
+        "return scale(plan(folder, model), model, multiplier)",
+        "dialects doctor",
+    ),
+)
+
+
+def copied(folder: Path) -> None:
+    """Copy what the tests read into `folder`."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "node_modules")
+            shutil.copytree(source, folder / name, ignore=ignored, symlinks=True)
+        else:
+            shutil.copy(source, folder / name)
+    for path in ROOT.glob("*.md"):
+        shutil.copy(path, folder / path.name)
+
+
+def seen_by(mutation: Mutation, folder: Path) -> str:
+    """Return the first test that fails with the mutation in place; empty if none does."""
+    path = folder / "posenc" / mutation.file
+    source = path.read_text(encoding="utf-8")
+    if mutation.right not in source:
+        raise ValueError(f"{mutation.file} no longer has {mutation.right!r}: write it anew")
+    path.write_text(source.replace(mutation.right, mutation.wrong, 1), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-m", LEFT_OUT, *(f"tests/{name}" for name in mutation.tests.split())]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+    finally:
+        path.write_text(source, encoding="utf-8")
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode and not failed:
+        raise RuntimeError(f"{mutation.file}: pytest ended with {done.returncode}\n{done.stdout}")
+    return failed[0] if failed else ""
+
+
+def names() -> Iterator[tuple[str, Mutation]]:
+    """Name each mutation by its file and what it replaces."""
+    for mutation in MUTATIONS:
+        yield f"{mutation.file}: {mutation.right} -> {mutation.wrong}", mutation
+
+
+def main(out: Path | None) -> int:
+    """Run what has not run yet and print a line for each; return the exit code."""
+    known = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copied(folder)
+        for label, mutation in names():
+            if label not in known:
+                known[label] = seen_by(mutation, folder)
+                if out:
+                    out.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            print("seen  " if known[label] else "UNSEEN", label, flush=True)
+    count = sum(bool(known[label]) for label, _ in names())
+    print(f"{count} of {len(MUTATIONS)} mutations are seen")
+    return count < len(MUTATIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
