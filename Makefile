@@ -105,6 +105,7 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_numbers.py
 	$(BIN)/python docs/update_findings.py
 	$(BIN)/python docs/update_figures.py
+	$(BIN)/python -m experiments.claims
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py
 	$(BIN)/python docs/update_doctor_kinds.py

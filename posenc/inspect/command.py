@@ -39,8 +39,7 @@ def inspect(
         list[str],
         typer.Argument(
             help="Encodings, see posenc list and docs/grammar.md; file.py:Class or "
-            "package.module:Class, an encoding or a foreign module; a model's folder; or the "
-            "word claims.",
+            "package.module:Class, an encoding or a foreign module; or a model's folder.",
             autocompletion=complete,
         ),
     ],
@@ -142,13 +141,6 @@ def inspect(
         asked = ModelRequest(Path(names[0]), sentence, swap, layers or (), as_bytes, as_ids)
         inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
         return
-    if "claims" in kinds:
-        if names != ["claims"] or compare or out or figures or shape_given:
-            raise ValueError("posenc inspect claims takes --json and nothing else.")
-        from posenc.inspect.claims.sheet import run as check_claims
-
-        check_claims(as_json)
-        return
     from posenc.encodings import ModelShape
     from posenc.inspect.encoding.command import run
 
@@ -157,7 +149,7 @@ def inspect(
 
 
 def _kind(name: str, *, as_module: bool = False) -> str:
-    """Return the kind of a name: "claims", "encoding", "module" (a foreign one) or "folder".
+    """Return the kind of a name: "encoding", "module" (a foreign one) or "folder".
     as_module: a class is taken for a foreign one.
 
     Raises: ValueError for a class that cannot be imported, and an encoding without its quotes.
@@ -165,8 +157,6 @@ def _kind(name: str, *, as_module: bool = False) -> str:
     from posenc.encodings import is_encoding, names, parse
     from posenc.inspect.module.build import imported
 
-    if name == "claims":
-        return "claims"
     known = names()
     try:
         spec = parse(name)

@@ -138,7 +138,7 @@ def sound(rng: random.Random, command: str) -> list[str]:
         "explore": [["--out", f"{fresh}.html"]],
         "inspect": [
             [name], [name, "alibi", "--compare"], [name, "--json"],
-            [name, "--head-dim", "8", "--heads", "2", "--train-length", "32"], ["claims"],
+            [name, "--head-dim", "8", "--heads", "2", "--train-length", "32"],
             ["model"], ["torch.nn:Linear", "--arg", "in_features=4", "--arg", "out_features=4"],
         ],
         "extend": [
@@ -231,7 +231,6 @@ def without_the_work() -> Iterator[None]:
         mock.patch("posenc.extend.extension.load_checkpoint", refuse),
         mock.patch("posenc.inspect.checkpoint.sheet.load_checkpoint", refuse),
         mock.patch("posenc.inspect.encoding.command.measure", refuse),
-        mock.patch("posenc.inspect.claims.sheet.check", refuse),
         mock.patch("torch.set_num_threads", lambda count: None),
     ]
     with contextlib.ExitStack() as stack:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.texts import prose
 
-NAMES = ("rope", "alibi", "t5", "nope", "learned", "ropee", "ROPE", "claims")
+NAMES = ("rope", "alibi", "t5", "nope", "learned", "ropee", "ROPE")
 PATHS = (
     "text.txt", "short.txt", "empty.txt", "名 <b>.txt", "pipe", "folder", "bare", "broken", "loop",
     "huge", "one.bin", "study", "study-cut", "study-nan", "study-new", "study-list", "model",

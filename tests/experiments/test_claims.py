@@ -1,11 +1,12 @@
 """Folklore, checked: the known numbers come out, and the document is what the code says."""
 
-import json
-
 import pytest
 
-from posenc.inspect.claims.sheet import GROUPS, check
-from tests.test_readme import ROOT, load_script
+from experiments.claims.__main__ import markdown
+from experiments.claims.sheet import GROUPS, check
+from tests.test_readme import ROOT
+
+pytestmark = pytest.mark.nightly
 
 KNOWN = {
     "cosine 0.99": ("0.9731", "false"),
@@ -71,20 +72,5 @@ def test_every_claim_is_there_once_and_has_a_source(checked):
     assert all(c.source for c in checked)
 
 
-@pytest.mark.prose
 def test_document_is_current():
-    assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == load_script(
-        "update_claims"
-    ).markdown()
-
-
-def test_json_is_a_list_of_objects(call):
-    code, out, _ = call("inspect", "claims", "--json")
-    assert code == 0
-    for claim in json.loads(out):
-        assert set(claim) == {"claim", "source", "measured", "verdict"}
-
-
-def test_claims_takes_no_other_option(call):
-    code, _, err = call("inspect", "claims", "--compare")
-    assert code == 2 and "nothing else" in err
+    assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == markdown()

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from experiments.claims.claim import Group, Measured, amount
 from posenc.encodings import Learned, Sinusoidal
-from posenc.inspect.claims.claim import Group, Measured, amount
 
 CLAIMS = Group()
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from posenc.inspect.claims.claim import OPEN, SOURCE, Claim, Group, Measured, amount
+from experiments.claims.claim import OPEN, SOURCE, Claim, Group, Measured, amount
 
 CLAIMS = Group()
 

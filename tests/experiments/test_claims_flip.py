@@ -6,14 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from experiments.claims import biases, context, embeddings, masking, rotary, sizes
+from experiments.claims.sheet import GROUPS
 from posenc import masks
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import NTK, NTKByParts, rope_frequencies
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.forgetting import FoX
 from posenc.encodings.scores.t5 import T5Bias
-from posenc.inspect.claims import biases, context, embeddings, masking, rotary, sizes
-from posenc.inspect.claims.sheet import GROUPS
+
+pytestmark = pytest.mark.nightly
 
 
 class Still:

@@ -6,11 +6,11 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from experiments.claims.claim import PARTLY, Group, Measured, amount
+from experiments.claims.masking import weights_of
 from posenc import masks
 from posenc.attend.multihead import Attention
 from posenc.encodings import Proportional, RoPE, rope_frequencies
-from posenc.inspect.claims.claim import PARTLY, Group, Measured, amount
-from posenc.inspect.claims.masking import weights_of
 from posenc.masks import Mask
 
 CLAIMS = Group()

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from experiments.claims.claim import OPEN, PARTLY, Group, Measured, amount
 from posenc.encodings import NTK, Linear, NTKByParts, RoPE, YaRN, rope_frequencies
-from posenc.inspect.claims.claim import OPEN, PARTLY, Group, Measured, amount
 
 CLAIMS = Group()
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from experiments.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
-from posenc.inspect.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 from posenc.masks import Mask
 
 CLAIMS = Group()

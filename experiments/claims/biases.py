@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from experiments.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 from posenc.attend.multihead import Attention
 from posenc.encodings import ALiBi, FoX, PositionEncoding, T5Bias
-from posenc.inspect.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 
 CLAIMS = Group()
 
