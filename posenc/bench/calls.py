@@ -15,7 +15,7 @@ from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call, live_bytes
-from posenc.encodings import ModelShape, PositionEncoding, RoPE, create
+from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, one_per_model
 
 Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
@@ -175,7 +175,8 @@ def _call(
 def _encoding(name: str, case: Case) -> PositionEncoding:
     torch.manual_seed(0)
     shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.keys)
-    return create(name, shape).for_layer(0).to(case.device or "cpu")
+    one_layer = one_per_model(create(name, shape), num_layers=1)
+    return one_layer.for_layer(0).to(case.device or "cpu")
 
 
 def _inputs(case: Case) -> tuple[Tensor, ...]:

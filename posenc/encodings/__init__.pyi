@@ -1,5 +1,6 @@
 # The names that the folders above import, each on first use.
 
+from posenc.encodings.base.arguments import likeness as likeness
 from posenc.encodings.base.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.base import require_encoding as require_encoding
 from posenc.encodings.base.base import without_position as without_position
@@ -11,6 +12,7 @@ from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
 from posenc.encodings.base.per_layer import one_per_model as one_per_model
 from posenc.encodings.base.shape import ModelShape as ModelShape
+from posenc.encodings.base.within import Within as Within
 from posenc.encodings.embeddings import grow as grow
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal as Sinusoidal

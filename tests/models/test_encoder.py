@@ -6,6 +6,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.models import DecoderConfig, Encoder, EncoderDecoder, generate
+from tests.models.test_decoder import deep_enough
 
 CONFIG = DecoderConfig(vocab_size=23, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2)
 BOTH_WAYS = [
@@ -21,11 +22,12 @@ def encoding(name: str, causal: bool = False) -> posenc.PositionEncoding:
 
 def encoder(name: str) -> Encoder:
     torch.manual_seed(0)
-    return Encoder(CONFIG, encoding(name)).eval()
+    return Encoder(deep_enough(CONFIG, name), encoding(name)).eval()
 
 
 def pair(name: str = "rope", config: DecoderConfig = CONFIG, cross=None) -> EncoderDecoder:
     torch.manual_seed(0)
+    config = deep_enough(config, name)
     model = EncoderDecoder(config, encoding(name), encoding(name, causal=True), cross).eval()
     if model.head is not None:
         model.head.weight.data *= 8

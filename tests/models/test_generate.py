@@ -7,13 +7,15 @@ import torch
 
 import posenc
 from posenc.models import Decoder, DecoderConfig, generate
+from tests.models.test_decoder import deep_enough
 
 CONFIG = DecoderConfig(vocab_size=23, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2)
 
 
 def decoder(name: str = "rope", config: DecoderConfig = CONFIG) -> Decoder:
     torch.manual_seed(0)
-    model = Decoder(config, posenc.create(name, config.shape(1024))).eval()
+    encoding = posenc.create(name, config.shape(1024))
+    model = Decoder(deep_enough(config, name), encoding).eval()
     assert model.head is not None
     model.head.weight.data *= 8  # an untrained head leaves ties
     return model

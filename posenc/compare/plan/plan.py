@@ -15,6 +15,7 @@ from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import find_void, without_exits
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import Compared, read_encodings
+from posenc.compare.plan.in_model import check_in_model
 from posenc.compare.plan.learning_rate_search import FACTORS, check_rates, rate_trials
 from posenc.compare.plan.sizes import sizes_of
 from posenc.compare.plan.splits import Cut, Need, cut_text
@@ -114,6 +115,8 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
     seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
     texts = [each.text for each in plan.compared]
     check_cost(plan.tasks, texts, seeds, workers, plan.options.yes, here)
+    for trial in plan.tasks:
+        check_in_model(trial, plan.compared)
     return find_void(plan.compared, plan.options.unchecked, plan.tasks)
 
 

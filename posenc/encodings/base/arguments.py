@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -52,7 +52,7 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
             vars(args[0]).setdefault("_arguments", kept)
         owner = type(args[0]).__name__
         if given:  # the outermost constructor's arguments, for `described`
-            texts = {name: text for name, value in given.items() if (text := _text(value))}
+            texts = {name: text for name, value in given.items() if (text := _shown(value))}
             vars(args[0]).setdefault("_built_with", texts)
         for name, value in given.items():
             _check(owner, name, value, signature.parameters[name].annotation, ours)
@@ -75,10 +75,10 @@ def alike(a: nn.Module, b: nn.Module) -> bool:
     prepared = own.get("_arguments") is other.get("_arguments")  # one is a shallow copy
     if prepared and own["_modules"] is other["_modules"]:
         return type(a) is type(b)
-    return _likeness(a) == _likeness(b)
+    return likeness(a) == likeness(b)
 
 
-def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
+def likeness(encoding: nn.Module) -> tuple[Any, ...]:
     """Return class and arguments of each module. A computed default replaces None."""
     return tuple(
         (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
@@ -88,8 +88,15 @@ def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
 
 
 def _comparable(value: Any) -> Any:
-    """Convert an argument so that equal ones compare equal: 10000 and 10000.0 become the same."""
-    return float(value) if isinstance(value, Real) else _text(value)
+    """Convert an argument so that equal ones compare equal: 10000 and 10000.0 become the same,
+    also in a tuple or a scaling."""
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, tuple):
+        return tuple(map(_comparable, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), tuple(_comparable(getattr(value, f.name)) for f in fields(value))
+    return _text(value)
 
 
 def described(built: Any) -> str:
@@ -97,9 +104,9 @@ def described(built: Any) -> str:
     default, and always rope_theta, base and scaling."""
     shown = []
     for name, parameter in inspect.signature(type(built)).parameters.items():
-        given = getattr(built, "_built_with", {}).get(name) or _text(parameter.default)
-        text = _text(vars(built)[name]) if name in vars(built) else given
-        default = parameter.default is parameter.empty or text != _text(parameter.default)
+        given = getattr(built, "_built_with", {}).get(name) or _shown(parameter.default)
+        text = _shown(vars(built)[name]) if name in vars(built) else given
+        default = parameter.default is parameter.empty or text != _shown(parameter.default)
         if text and (default or name in _ALWAYS):
             shown.append(f"{name}={text}")
     return ", ".join(shown)
@@ -108,6 +115,12 @@ def described(built: Any) -> str:
 _ALWAYS = ("rope_theta", "base", "scaling")
 _LONGEST = 200
 """Maximum characters that repr shows of one argument; a list of frequencies can have thousands."""
+
+
+def _shown(value: Any) -> str:
+    """Return an argument as text of at most _LONGEST characters."""
+    text = _text(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _text(value: Any) -> str:
@@ -119,7 +132,7 @@ def _text(value: Any) -> str:
     text = repr(value)
     if " at 0x" in text:  # the default repr of an object: an address
         return ""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text
 
 
 def _check(owner: str, name: str, value: Any, annotation: Any, ours: bool) -> None:

@@ -1,6 +1,7 @@
 """Give each layer an encoding, parameters or a window of its own."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn, Self
@@ -33,8 +34,8 @@ class PerLayer(PositionEncoding):
     It acts only through `for_layer(i)`, except at the embeddings, where the first layer's encoding
     acts once per model. A claim holds if it holds in every layer; causal_only if any that acts
     claims it.
-    Raises: ValueError if layers is empty, windows has another length, or only a later layer
-    embeds.
+    Raises: ValueError if layers is empty, windows has another length, only a later layer embeds, or
+    an encoding would act in no layer. A model with fewer layers than the pattern refuses it.
     Source: the encodings of the layers.
 
     >>> fire = posenc.FIRE(num_heads=4)
@@ -69,6 +70,7 @@ class PerLayer(PositionEncoding):
         self.layers = nn.ModuleList(layers)
         self.repeat = repeat
         self._ready: tuple[PositionEncoding, ...] | None = None
+        self._check_each_acts()
         own = repeat and any(e.claims.scope == "layer" for e in layers)
         self.claims = replace(
             Claims.all([each.claims for each in layers]),
@@ -83,10 +85,60 @@ class PerLayer(PositionEncoding):
         Parameters named in `shared_parameters` stay shared by all layers. If `encoding` is a
         PerLayer that repeats, layer i gets a copy of layers[i % n], or the same object if its scope
         is "model".
+
+        Raises: ValueError if a PerLayer has a longer pattern than num_layers.
         """
-        pattern = encoding.members if isinstance(encoding, PerLayer) else (encoding,)
-        layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
-        return PerLayer(layers)
+        if not isinstance(encoding, PerLayer):
+            return PerLayer([_own_copy(encoding) for _ in range(num_layers)])
+        encoding.check_layers("PerLayer.replicate", num_layers)
+        return PerLayer([_own_copy(encoding.member(i)) for i in range(num_layers)])
+
+    @property
+    def period(self) -> int:
+        """Return the number of layers after which the encodings repeat, or that they are for."""
+        inner = [e.period for e in self.layers if isinstance(e, PerLayer) and e.repeat]
+        return math.lcm(len(self.layers), *inner) if self.repeat else len(self.layers)
+
+    def check_layers(self, owner: str, num_layers: int) -> None:
+        """Raise ValueError if a model of num_layers layers would leave an encoding out."""
+        if num_layers >= self.period:
+            return
+        name = type(self).__name__
+        if not self.repeat:
+            raise ValueError(
+                f"{owner}: {name} has encodings for {self.period} layers, and the model has "
+                f"{num_layers}, so that the last ones never act. Give one for each layer."
+            )
+        shorter = f", or a pattern of at most {num_layers}" if num_layers > 1 else ""
+        shorter += f" (such as every={num_layers})" if shorter and self.period > 2 else ""
+        raise ValueError(
+            f"{owner}: {name} repeats after {self.period} layers, and the model has {num_layers}, "
+            f"so that a part of it never acts. Use {self.period} layers or more{shorter}."
+        )
+
+    def member(self, index: int) -> PositionEncoding:
+        """Return the encoding that acts in layer `index`, also of a PerLayer among the members."""
+        found = self.members[index % len(self.members)]
+        return found.member(index) if isinstance(found, PerLayer) else found
+
+    def _check_each_acts(self) -> None:
+        """Raise ValueError if an encoding acts in no layer: in "rnope/alibi" RNoPE has the even
+        layers only, and its own fourth layer, without RoPE, never comes."""
+        acting = {id(self.member(i)) for i in range(self.period)}
+        for inner in self.layers:
+            if isinstance(inner, PerLayer) and not acting.issuperset(map(id, inner._leaves())):
+                raise ValueError(
+                    f"{type(self).__name__}: a part of {type(inner).__name__} would act in no "
+                    "layer, because it has a pattern of layers of its own. Write the encodings "
+                    "of all layers in one pattern."
+                )
+
+    def _leaves(self) -> list[PositionEncoding]:
+        """Return all members, those of a PerLayer among them instead of itself."""
+        found: list[PositionEncoding] = []
+        for each in self.members:
+            found += each._leaves() if isinstance(each, PerLayer) else [each]
+        return found
 
     def reset_parameters(self) -> None:
         for encoding in dict.fromkeys(self.members):
@@ -146,8 +198,13 @@ def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
-    """Return the encoding of all layers: a PerLayer of copies if its scope is "layer"."""
+    """Return the encoding of all layers: a PerLayer of copies if its scope is "layer".
+
+    Raises: ValueError for a PerLayer with a longer pattern than num_layers.
+    """
     encoding = require_encoding("the model", encoding)
+    if isinstance(encoding, PerLayer):
+        encoding.check_layers("the model", num_layers)
     if encoding.claims.scope == "layer":
         return PerLayer.replicate(encoding, num_layers)
     return encoding

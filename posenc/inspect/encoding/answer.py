@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from posenc.encodings import PositionEncoding, create
+from posenc.encodings import PerLayer, PositionEncoding, create
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay
@@ -27,13 +27,19 @@ class Answer:
     cost: str
     limits: str
     untrained: bool
+    pattern: int
+    """Layers after which a hybrid's encodings repeat; 1 if all layers are alike."""
 
     def __str__(self) -> str:
         before = "Before any training, which may change this, " if self.untrained else ""
         ends = f"Where it ends: {self.limits}"
         if self.limits.startswith("nothing"):
             ends = self.limits.capitalize()
-        return f"{before}{self.name} {self.near_and_far}. It costs {self.cost}. {ends}."
+        layers = ""
+        if self.pattern > 1:
+            layers = f" This is its first layer: {self.pattern} layers are a pattern."
+        said = f"{before}{self.name} {self.near_and_far}. It costs {self.cost}. {ends}."
+        return said + layers
 
     def cells(self) -> list[str]:
         """Return the answer as the row of a table."""
@@ -43,12 +49,14 @@ class Answer:
 
 def answer(sheet: SpecSheet) -> Answer:
     """Return the first sentences about an encoding, from its spec sheet."""
+    encoding = create(sheet.name, sheet.shape)
     return Answer(
         sheet.name,
         near_and_far(sheet.decay, sheet.resolution is None),
         cost(sheet),
-        limits(sheet, first_layer(create(sheet.name, sheet.shape))),
+        limits(sheet, first_layer(encoding)),
         sheet.parameters > 0,
+        encoding.period if isinstance(encoding, PerLayer) else 1,
     )
 
 

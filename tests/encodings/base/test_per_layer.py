@@ -147,3 +147,32 @@ def test_per_layer_refuses_what_it_cannot_serve():
         posenc.attention(q, q, q, PerLayer([rope()]), q_positions=p, kv_positions=p)
     with pytest.raises(ValueError, match="must not be bound"):
         Within(masks.causal.bind(p, p))
+
+
+@pytest.mark.parametrize("every", [2, 4, 7])
+def test_a_model_refuses_a_pattern_that_is_longer(every):
+    encoding = posenc.RNoPE(8, interleaved=False, every=every)
+    assert encoding.period == every
+    for num_layers in range(1, every):
+        with pytest.raises(
+            ValueError, match=f"after {every} layers, and the model has {num_layers}"
+        ):
+            decoder(encoding, num_layers)
+    assert decoder(encoding, every).encoding.for_layer(every - 1).claims.places == ()
+    with pytest.raises(ValueError, match=r"PerLayer\.replicate: RNoPE repeats"):
+        PerLayer.replicate(encoding, every - 1)
+    with pytest.raises(ValueError, match="encodings for 3 layers, and the model has 2"):
+        decoder(PerLayer([rope(), rope(), posenc.PositionEncoding()]), 2)
+
+
+def test_every_layer_of_a_pattern_in_a_pattern_acts_or_is_refused():
+    rnope = posenc.RNoPE(8, interleaved=False)
+    with pytest.raises(ValueError, match="a part of RNoPE would act in no layer"):
+        PerLayer([rnope, rope()], repeat=True)  # only layers 0, 2, 4, ...: always RoPE
+    with pytest.raises(ValueError, match="a part of RNoPE would act in no layer"):
+        PerLayer([rnope, rnope])
+    mixed = PerLayer([rope(), rnope], repeat=True)
+    assert mixed.period == 4
+    assert [mixed.for_layer(i).claims.places for i in range(4)] == [(2,), (2,), (2,), ()]
+    with pytest.raises(ValueError, match="after 4 layers"):
+        decoder(mixed, 2)
