@@ -10,7 +10,7 @@ from tests.experiment import experiment
 
 refused = experiment("refused")
 TWO = ["--text", "file", "--text", "other"]
-SCRIPTS = {name: experiment(name) for name in ("scalings", "gpu_recipe", "budget")}
+SCRIPTS = {name: experiment(name) for name in ("gpu_recipe", "budget")}
 HEADER = "measure,at,train_length,steps,lr,recipe,encoding,seed,bits_per_byte\n"
 ROWS = "".join(
     f"by_length,8,8,{steps},0.002,4,rope,{seed},2.0\n" for steps, seed in ((9, 0), (8, 1))
@@ -43,14 +43,6 @@ def test_what_is_a_mistake_of_ours_keeps_its_traceback():
 @pytest.mark.parametrize(
     ("script", "given", "words"),
     [
-        ("scalings", ["--tune", "0", "-3"], "--tune must be 0 or more steps, got -3."),
-        ("scalings", ["--factor", "3"], "--factor must be 2, 4, 8 or so on, got 3."),
-        ("scalings", ["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
-        ("scalings", ["--train-length", "0"], "--train-length"),
-        ("scalings", ["--text", "nothere.txt"], "No such file: nothere.txt."),
-        ("scalings", ["--text", "file"], "The text is too short: it has 5 bytes"),
-        ("scalings", ["--out", "file"], "file is not a folder."),
-        ("scalings", ["--tables", "file"], "file is not a folder."),
         ("gpu_recipe", ["--count", "--teraflops", "0"], "--teraflops must be positive"),
         ("gpu_recipe", ["--count", "--teraflops", "nan"], "--teraflops must be positive"),
         ("gpu_recipe", ["--tiny", "--text", "nothere", "--text", "file"], "No such file: nothere"),
@@ -73,13 +65,8 @@ def test_wrong_input_is_refused_and_nothing_is_written(
         (tmp_path / name / "results.csv").write_text(HEADER + rows, encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    where = {
-        "scalings": ["none", "--out", "new", "--tables", "new"],
-        "gpu_recipe": ["--out", "new"],
-    }
-    words_given = [*where.get(script, ["--table", "new/table.csv"]), *given]
-    if script == "gpu_recipe" and given[0] != "--count":
-        words_given = ["--out", "new", *given]
+    where = {"gpu_recipe": ["--out", "new"], "budget": ["--table", "new/table.csv"]}
+    words_given = [*where[script], *given]
     code, _, err = run(SCRIPTS[script], *words_given)
     said = err.splitlines()[-1]
     assert code == 2 and words in said and said.startswith(f"{script}.py: error: ")

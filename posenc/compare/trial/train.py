@@ -35,7 +35,7 @@ weight in a matrix acts together with its whole row, but a bias in the scores ac
 must move by several logits. At the model's rate it would stay close to its initial value in a short
 training, and the comparison would measure that instead of the method. Of 1, 5, 20 and 80 times, 20
 has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.02 and 2.04 bits
-(experiments/encoding_lr.py, results/ablations/encoding_lr.csv).
+(results/ablations/encoding_lr.csv).
 """
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
