@@ -36,6 +36,14 @@ def inner_key(config: Mapping[str, Any]) -> str:
     return next((key for key in keys if isinstance(config.get(key), Mapping)), "")
 
 
+def text_key(config: Mapping[str, Any]) -> str:
+    """Return the key under which transformers has the language model's config after loading, also
+    of a flat file; empty for a language model."""
+    if key := inner_key(config):
+        return key
+    return INNER[0] if "text" in (family(str(config.get("model_type"))) or {}) else ""
+
+
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Lift the language model's keys, and the name of its family, to the top level. Its keys next
     to them are not read, nor is a name that contradicts the family's class."""

@@ -14,8 +14,7 @@ from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
-from posenc.dialects.understood import COMMON
-from posenc.dialects.writers.overrides import overridden, override
+from posenc.dialects.writers.overrides import check_override, intended, overridden, override
 from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
 from posenc.doctor.case import Case
@@ -154,6 +153,7 @@ def _check(options: Options) -> None:
     acts = {
         "--positions": options.positions is not None,
         "--overrides": options.overrides is not None,
+        "--with": options.with_ is not None,
         "--fix": options.fix,
         "--layout": options.layout,
         "--convert-layout": options.convert_layout is not None,
@@ -280,21 +280,12 @@ def _case(source: Source, options: Options) -> Case:
         raise ValueError(f"--with: expected JSON, {error}.") from error
     if not isinstance(given, dict):
         raise ValueError(f"--with: expected a JSON object, got {type(given).__name__}.")
-    for name in ("rope_parameters", "rope_scaling"):
-        if given.get(name) is not None and not isinstance(given[name], dict):
-            raise ValueError(f"--with: {name} must be an object or null, got {given[name]!r}.")
     server = "sglang" if named == ("sglang",) else "vllm"
-    raw = {**source.raw, OVERRIDES: given}
-    merged = overridden(source.config, given, "sglang")
-    new = {**(given.get("rope_parameters") or {}), **(given.get("rope_scaling") or {})}
-    if new.keys() & {"rope_type", "type"}:  # then the numbers of the file's own type do not hold
-        kept = (COMMON - {"rope_type"}) | new.keys()
-        before = merged["rope_parameters"]
-        merged["rope_parameters"] = {k: v for k, v in before.items() if k in kept}
+    check_override(source.config, given, server)
     served = overridden(source.config, given, server)
-    versions = _versions(options)
-    source = replace(source, raw=raw, config=merged)
-    return Case(source, (server,), options.length, served, versions)
+    raw = {**source.raw, OVERRIDES: given}
+    source = replace(source, raw=raw, config=intended(source.config, given))
+    return Case(source, (server,), options.length, served, _versions(options))
 
 
 def ignored(folder: Path) -> frozenset[str]:

@@ -23,6 +23,10 @@ LENGTH_OPTIONS = {
 }
 """What the length is called, and the variable that lifts its limit."""
 
+SCALED_TEXT = ("linear", "dynamic", "llama3", "longrope", "proportional", "ntk")
+"""Types whose classes rotate by one position, so that mrope_section is lost; nobody has read what
+comes of it."""
+
 
 def serve(
     runtime: str,

@@ -8,6 +8,7 @@ from posenc.dialects.computed import (
     LLAMA3,
     Computed,
     Layer,
+    NotReadError,
     RefusedError,
     Switch,
     llama3,
@@ -17,7 +18,7 @@ from posenc.dialects.computed import (
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
-from posenc.dialects.runtimes.server import longrope, serve
+from posenc.dialects.runtimes.server import SCALED_TEXT, longrope, serve
 
 LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
@@ -65,6 +66,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         return Layer(plain)
     if model.facts["sglang"].get("latent", model.mla):
         kind = "deepseek_yarn"
+    if p.get("mrope_section") and kind in SCALED_TEXT:
+        raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
     if kind == "longrope":

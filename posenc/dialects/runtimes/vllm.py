@@ -19,7 +19,7 @@ from posenc.dialects.computed import (
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
-from posenc.dialects.runtimes.server import longrope, serve
+from posenc.dialects.runtimes.server import SCALED_TEXT, longrope, serve
 
 LENGTH_KEYS = tuple(
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length "
@@ -50,13 +50,25 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return the dict after vLLM has renamed the older types."""
+    """Return the dict with which the model's layers are built."""
+    if parameters["rope_type"] is None:  # by an override; a file without a type gets one
+        raise RefusedError("KeyError: 'rope_type'")
+    p = settled(parameters, model)
+    if model.facts["vllm"].get("latent", model.mla) and p["rope_type"] != "default":
+        plain = p.get("attention_factor") == 1.0
+        p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
+    return p
+
+
+def settled(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return the dict after loading, when vLLM has renamed the older types.
+
+    Raises: RefusedError for two types that contradict each other.
+    """
     p = dict(parameters)
-    given = model.config.get("rope_scaling") or model.config.get("rope_parameters")
-    raw = given if isinstance(given, Mapping) else {}
-    old, new = raw.get("type"), raw.get("rope_type")
+    old, new = p.get("type"), p["rope_type"]
     allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
-    if old is not None and new is not None and old != new and not allowed:
+    if old is not None and old != new and not allowed:
         raise RefusedError(
             f"ValueError: Found conflicts between 'rope_type={new}' (modern field) and "
             f"'type={old}' (legacy field). You should only specify one of them."
@@ -73,9 +85,6 @@ def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     elif p["rope_type"] == "telechat3-yarn":
         p["rope_type"] = "yarn"
         p["attention_factor"] = 0.07 * math.log(number(required(p, "factor"), "factor")) + 1.0
-    if model.facts["vllm"].get("latent", model.mla) and p["rope_type"] != "default":
-        plain = p.get("attention_factor") == 1.0
-        p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
     return p
 
 
@@ -123,6 +132,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         )
     if kind == "default":
         return Layer(plain)
+    if sections and kind in SCALED_TEXT:
+        raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
     if kind == "longrope":

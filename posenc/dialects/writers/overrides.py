@@ -1,15 +1,25 @@
 """Find the command-line options with which a server computes what was meant, without changing
-files."""
+files; and apply such options as a server does.
+
+A server sets them on the config that transformers 5 has loaded. It reads the language model's
+settings from their own config, such as text_config, if the family has one: what stands at the top
+level then changes nothing.
+
+Read in vLLM 0.33.0, config/model.py:531 and :555, transformers_utils/config.py:989; and in SGLang
+0.5.23, srt/utils/hf_transformers/config.py:411.
+"""
 
 import json
 import shlex
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
-from posenc.dialects.computed import Computed
-from posenc.dialects.meaning import Meaning
-from posenc.dialects.model import flatten, model_of
-from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.computed import Computed, RefusedError
+from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+from posenc.dialects.model import OUTSIDE, Model, inner_key, model_of, text_key
+from posenc.dialects.runtimes import RUNTIMES, transformers5, vllm
+from posenc.dialects.understood import COMMON
 from posenc.dialects.writers import dual
 from posenc.dialects.writers.candidates import candidates, largest
 from posenc.dialects.writers.proof import disagreement
@@ -19,31 +29,41 @@ SERVERS = {
     "sglang": ("--json-model-override-args", "--context-length"),
 }
 """The options of each for a config, and for the longest sequence."""
+MERGES = {("vllm", "inside"), ("sglang", "top")}
+"""Where a server merges a rope dict into the file's: inside of the language model's own config, or
+at the top level of a language model. In the other place the new dict takes the place of the old."""
+DICTS = ("rope_parameters", "rope_scaling")
+Parameters = dict[str, Any]
 
 
-def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
+def override(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
     """Return the options for vLLM or SGLang, checked with its emulator.
 
-    Raises: ValueError for another runtime, or where no options do it.
+    Raises: UnknownFamilyError where posenc does not know what the server computes; ValueError for
+        another runtime, or where no options do it.
     """
     if runtime not in SERVERS:
         raise ValueError(
             f"{runtime} takes no overrides of a config on its command line; expected "
             f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
         )
+    key, before = text_key(config), model_of(config).max_positions
     reasons = []
     try:
         for _, parameters, _ in candidates(meaning, fold=False):
-            given: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
-            if (longest := largest(parameters, meaning)) != model_of(config).max_positions:
-                given["max_position_embeddings"] = longest
+            own: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
+            if (longest := largest(parameters, meaning)) != before:
+                own["max_position_embeddings"] = longest
+            given = {key: own} if key else own
             computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
+            if not computed.knows:
+                raise UnknownFamilyError(f"{computed.error}")
             if computed.error is None and (computed.max_length or 0) < meaning.max_length:
                 computed = Computed(f"admits {computed.max_length} tokens only")
             reason = disagreement(computed, meaning.computed)
             if not reason:
                 option, length = SERVERS[runtime]
-                text = shlex.quote(json.dumps(given))
+                text = shlex.quote(json.dumps(given, allow_nan=False))
                 return f"{option} {text} {length} {meaning.max_length}"
             reasons.append(reason)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
@@ -51,27 +71,166 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
     raise ValueError(f"{runtime} cannot: {reasons[0] if reasons else 'no recipe is known'}.")
 
 
+def check_override(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> None:
+    """Raise ValueError if the server would stop at the overrides themselves, or if a rope dict is
+    none."""
+    key = text_key(config)
+    family = config.get("model_type")
+    for name in ("text_config", "language_config", "llm_config", "thinker_config"):
+        if name in given and not isinstance(given[name], Mapping):
+            raise ValueError(f"--with: {name} must be an object, got {given[name]!r:.60}.")
+        if name in given and not key:
+            raise ValueError(
+                f"--with: {family} has no {name}: {runtime} would stop there. Give its keys at the "
+                "top level."
+            )
+    places = [given, given.get(key, {})] if key else [given]
+    for place in places:
+        for name in DICTS:
+            if place.get(name) is not None and not isinstance(place[name], Mapping):
+                raise ValueError(f"--with: {name} must be an object or null, got {place[name]!r}.")
+
+
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
-    """Return the config as the server sees it: vLLM replaces the rope dict, SGLang merges."""
-    result = flatten(config)
-    for name in ("rope_parameters", "rope_scaling"):
-        if name not in given:
-            continue
-        new = dict(given[name] or {})
-        before = result.get("rope_scaling") or result.get("rope_parameters") or {}
-        nested = any(isinstance(v, Mapping) for v in (*before.values(), *new.values()))
-        if runtime == "sglang" and not nested:
-            outer = result.get("rope_theta")
-            merged = {"rope_theta": outer} if outer is not None else {}
-            merged.update({k: v for k, v in before.items() if k != "type"})
-            new = {**merged, **new}
-        elif not nested:
-            new.setdefault("rope_theta", None)
-        for key in (*dual.OURS,):
-            if key != "partial_rotary_factor":
-                result.pop(key, None)
-        result["rope_parameters"] = new
-    for key, value in given.items():
-        if key not in ("rope_parameters", "rope_scaling"):
-            result[key] = value
+    """Return the config as the server has it after the overrides, in the form of a file."""
+    key = text_key(config)
+    own = given.get(key, {}) if key else given
+    result, place = _copy(config)
+    try:
+        rope = _loaded(model_of(config), runtime)
+    except RefusedError:  # it stops while it loads the file, before it looks at overrides
+        return result
+    for name in DICTS:
+        if name in own:
+            rope = _set(rope, own[name], name, runtime, "inside" if key else "top")
+    _forget_rope(place)
+    place["rope_parameters"] = rope
+    place.update({k: v for k, v in own.items() if k not in DICTS})
+    if key:
+        result.update({k: v for k, v in given.items() if k != key and k not in OUTSIDE})
     return result
+
+
+def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that the author of the overrides means: they count in either place, and
+    change what the file means."""
+    key = text_key(config)
+    own = {k: v for k, v in given.items() if not key or k in OUTSIDE}
+    own |= given.get(key, {}) if key else {}
+    result, place = _copy(config)
+    asked = {name: own.pop(name) for name in (*DICTS, "rope_theta") if name in own}
+    if asked:
+        try:
+            before = meaning_of(config).parameters
+        except ValueError:  # the doctor says so itself
+            before = {"all": {}}
+        changed = _changed(before, asked)
+        _forget_rope(place)
+        place["rope_parameters"] = changed.get("all", changed)
+    place.update(own)
+    return result
+
+
+def _copy(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a copy of a config, and the dict in it that has the language model's keys."""
+    result = deepcopy(dict(config))
+    key = inner_key(config)
+    return result, result[key] if key else result
+
+
+def _forget_rope(place: dict[str, Any]) -> None:
+    for name in dual.OURS:
+        if name != "partial_rotary_factor":
+            place.pop(name, None)
+
+
+def _loaded(model: Model, runtime: str) -> Parameters:
+    """Return the rope dict that a server has after loading: flat, or a dict for each kind of layer.
+
+    Raises: RefusedError where loading stops.
+    """
+    resolved = transformers5.resolve(model)
+    if runtime == "vllm":
+        resolved = {kind: vllm.settled(p, model) for kind, p in resolved.items()}
+    if not model.nested:
+        return _without_type(resolved["all"])
+    file = model.config.get("rope_parameters")
+    still = {k: None for k, v in file.items() if v is None} if isinstance(file, Mapping) else {}
+    return still | {kind: _without_type(p) for kind, p in resolved.items()}
+
+
+def _without_type(p: Mapping[str, Any]) -> Parameters:
+    """Return a loaded rope dict without the older name of rope_type, which is not read again."""
+    return {key: value for key, value in p.items() if key != "type"}
+
+
+def _set(before: Parameters, value: Any, name: str, runtime: str, place: str) -> Parameters:
+    """Return the rope dict after a server has set an override of it."""
+    kinds = [k for k, v in before.items() if v is None or isinstance(v, Mapping)]
+    new = dict(value or {})
+    merges = (runtime, place) in MERGES and value is not None
+    # transformers settles `type` where rope_scaling is set as a whole, SGLang wherever it is alone.
+    if not merges and (name == "rope_scaling" or runtime == "sglang"):
+        new.setdefault("rope_type", new.get("type", "default"))
+    if merges and runtime == "vllm":
+        new = _merged(before, new)
+    elif merges:
+        new = {**before, **new}
+    if not kinds:
+        return _complete(_without_type(new), runtime)
+    result = {k: v for k, v in new.items() if k not in kinds} if merges else {}
+    for kind in kinds:
+        own = new.get(kind, {})
+        p = own if isinstance(own, Mapping) else {}
+        result[kind] = None if own is None else _complete(_without_type(p), runtime)
+    return result
+
+
+def _merged(before: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
+    """Return vLLM's merge of two dicts: dicts in both are merged, too."""
+    result = dict(before)
+    for key, value in new.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(old, value) if both else value
+    return result
+
+
+def _complete(p: Parameters, runtime: str) -> Parameters:
+    """Return a rope dict with None for keys that transformers fills in while it loads a file, and
+    that nothing fills in for an override."""
+    p.setdefault("rope_type", None)
+    p.setdefault("rope_theta", None)
+    if runtime == "vllm" and p["rope_type"] in transformers5.STRETCHED:
+        p.setdefault(transformers5.ORIGINAL, None)
+    return p
+
+
+def _changed(
+    before: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Any]
+) -> dict[str, Parameters]:
+    """Return the rope dict meant of each kind of layer, with what an override asks for."""
+    given = {k: v for name in DICTS for k, v in (asked.get(name) or {}).items()}
+    plain = any(name in asked and asked[name] is None for name in DICTS) and not given
+    by_kind = any(isinstance(value, Mapping) for value in given.values())
+    result = {}
+    for kind, old in before.items():
+        new: Mapping[str, Any] = {}
+        if by_kind:
+            new = given.get(kind) or {}
+        elif kind in ("all", "full_attention"):
+            new = {"rope_type": "default"} if plain else given
+        p = _replaced(old, new)
+        if "rope_theta" in asked and "rope_theta" not in new:
+            p["rope_theta"] = asked["rope_theta"]
+        result[kind] = p
+    return result
+
+
+def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
+    """Return one rope dict with new values. Numbers of the old type do not hold for another."""
+    kind = new.get("rope_type", new.get("type"))
+    if kind is None:
+        return {**old, **new}
+    kept = {k: v for k, v in old.items() if k in COMMON - {"rope_type", "type"}}
+    return {**kept, **new, "rope_type": kind}

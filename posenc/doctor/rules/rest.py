@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator
 
 from posenc.dialects.computed import Computed
+from posenc.dialects.model import OUTSIDE, text_key
+from posenc.dialects.writers.overrides import MERGES
 from posenc.doctor.case import Case
-from posenc.doctor.rule import TABLE, Finding, Hit, rule
+from posenc.doctor.rule import TABLE, Finding, Hit, names, rule
 
 KEYS_OF = {
     "layers": "layer_types or the list of layers without rotation",
@@ -14,28 +16,48 @@ KEYS_OF = {
     "scale": "mscale_all_dim or the head's width",
 }
 """The keys that decide an aspect."""
+SERVERS = ("vllm", "sglang")
 OVERRIDES = "hf_overrides"
 """The key for command-line overrides next to a config's own keys."""
 
 
 @rule("PD032", "E")
 def override(case: Case) -> Iterator[Hit]:
-    """Report an override of vLLM without rope_theta."""
+    """Report an override that a server does not read, or that loses the base."""
     given = case.source.raw.get(OVERRIDES)
     if not isinstance(given, dict):
         return
-    concerned = case.only_named(("vllm",))
+    key = text_key(case.source.config)
+    own = given.get(key, {}) if key else given
+    unread = [name for name in given if key and name in OUTSIDE]
+    if unread:
+        one = len(unread) == 1
+        yield Hit(
+            f"the override of {names(unread)} {'stands' if one else 'stand'} at the top level, "
+            f"where no server looks for {'it' if one else 'them'}: "
+            f"{case.source.config['model_type']} reads its {key}",
+            case.only_named(SERVERS),
+            SERVERS,
+            cure=f'Write {{"{key}": {{"{unread[0]}": ...}}}}; `posenc doctor --overrides vllm` '
+            "prints the whole.",
+        )
+    if not isinstance(own, dict):
+        return
+    replaced = {name for name in SERVERS if (name, "inside" if key else "top") not in MERGES}
     for name in ("rope_parameters", "rope_scaling"):
-        p = given.get(name)
+        p = own.get(name)
         inner = [v for v in p.values() if isinstance(v, dict)] if isinstance(p, dict) else ()
         if isinstance(p, dict) and any(v.get("rope_theta") is None for v in inner or [p]):
-            yield Hit(f"the override of {name} has no rope_theta", concerned, ("vllm",))
-    if "rope_theta" in given and case.source.raw.get("rope_parameters"):
+            for server in SERVERS:
+                if server in replaced:
+                    said = f"the override of {name} has no rope_theta, and {server} replaces"
+                    yield Hit(f"{said} the dict", case.only_named((server,)), (server,))
+    if "rope_theta" in own:
         yield Hit(
-            f"the override rope_theta {given['rope_theta']!r} has no effect: rope_parameters holds "
+            f"the override rope_theta {own['rope_theta']!r} has no effect: rope_parameters holds "
             "the base",
-            concerned,
-            ("vllm", "sglang"),
+            case.only_named(SERVERS),
+            SERVERS,
         )
 
 

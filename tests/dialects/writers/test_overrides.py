@@ -112,6 +112,9 @@ def test_a_printed_override_given_back_is_no_error(name, runtime, tmp_path, call
     if code == 2 and runtime == "sglang":  # it has no overrides for several kinds of layers
         assert "sglang cannot" in told
         return
+    if (name, runtime) == ("39", "vllm"):  # two types: it stops before it looks at overrides
+        assert "vllm cannot: refuses: ValueError: Found conflicts" in told
+        return
     given = out.split("'")[1]
     answer = json.loads(call("doctor", path, "--with", given, "--for", runtime, "--json")[1])
     assert not [rule for rule in answer["rules"] if rule["severity"] == "E"]
