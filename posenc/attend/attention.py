@@ -1,5 +1,6 @@
 """Scaled dot-product attention with a position encoding, and `explain`, which describes it."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,23 +24,30 @@ from posenc.positions import KeyPositions, QueryPositions
 
 @dataclass(frozen=True)
 class Plan:
-    """Describe how `attention` runs a call: which implementation, why, and at what cost.
+    """Describe how `attention` runs a call: which implementation, why, at what cost, and the scale.
 
     impl, reason: the implementation, and why it was chosen; rejected: why each other one was not.
     time: its growth with the lengths, such as "O(q_len * kv_len)". extra_bytes: peak memory beyond
-    inputs, output and gradients, including the backward pass if gradients are needed.
+    inputs, output and gradients, including the backward pass if gradients are needed. scale: the
+    factor of q . k before any bias; scale_of: where it comes from.
     """
 
     impl: str
     reason: str
     time: str
     extra_bytes: int
+    scale: float
+    scale_of: str
     rejected: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         extra = f"{self.extra_bytes / 2**20:.1f} MiB extra"
-        lines = [f"{self.impl}: {self.reason}; time {self.time}, {extra}"]
-        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.rejected.items()])
+        lines = [
+            f"{self.impl}: {self.reason}; time {self.time}, {extra}",
+            f"  scale {self.scale:.6g}: {self.scale_of}",
+            *(f"  not {name}: {why}" for name, why in self.rejected.items()),
+        ]
+        return "\n".join(lines)
 
 
 def attention(
@@ -52,8 +60,8 @@ def attention(
     kv_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
     mask: Mask | None = None, cache: KVCache | None = None,
     prepared: PositionEncoding | None = None, dropout_p: float = 0.0,
-    sinks: Float[Tensor, " num_heads"] | None = None, return_lse: bool = False,
-    layout: str = "bhtd", impl: str = "auto",
+    sinks: Float[Tensor, " num_heads"] | None = None, scale: float | None = None,
+    return_lse: bool = False, layout: str = "bhtd", impl: str = "auto",
 ) -> (
     Float[Tensor, "batch _ _ v_dim"]
     | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads _"]]
@@ -61,6 +69,8 @@ def attention(
     """Compute attention with a position encoding.
 
     out = softmax(scale * q' k'^T + position, over visible keys) v
+
+    scale is 1/sqrt(head_dim), unless it is given or the encoding claims `own_scale`.
 
     Args:
         encoding: any position encoding; None for none.
@@ -76,6 +86,9 @@ def attention(
         dropout_p: probability of dropping an attention weight.
         sinks: one learned logit per query head, which takes part in the softmax and has no value,
             as in gpt-oss and DeepSeek-V4.
+        scale: factor of q . k before any bias, above 0, instead of encoding.scale(head_dim).
+            Encodings whose terms are multiplied by the scale (DeBERTa, Shaw, Transformer-XL, CoPE)
+            use it too.
         return_lse: also return the log-sum-exp of each row's scores, and of its head's sink; -inf
             where nothing is visible.
         layout: "bhtd", or "bthd" if q, k, v and the result are (batch, len, heads, head_dim).
@@ -88,8 +101,8 @@ def attention(
     Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
     keys and values are rounded, and so are scores that torch computes. A query that sees no key
     gives zeros and zero gradient.
-    Raises: ValueError if shapes, positions or `impl` do not fit, and for packed documents without a
-    document mask (see `masks.causal`).
+    Raises: ValueError if shapes, positions, `scale` or `impl` do not fit, and for packed documents
+    without a document mask (see `masks.causal`).
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
     >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
@@ -103,7 +116,7 @@ def attention(
         problems = problems_of(
             q, k, v, either(encoding, prepared), q_positions=q_positions,
             kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask, cache=cache,
-            dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
+            dropout_p=dropout_p, return_lse=return_lse, sinks=sinks, scale=scale,
         )  # fmt: skip
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
@@ -120,6 +133,7 @@ def attention_weights(
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None, sinks: Float[Tensor, " num_heads"] | None = None,
+    scale: float | None = None,
 ) -> Float[Tensor, "batch num_heads q_len kv_len"]:  # fmt: skip
     """Return the weight of each key for each query, as `attention` computes it.
 
@@ -135,7 +149,7 @@ def attention_weights(
     """
     problems = problems_of(
         q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=mask, return_lse=True, sinks=sinks,
+        kv_state=kv_state, mask=mask, return_lse=True, sinks=sinks, scale=scale,
     )  # fmt: skip
     n = q.shape[2]
     results = [reference.weigh(p.ready(n), 0, n, p.visible(0, n)) for p in problems]
@@ -148,12 +162,13 @@ def score_mod(
     encoding: PositionEncoding, *, q_positions: QueryPositions, kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
+    scale: float | None = None,
 ) -> ScoreMod:  # fmt: skip
     """Return the score_mod by which FlexAttention adds this encoding to its scores.
 
     Tables are computed now; call it again when positions or weights change. A mask of
-    posenc.masks, bound to positions, is a mask_mod already. Give flex_attention
-    scale=encoding.scale(head_dim), which T5 changes.
+    posenc.masks, bound to positions, is a mask_mod already. Give flex_attention the scale that
+    posenc.explain names: scale=encoding.scale(head_dim), or the `scale` given here.
 
     Raises: ValueError for an encoding that changes queries, keys, values or what is visible, or
     reads whole rows of scores.
@@ -166,7 +181,7 @@ def score_mod(
     """
     (problem, *more) = problems_of(
         q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state,
+        kv_state=kv_state, scale=scale,
     )  # fmt: skip
     name, term = type(problem.encoding).__name__, problem.term
     if more or problem.mask is not None or set(problem.encoding.claims.places) != {3}:
@@ -190,7 +205,8 @@ def explain(
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None, dropout_p: float = 0.0,
-    sinks: Float[Tensor, " num_heads"] | None = None, return_lse: bool = False, impl: str = "auto",
+    sinks: Float[Tensor, " num_heads"] | None = None, scale: float | None = None,
+    return_lse: bool = False, impl: str = "auto",
 ) -> Plan:  # fmt: skip
     """Return how `attention` would run with the same arguments, without running it. If the encoding
     needs several passes, the implementation is that of the first.
@@ -204,6 +220,7 @@ def explain(
     problems = problems_of(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
         kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
+        scale=scale,
     )  # fmt: skip
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
@@ -217,8 +234,26 @@ def explain(
     )
     if len(problems) > 1:  # the output of each pass, until all are merged
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
-    way = choices[0].way
-    return Plan(way, choices[0].reason, costs[0].time, extra, others(problems[0], way))
+    way, used = choices[0].way, problems[0].scale
+    return Plan(
+        impl=way,
+        reason=choices[0].reason,
+        time=costs[0].time,
+        extra_bytes=extra,
+        scale=used,
+        scale_of=_origin(used, scale is not None, q.shape[-1], problems[0].encoding),
+        rejected=others(problems[0], way),
+    )
+
+
+def _origin(scale: float, given: bool, head_dim: int, encoding: PositionEncoding) -> str:
+    """Return where the scale of an attention comes from, for `explain`."""
+    usual = head_dim**-0.5
+    if given:
+        return "as given"
+    if math.isclose(scale, usual):
+        return "1/sqrt(head_dim)"
+    return f"{type(encoding).__name__}'s own, {scale / usual:.6g} times 1/sqrt(head_dim)"
 
 
 def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:

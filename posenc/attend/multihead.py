@@ -11,7 +11,12 @@ from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, named
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_dtype, check_embedded, check_encoding
+from posenc.encodings.base.boundary import (
+    check_dtype,
+    check_embedded,
+    check_encoding,
+    check_scale,
+)
 from posenc.masks import Mask
 from posenc.positions import ContextPositions, MemoryPositions, QueryPositions, join, tensor
 
@@ -34,6 +39,7 @@ class Attention(nn.Module):
             for queries and keys); "none" (all three are the input, split into heads). The output
             projection stays.
         dropout: probability of dropping an attention weight in training.
+        scale: factor of q . k before any bias; None for the encoding's, mostly 1/sqrt(head_dim).
         impl: implementation of attention, see posenc.attention.
 
     Shapes: x (batch, q_len, embed_dim), positions (q_len) or (batch, q_len) -> (batch, q_len,
@@ -49,7 +55,7 @@ class Attention(nn.Module):
         self, embed_dim: int, num_heads: int, num_kv_heads: int | None = None,
         encoding: PositionEncoding | str | None = None, *, head_dim: int | None = None,
         bias: bool = False, projections: Projections = "separate", dropout: float = 0.0,
-        impl: str = "auto",
+        scale: float | None = None, impl: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -73,7 +79,8 @@ class Attention(nn.Module):
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
         built = named("Attention", encoding, shape, "train_length", "causal")
         self.encoding = check_encoding("Attention", built)
-        self.dropout, self.impl = dropout, impl
+        check_scale("Attention", scale)
+        self.dropout, self.scale, self.impl = dropout, scale, impl
 
         def project(heads: int, *needed_by: Projections) -> nn.Linear | None:
             width = heads * self.head_dim
@@ -138,7 +145,7 @@ class Attention(nn.Module):
         out = attention(
             q, k, v, encoding, q_positions=positions, kv_positions=source_positions,
             q_state=q_state, kv_state=kv_state, mask=mask, cache=cache, impl=self.impl,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=self.dropout if self.training else 0.0, scale=self.scale,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -23,7 +23,7 @@ def problems_of(
     q: Tensor, k: Tensor, v: Tensor, encoding: Any, *, q_positions: Tensor | range,
     kv_positions: Tensor | range, q_state: Tensor | None = None, kv_state: Tensor | None = None,
     mask: Any = None, cache: Any = None, dropout_p: float = 0.0, return_lse: bool = False,
-    sinks: Any = None,
+    sinks: Any = None, scale: Any = None,
 ) -> list[Problem]:  # fmt: skip
     """Check the arguments of `attention`, append to its cache, and return one softmax attention for
     each pass of the encoding (most have one).
@@ -34,6 +34,9 @@ def problems_of(
     boundary.check_vectors(_OWNER, q=q, k=k, v=v)
     boundary.check_sizes(q, k, v)
     boundary.check_sinks(sinks, q)
+    boundary.check_scale(_OWNER, scale)
+    if scale is not None:
+        encoding = encoding.with_scale(float(scale))
     axes = encoding.claims.num_axes
     queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:

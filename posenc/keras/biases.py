@@ -113,7 +113,7 @@ class T5RelativeBias(ScoreBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    In T5 all attention layers share one bias: give them the same object. scale() is 1.
+    In T5 all attention layers share one bias: give them the same object.
 
     Args:
         num_heads: number of query heads.
@@ -121,6 +121,7 @@ class T5RelativeBias(ScoreBias):
         num_buckets: rows of the table.
         max_distance: end of the logarithmic buckets, in tokens.
         init_std: standard deviation of the initial values.
+        unscaled: the scale of q . k is 1, as in T5, instead of 1/sqrt(head_dim).
 
     Call: see ScoreBias. weight (num_buckets, num_heads). Precision: exact bucket edges.
     Raises: ValueError for invalid buckets.
@@ -135,11 +136,12 @@ class T5RelativeBias(ScoreBias):
         num_buckets: int = 32,
         max_distance: int = 128,
         init_std: float = 0.02,
+        unscaled: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_heads, **kwargs)
         self.bidirectional, self.num_buckets = bidirectional, num_buckets
-        self.max_distance, self.init_std = max_distance, init_std
+        self.max_distance, self.init_std, self.unscaled = max_distance, init_std, unscaled
         self._edges = t5_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
 
     def build(self, input_shape) -> None:
@@ -147,7 +149,7 @@ class T5RelativeBias(ScoreBias):
         self.weight = self.add_float_weight("weight", (self.num_buckets, self.num_heads), start)
 
     def scale(self, head_dim: int) -> float:
-        return 1.0
+        return 1.0 if self.unscaled else super().scale(head_dim)
 
     def bucket(self, distance: Any) -> Any:
         """Return the row of the table for each distance (positive: the past)."""

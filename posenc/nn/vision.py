@@ -65,9 +65,6 @@ class VisionAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
-        usual = q.shape[-1] ** -0.5
-        if self.scale != usual:
-            q = q * (self.scale / usual)
         positions = self.positions
         if positions is None:
             positions = counted(0, x.shape[1], x.device)
@@ -89,6 +86,7 @@ class VisionAttention(nn.Module):
             kv_state=state,
             mask=_mask(attn_mask, is_causal),
             dropout_p=dropout,
+            scale=self._scale(q.shape[-1]),
         )
         assert isinstance(out, Tensor)
         out = self._normed(self.norm, out.transpose(1, 2).flatten(2))
@@ -96,6 +94,11 @@ class VisionAttention(nn.Module):
             out = out * self.gate(x).sigmoid()
         out = self.proj(out)
         return out if self.proj_drop is None else self.proj_drop(out)
+
+    def _scale(self, head_dim: int) -> float:
+        """Return the model's scale, times the encoding's factor of the usual one."""
+        usual = head_dim**-0.5
+        return self.scale / usual * self.encoding.scale(head_dim)
 
     @staticmethod
     def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:

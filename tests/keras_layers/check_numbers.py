@@ -242,6 +242,7 @@ TORCH = {
     "rotary": lambda: posenc.RoPE(8, interleaved=True, rotary_dim=4, scaling=s.YaRN(4.0, 32)),
     "alibi": lambda: posenc.ALiBi(4, form="left_right", learned=True),
     "t5": lambda: posenc.T5Bias(4, bidirectional=True, num_buckets=8, max_distance=20),
+    "t5_unscaled": lambda: posenc.T5Bias(4, unscaled=True),
     "kerple": lambda: posenc.Kerple(4, form="power"),
     "shaw": lambda: posenc.Shaw(8, max_distance=3),
 }
@@ -255,6 +256,7 @@ TORCH = {
         ("rotary", 1),
         ("alibi", 1),
         ("t5", 2),
+        ("t5_unscaled", 2),
         ("kerple", 4),
         ("shaw", 2),
     ],

@@ -88,6 +88,7 @@ def encodings() -> dict:
         "rotary": lambda: RotaryEmbedding(interleaved=True, rotary_dim=4, scaling=yarn),
         "alibi": lambda: ALiBi(4, form="left_right", learned=True),
         "t5": lambda: T5RelativeBias(4, bidirectional=True, num_buckets=8, max_distance=20),
+        "t5_unscaled": lambda: T5RelativeBias(4, unscaled=True),
         "kerple": lambda: KerpleBias(4, form="power"),
         "shaw": lambda: ShawAttention(max_distance=3),
     }

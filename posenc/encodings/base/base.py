@@ -79,7 +79,7 @@ class PositionEncoding(nn.Module):
     >>> posenc.PositionEncoding().claims.places  # NoPE
     ()
     >>> class Tempered(posenc.PositionEncoding):
-    ...     claims = posenc.Claims(source="an example")
+    ...     claims = posenc.Claims(source="an example", own_scale=True)
     ...     def scale(self, head_dim):
     ...         return 2 * head_dim**-0.5
     >>> Tempered().scale(16)
@@ -167,8 +167,20 @@ class PositionEncoding(nn.Module):
         return self
 
     def scale(self, head_dim: int) -> float:
-        """Return the factor of q @ k.mT in the scores; head_dim is the width before `transform`."""
+        """Return the factor of q @ k.mT in the scores; head_dim is the width before `transform`.
+
+        A subclass whose method has another factor than 1/sqrt(head_dim) overrides it and claims
+        `own_scale`.
+        """
         return head_dim**-0.5
+
+    def with_scale(self, scale: float) -> Self:
+        """Return a copy that shares parameters and whose `scale` is this number for every head_dim;
+        for `attention(scale=)`. An encoding whose term calls another encoding's term overrides
+        it."""
+        scaled = self.shallow_copy()
+        scaled.scale = lambda head_dim: scale  # also read by the terms that multiply with it
+        return scaled
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         """Return the softmax attentions to compute: one, or several to be merged by log-sum-exp."""

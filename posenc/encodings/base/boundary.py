@@ -1,5 +1,7 @@
 """Check the tensors and encodings that users pass to attention and to layers."""
 
+import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -177,6 +179,19 @@ def check_sinks(sinks: Any, q: Tensor) -> None:
         raise ValueError(
             f"attention: sinks must be one logit for each of {q.shape[1]} query heads on "
             f"{q.device}, got shape {tuple(sinks.shape)} on {sinks.device}."
+        )
+
+
+def check_scale(owner: str, scale: Any) -> None:
+    """Raise TypeError or ValueError unless `scale` is None or a finite number above 0."""
+    if scale is None:
+        return
+    if not isinstance(scale, Real) or isinstance(scale, bool):
+        raise TypeError(f"{owner}: scale must be a number or None, got {scale!r}.")
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(
+            f"{owner}: scale must be a finite number above 0, got {scale}. It multiplies q . k; "
+            "None means 1/sqrt(head_dim), or the encoding's own."
         )
 
 

@@ -20,6 +20,8 @@ class Claims:
         needs_raw_k: the cache must store untransformed keys, because the term reads them or several
             passes transform them.
         additive: the term adds a bias that does not depend on the scores.
+        own_scale: without a bias, scores are not q . k / sqrt(head_dim): `scale` or `transform`
+            multiplies them by another factor at all positions.
         reads_scale: the term multiplies with scale(), so no other encoding may change the scale.
         state_kept: tokens whose state is cached: "all" if the term reads the states of keys, "last"
             if only `transform` and the next state read it.
@@ -42,6 +44,7 @@ class Claims:
     cache_safe: bool = True
     needs_raw_k: bool = False
     additive: bool = True
+    own_scale: bool = False
     reads_scale: bool = False
     state_kept: Literal["all", "last"] = "all"
     scope: Literal["model", "layer"] = "model"
@@ -67,6 +70,7 @@ class Claims:
             cache_safe=all(c.cache_safe for c in claims),
             needs_raw_k=any(c.needs_raw_k for c in claims),
             additive=all(c.additive for c in claims),
+            own_scale=any(c.own_scale for c in claims),
             reads_scale=any(c.reads_scale for c in claims),
             state_kept="all" if any(c.state_kept == "all" for c in acting) else "last",
             max_positions=min(limits, default=None),

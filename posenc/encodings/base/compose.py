@@ -131,6 +131,11 @@ class Compose(PositionEncoding):
         owner = self._owner("scale")
         return super().scale(head_dim) if owner is None else owner.scale(head_dim)
 
+    def with_scale(self, scale: float) -> Self:
+        scaled = super().with_scale(scale)
+        scaled._ready = tuple(e.with_scale(scale) for e in self.members)
+        return scaled
+
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         owner = self._owner("passes")
         if owner is None:

@@ -1,7 +1,7 @@
 """DAPE: a score bias that adapts to the scores of all heads."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,11 @@ class DAPE(PositionEncoding):
 
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
+
+    def with_scale(self, scale: float) -> Self:
+        scaled = super().with_scale(scale)
+        scaled._modules = {**self._modules, "inner": self.inner.with_scale(scale)}
+        return scaled
 
     def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)

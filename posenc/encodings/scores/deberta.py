@@ -29,8 +29,9 @@ class DeBERTa(PositionEncoding):
     K = pos_key(P), Q = pos_query(P),  r = clip(bucket(position_i - position_j) + span, 0,
     2 span - 1)
 
-    terms is the number of terms in use, 3 by default. All layers share the table P; each has its
-    own projections. In the last term the paper's equation reads row clip(bucket(position_j -
+    terms is the number of terms in use, 3 by default. The factor 1/sqrt(terms) is part of the
+    method: it also multiplies q_i . k_j (`scale`). All layers share the table P; each has its own
+    projections. In the last term the paper's equation reads row clip(bucket(position_j -
     position_i) + span); the released code, and the default here, reads row r.
 
     Args:
@@ -68,6 +69,7 @@ class DeBERTa(PositionEncoding):
     claims = Claims(
         places=(3,),
         source="He et al. 2020, arXiv:2006.03654, equation 4; code of microsoft/DeBERTa",
+        own_scale=True,
         reads_scale=True,
         scope="layer",
     )
@@ -175,7 +177,7 @@ class DeBERTa(PositionEncoding):
         def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             layers = (*self._projections(), self.norm)
             weights = (t for layer in layers if layer is not None for t in layer.parameters())
-            return self.kept((key, dtype), compute, self.table, *weights)
+            return self.kept((key, dtype, scale), compute, self.table, *weights)
 
         ends = -self.max_distance, self.max_distance
         queries = (q.x.to(dtype), for_q) if self.c2p else (None, None)

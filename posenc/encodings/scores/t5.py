@@ -22,11 +22,13 @@ class T5Bias(DistanceBias):
 
     The nearest half of the buckets has one distance each; the others are logarithmic up to
     max_distance. All larger distances are in the last one (from 113 on with the defaults, from 91
-    on if bidirectional). T5 has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights
-    must compensate, so that logits have size 1. AdamW moves an entry by about the learning rate per
+    on if bidirectional). AdamW moves an entry by about the learning rate per
     step, and entries must move by several logits: in a short training use a higher learning rate
     for the table than for the weights (posenc compare uses 20 times, for parameters of any
     encoding).
+
+    T5's own models do not divide q . k by sqrt(head_dim); their initial weights compensate. Take
+    unscaled=True for weights of such a model. Any other model keeps its scale by default.
 
     Args:
         num_heads: number of query heads.
@@ -35,6 +37,7 @@ class T5Bias(DistanceBias):
         num_buckets: rows of the table, at least 2 per direction, and even if bidirectional.
         max_distance: end of the logarithmic buckets, in tokens.
         init_std: standard deviation of the initial values.
+        unscaled: the scale of q . k is 1, as in T5, instead of 1/sqrt(head_dim).
 
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). weight:
     (num_buckets, num_heads).
@@ -60,11 +63,13 @@ class T5Bias(DistanceBias):
         num_buckets: int = 32,
         max_distance: int = 128,
         init_std: float = 0.02,
+        unscaled: bool = False,
     ) -> None:
         super().__init__()
         self.bidirectional = bidirectional
+        self.unscaled = unscaled
         # Otherwise all future distances are in one bucket.
-        self.claims = replace(self.claims, causal_only=not bidirectional)
+        self.claims = replace(self.claims, causal_only=not bidirectional, own_scale=unscaled)
         self.init_std = init_std
         self.edges = t5_edges(num_buckets, max_distance, bidirectional, "T5Bias")
         self._edges = Constants(self.edges)
@@ -79,7 +84,7 @@ class T5Bias(DistanceBias):
         nn.init.normal_(self.weight, std=self.init_std)
 
     def scale(self, head_dim: int) -> float:
-        return 1.0
+        return 1.0 if self.unscaled else super().scale(head_dim)
 
     def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Return the row of the table for each distance (positive: the past)."""

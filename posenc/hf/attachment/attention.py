@@ -143,14 +143,14 @@ def attend(
         heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[-1]
         trial.reached.append(Reached(module, heads, kv_heads, head_dim, q_len, kv_len, is_causal))
         mask = None if trial.blind else mask
-    usual, own = query.shape[-1] ** -0.5, encoding.scale(query.shape[-1])
-    if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, own)):
+    usual, scale = query.shape[-1] ** -0.5, encoding.scale(query.shape[-1])
+    if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, scale)):
         # The model has a scale of its own; the encoding may change the usual one on top of it.
-        query = query * (scaling / usual)
+        scale *= scaling / usual
     found = attention(
         query, key, value, encoding, q_positions=positions, kv_positions=kv_positions,
         q_state=state, kv_state=kv_state, mask=mask, sinks=kwargs.get("s_aux"),
-        dropout_p=dropout if module.training else 0.0,
+        dropout_p=dropout if module.training else 0.0, scale=scale,
     )  # fmt: skip
     assert isinstance(found, Tensor)
     return found.transpose(1, 2).contiguous(), None

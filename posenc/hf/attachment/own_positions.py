@@ -55,6 +55,7 @@ def own_bias(attention: Any) -> T5Bias | ALiBi | None:
         bidirectional=not attention.is_decoder,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
+        unscaled=True,
     )
     encoding.weight = table
     return encoding

@@ -140,7 +140,8 @@ def test_claims_are_combined():
 
 
 def test_the_scale_comes_from_the_one_that_changes_it():
-    assert Compose(rope(), posenc.T5Bias(2)).scale(8) == 1.0
+    assert Compose(rope(), posenc.T5Bias(2, unscaled=True)).scale(8) == 1.0
+    assert Compose(rope(), posenc.T5Bias(2)).scale(16) == 0.25
     assert Compose(rope(), posenc.ALiBi(2)).scale(16) == 0.25
 
 
@@ -179,11 +180,11 @@ def test_the_state_dict_holds_each_parameter_once():
         (lambda: Compose(Decay(), Decay()), "each decide the state per token"),
         (lambda: Compose(Within(masks.causal), Within(masks.causal)), "each decide the passes"),
         (
-            lambda: Compose(posenc.T5Bias(2), posenc.DeBERTa(16, 2)),
+            lambda: Compose(posenc.T5Bias(2, unscaled=True), posenc.DeBERTa(16, 2)),
             "T5Bias and DeBERTa each decide the scale",
         ),
         (
-            lambda: Compose(posenc.T5Bias(2), posenc.Shaw(8)),
+            lambda: Compose(posenc.T5Bias(2, unscaled=True), posenc.Shaw(8)),
             "Shaw multiplies terms of its own with the usual scale, which T5Bias changes",
         ),
         (

@@ -41,7 +41,7 @@ def test_logits_equal_the_authors(case: Case):
 
 
 def test_a_silent_network_leaves_the_inner_bias():
-    encoding = DAPE(T5Bias(4), 4)
+    encoding = DAPE(T5Bias(4, unscaled=True), 4)
     torch.nn.init.zeros_(encoding.out.weight)
     torch.nn.init.zeros_(encoding.out.bias)
     x, positions = torch.randn(2, 4, 6, 6), torch.arange(6)
