@@ -40,14 +40,15 @@ NEEDS |= {"extend": "hf", "doctor": "doctor"}
 PANELS = {
     "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
     "windows search_evaluations allow_cache_unsafe lm_eval compare contract arguments call explain "
-    "length for_ with_ overrides fix like layout convert_layout each strict quick every repeats",
+    "length for_ ignore with_ overrides fix like layout convert_layout each strict quick every "
+    "repeats",
     "Data": "text as_bytes as_ids train_length test_lengths lengths sentence swap positions",
     "Model": "config small width layers heads kv_heads head_dim projections",
     "Training": "steps batch lr check_lr lora_rank distill adapter recompute compile "
     "checkpoint_steps",
     "Where": "device precision threads workers engine address storage partition max_parallel state "
     "yes dry_run reuse",
-    "Output": "out report figures lang tensorboard as_json as_sarif markdown",
+    "Output": "out report figures lang tensorboard as_json markdown",
 }
 """Parameters of all commands by the panel of the help that shows their options, in this order."""
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}

@@ -261,6 +261,7 @@ MISSPELT = {
     "extend {model} --to 192 --precision flot16": "float16",
     "doctor {model} --for vlm": "vllm",
     "doctor {model} --overrides vlm": "vllm",
+    "doctor {model} --ignore p004": "PD004",
     "doctor {model} --convert-layout interleavd --out new": "interleaved",
     "doctor --explain p004": "PD004",
 }

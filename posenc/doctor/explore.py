@@ -52,7 +52,6 @@ def given_of(path: Path) -> dict[str, Any]:
     from posenc.dialects.meaning import UnknownFamilyError
     from posenc.doctor.case import Case
     from posenc.doctor.rules import findings
-    from posenc.doctor.running import ignored
 
     source = load(path)
     if source.metadata is not None:
@@ -60,7 +59,7 @@ def given_of(path: Path) -> dict[str, Any]:
     case, found, unjudged = Case(source), [], ""
     try:
         case.require_known()
-        found = findings(case, ignored(source.folder))
+        found = findings(case)
         unjudged = "" if found else case.why_unclear
     except UnknownFamilyError as unknown:
         unjudged = str(unknown)

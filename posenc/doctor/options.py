@@ -25,6 +25,13 @@ class Options:
             show_default="all six that know the model",
         ),
     ] = None
+    ignore: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules that do not count, with commas: PD013,PD021. Says what they silenced.",
+            metavar="CODES",
+        ),
+    ] = None
     overrides: Annotated[
         str | None,
         typer.Option(help="Print the command-line options for this server: vllm or sglang."),
@@ -90,6 +97,3 @@ class Options:
         bool, typer.Option("--strict", help="With --each: fail for a family that is not known.")
     ] = False
     as_json: Json = False
-    as_sarif: Annotated[
-        bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code review.")
-    ] = False

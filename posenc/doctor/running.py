@@ -1,7 +1,6 @@
 """Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +15,19 @@ from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
 from posenc.dialects.writers.overrides import check_override, intended, overridden, override
 from posenc.doctor import comparing
-from posenc.doctor.answer import sarif, terminal
+from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 from posenc.lazy import require
-from posenc.report.files.opened import text_of
 from posenc.report.files.record import bounded_json
 from posenc.report.machine.options import check_choice
 from posenc.report.page.failure import in_words
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
-SIDECAR = ".posenc"
-IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
 SETTLED = ("PD002", "PD003", "PD006", "PD018")
 """Contradictions that are settled as transformers 5 does."""
 UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
@@ -52,8 +48,7 @@ def run(options: Options) -> tuple[str, int]:
         where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
         if options.as_json:
             return _json({"judged": False, "why": str(unknown)}), 3
-        said = f"{where}{unknown}. Nothing was judged, fixed or proved."
-        return _json(sarif.unjudged(said)) if options.as_sarif else said, 3
+        return f"{where}{unknown}. Nothing was judged, fixed or proved.", 3
     if options.as_json and options.out is not None:
         said = _json({"written": str(options.out), "said": said})
     return said, code
@@ -97,15 +92,15 @@ def _run(options: Options) -> tuple[str, int]:
             )
         named, versions = _named(options), _versions(options)
         return fix(source, options.out, named, options.length, options.like, versions)
-    found = findings(case, ignored(source.folder))
-    if not found and case.why_unclear:
+    every, codes = findings(case), _ignored(options)
+    if not every and case.why_unclear:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
+    found = [each for each in every if each.code not in codes]
+    silenced = [each for each in every if each.code in codes]
     code = 1 if any(f.severity == "E" for f in found) else 0
     if options.as_json:
-        return _json(terminal.as_json(case, found)), code
-    if options.as_sarif:
-        return _json(sarif.report(case, found)), code
-    return terminal.text(case, found, fixes=_by_hand(case, found) is None), code
+        return _json(terminal.as_json(case, found, silenced)), code
+    return terminal.text(case, found, silenced, fixes=_by_hand(case, every) is None), code
 
 
 def _json(answer: Any) -> str:
@@ -123,6 +118,7 @@ def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
 
 
 def _check(options: Options) -> None:
+    _ignored(options)
     if unclear := [str(path) for path in options.paths if "\n" in str(path)]:
         raise ValueError(f"{unclear[0]!r}: a line break in its name; rename it.")
     if options.explain is not None:
@@ -131,10 +127,17 @@ def _check(options: Options) -> None:
         return
     if options.each:
         allowed = Options(
-            options.paths, options.length, options.for_, each=True, strict=options.strict
+            options.paths,
+            options.length,
+            options.for_,
+            options.ignore,
+            each=True,
+            strict=options.strict,
         )
         if options != allowed:
-            raise ValueError("--each takes --length, --for and --strict, and no other option.")
+            raise ValueError(
+                "--each takes --length, --for, --ignore and --strict, and no other option."
+            )
         if not options.paths:
             raise ValueError("--each: expected one path or more, got none.")
         return
@@ -157,8 +160,6 @@ def _check(options: Options) -> None:
         "--fix": options.fix,
         "--layout": options.layout,
         "--convert-layout": options.convert_layout is not None,
-        "--sarif": options.as_sarif,
-        "--json": options.as_json and options.as_sarif,
     }
     asked = [name for name, given in acts.items() if given]
     if len(asked) > 1:
@@ -166,6 +167,8 @@ def _check(options: Options) -> None:
     adapter = len(options.paths) == 1 and is_adapter(options.paths[0])
     if options.like is not None and not (options.fix or (adapter and writes)):
         raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
+    if options.ignore is not None and (asked or adapter or len(options.paths) == 2):
+        raise ValueError("--ignore goes with judging a file, and with no other action.")
     if len(options.paths) == 2 and asked:
         raise ValueError(f"{asked[0]} takes one path, got two.")
 
@@ -288,24 +291,10 @@ def _case(source: Source, options: Options) -> Case:
     return Case(source, (server,), options.length, served, _versions(options))
 
 
-def ignored(folder: Path) -> frozenset[str]:
-    """Return the codes that a file `.posenc` next to the config silences: # posenc:
-    ignore=PD013,PD021."""
-    path = folder / SIDECAR
-    if not path.is_file():
-        return frozenset()
-    codes: set[str] = set()
-    try:
-        lines = text_of(path).splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error}).") from error
-    for line in lines:
-        match = IGNORE.match(line.strip())
-        if match:
-            codes |= {code.strip() for code in match[1].split(",") if code.strip()}
-    if unknown := sorted(codes - set(RULES)):
-        raise ValueError(f"{path}: no rule {', '.join(unknown)}.")
-    return frozenset(codes)
+def _ignored(options: Options) -> frozenset[str]:
+    """Return the codes of --ignore. Raises: ValueError for a name that is no rule's."""
+    parts = [part.strip().upper() for part in (options.ignore or "").split(",")]
+    return frozenset(check_choice("--ignore", part, RULES) for part in parts if part)
 
 
 def _compare(options: Options) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The command: JSON, SARIF, exit codes, and one clear line for bad input."""
+"""The command: JSON, exit codes, and one clear line for bad input."""
 
 import functools
 import itertools
@@ -67,7 +67,7 @@ def test_json_has_the_record_the_rules_and_six_runtimes(call, file):
     code, out, _ = call(file(config("30_")), "--json")
     answer = json.loads(out)
     assert code == 1
-    assert set(answer) == {"record", "rules", "runtimes"}
+    assert set(answer) == {"record", "rules", "ignored", "runtimes"}
     assert set(answer["runtimes"]) == set(RUNTIMES)
     for runtime in answer["runtimes"].values():
         keys = {"version", "error", "layers", "softmax_scale", "switch", "max_length"}
@@ -120,29 +120,6 @@ def test_length_beyond_a_servers_limit_is_a_refusal(call, file):
     assert answer["runtimes"]["mlx-lm"]["error"] is None
 
 
-def test_sarif_points_into_the_file(call, file):
-    path = file(config("12_"))
-    code, out, _ = call(path, "--sarif")
-    report = json.loads(out)
-    (run,) = report["runs"]
-    (result,) = run["results"]
-    assert code == 1 and report["version"] == "2.1.0"
-    assert (result["ruleId"], result["level"]) == ("PD017", "error")
-    assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == "PD017"
-    line = result["locations"][0]["physicalLocation"]["region"]["startLine"]
-    text = path.read_text().splitlines()[line - 1]
-    assert "rope_scaling" in text or "attention_factor" in text
-
-
-def test_sarif_of_an_unknown_family_says_why_it_has_no_results(call, file):
-    code, out, _ = call(file({**SIMPLE, "model_type": "lama"}), "--sarif")
-    (run,) = json.loads(out)["runs"]
-    (invocation,) = run["invocations"]
-    (said,) = invocation["toolExecutionNotifications"]
-    assert code == 3 and run["results"] == [] and invocation["executionSuccessful"] is False
-    assert said["level"] == "error" and "lama" in said["message"]["text"]
-
-
 def test_explain(call):
     code, out, _ = call("--explain", "pd017")
     assert code == 0
@@ -186,7 +163,7 @@ def test_json_of_what_was_written(call, file, tmp_path):
         assert answer["written"] == str(out) and name in answer["said"]
 
 
-ACTS = ("--positions", "--overrides", "--fix", "--layout", "--convert-layout", "--sarif")
+ACTS = ("--positions", "--overrides", "--with", "--fix", "--layout", "--convert-layout")
 
 
 @pytest.mark.parametrize("first, second", [*itertools.combinations(ACTS, 2)])
@@ -195,6 +172,7 @@ def test_two_things_to_do_are_refused_before_anything_is_written(
 ):
     path, out = file(config("11_")), tmp_path / "out"
     values = {"--positions": (path,), "--overrides": ("vllm",), "--convert-layout": ("half-split",)}
+    values["--with"] = ("{}",)
     given = [word for name in (first, second) for word in (name, *values.get(name, ()))]
     if {"--fix", "--convert-layout"} & {first, second}:
         given += ["--out", out]
@@ -217,14 +195,39 @@ def test_two_files_that_mean_the_same_and_two_that_do_not(call, file):
     assert answer["same"] is False and len(answer["records"]) == 2
 
 
-def test_a_sidecar_file_silences_rules(call, file):
+def test_a_rule_is_silenced_on_the_command_line_and_the_answer_says_so(call, file):
     path = file(config("12_"))
     assert call(path)[0] == 1
-    (path.parent / ".posenc").write_text("# posenc: ignore=PD017, PD013\n")
-    code, out, _ = call(path)
-    assert code == 0 and "PD017" not in out
-    (path.parent / ".posenc").write_text("# posenc: ignore=PD999\n")
-    complains(call(path), "PD999")
+    code, out, _ = call(path, "--ignore", "pd017, PD013")
+    assert code == 0 and "E PD017" not in out
+    assert "ignored, as --ignore asks: PD017 (1 error)" in out
+    assert "Nothing else to complain about" in out
+    answer = json.loads(call(path, "--ignore", "PD017", "--json")[1])
+    assert (answer["rules"], [each["code"] for each in answer["ignored"]]) == ([], ["PD017"])
+    code, out, _ = call(path, "--each", "--ignore", "PD017")
+    assert code == 0 and "ignored, as --ignore asks: PD017 (1 error)" in out
+    code, out, _ = call(path, "--ignore", "PD001")  # which does not fire here
+    assert code == 1 and "ignored" not in out
+
+
+def test_what_a_silenced_rule_finds_still_stops_a_fix(call, file, tmp_path):
+    path = file({**SIMPLE, "rope_theta": None})
+    complains(call(path, "--fix", "--out", tmp_path / "x"), "PD004")
+    complains(call(path, "--fix", "--out", tmp_path / "x", "--ignore", "PD004"), "no other action")
+
+
+def test_an_unknown_code_to_ignore_is_named_before_anything_is_judged(call, file):
+    complains(call(file(config("12_")), "--ignore", "PD999"), "PD999")
+    complains(call("--each", file(config("12_")), "--ignore", "PD999"), "PD999")
+    complains(call(file(SIMPLE), file(SIMPLE, "b.json"), "--ignore", "PD001"), "no other action")
+
+
+def test_a_file_in_a_strangers_folder_silences_nothing(call, file):
+    path = file(config("12_"))
+    (path.parent / ".posenc").write_text("# posenc: ignore=PD017\n")
+    for more in ((), ("--each",)):
+        code, out, _ = call(path, *more)
+        assert code == 1 and "E PD017" in out
 
 
 @pytest.mark.parametrize("runtime, flag", [("vllm", "--hf-overrides"), ("sglang", "--json-model")])
@@ -313,7 +316,6 @@ def test_bad_options_are_refused(call, file, tmp_path):
     complains(call("--explain", "PD001", "--for", "vllm"), "nothing else")
     complains(call(path, "--fix"), "--out")
     complains(call(path, "--out", tmp_path / "x"), "--fix")
-    complains(call(path, "--json", "--sarif"), "not both")
     complains(call(path, "--with", "{"), "--with: expected JSON")
     complains(call(path, "--with", "[]"), "JSON object")
     complains(call(path, "--length", 0), "length")
@@ -346,12 +348,6 @@ def test_overrides_that_are_no_dict_are_refused_and_null_takes_the_dict_away(cal
     path = file({**BASE, "rope_theta": 10000.0})
     complains(call(path, "--with", '{"rope_parameters": 5}'), "rope_parameters must be an object")
     assert call(path, "--with", '{"rope_scaling": null}')[0] in (0, 1)
-
-
-def test_a_sidecar_that_is_no_text_is_named(call, file):
-    path = file({**BASE, "rope_theta": 10000.0})
-    path.with_name(".posenc").write_bytes(b"\xff\xfe")
-    complains(call(path), ".posenc: not UTF-8")
 
 
 def test_a_makers_file_with_text_for_a_number_names_the_key(call, tmp_path):

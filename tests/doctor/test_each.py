@@ -102,7 +102,9 @@ def test_a_damaged_file_exits_2_and_the_others_are_judged(each, repository):
 def test_each_takes_no_other_option(each, more):
     code, out, err = each("good/config.json", *more.split())
     assert (code, out) == (2, "")
-    assert err == "posenc: --each takes --length, --for and --strict, and no other option.\n"
+    assert err == (
+        "posenc: --each takes --length, --for, --ignore and --strict, and no other option.\n"
+    )
     assert each()[0] == 2
 
 

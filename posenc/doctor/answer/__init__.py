@@ -1,1 +1,1 @@
-"""Print the doctor's findings: in the terminal, as JSON and as SARIF."""
+"""Print the doctor's findings: in the terminal and as JSON."""

@@ -1,6 +1,7 @@
 """Format what the command prints, as text and as JSON."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,17 +17,25 @@ LEGEND = (
 HEADER = ("runtime", "version", "frequencies", "multiplier", "softmax scale", "switch", "admits")
 
 
-def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
-    """Return the object of --json."""
+def as_json(
+    case: Case, found: Sequence[Finding], silenced: Sequence[Finding] = ()
+) -> dict[str, Any]:
+    """Return the object of --json. silenced: findings of the rules of --ignore."""
     return {
         "record": None if case.record is None else case.record.as_json(),
         "rules": [finding.as_json() for finding in found],
+        "ignored": [finding.as_json() for finding in silenced],
         "runtimes": {name: computed.as_json() for name, computed in case.computed.items()},
     }
 
 
-def text(case: Case, found: Sequence[Finding], *, fixes: bool = True) -> str:
-    """Return the answer for a terminal. fixes: True if --fix writes a copy."""
+def text(
+    case: Case, found: Sequence[Finding], silenced: Sequence[Finding] = (), *, fixes: bool = True
+) -> str:
+    """Return the answer for a terminal.
+
+    silenced: findings of the rules of --ignore. fixes: True if --fix writes a copy.
+    """
     lines = [_headline(case), ""]
     lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
     lines += ["", LEGEND]
@@ -34,7 +43,9 @@ def text(case: Case, found: Sequence[Finding], *, fixes: bool = True) -> str:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
         lines += ["", *_finding(finding)]
-    return "\n".join([*lines, "", _verdict(case, found, fixes=fixes)])
+    if silenced:
+        lines += ["", f"ignored, as --ignore asks: {_counted(silenced)}"]
+    return "\n".join([*lines, "", _verdict(case, found, bool(silenced), fixes=fixes)])
 
 
 def _headline(case: Case) -> str:
@@ -103,13 +114,20 @@ def _finding(finding: Finding) -> list[str]:
     return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
 
 
-def _verdict(case: Case, found: Sequence[Finding], *, fixes: bool) -> str:
+def _counted(silenced: Sequence[Finding]) -> str:
+    """Return "PD017 (1 error), PD013 (2 warnings)"."""
+    counts = Counter((finding.code, SEVERITIES[finding.severity]) for finding in silenced)
+    return ", ".join(f"{code} ({n} {word}{'s' * (n != 1)})" for (code, word), n in counts.items())
+
+
+def _verdict(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: bool) -> str:
     errors = sum(f.severity == "E" for f in found)
     warnings = sum(f.severity == "W" for f in found)
     unread = case.among("unknown")
     rest = f" Not known to posenc, and not judged: {', '.join(unread)}." if unread else ""
     if not found:
-        return f"Nothing to complain about, for {', '.join(case.judges)}.{rest}"
+        nothing = "Nothing else to complain about" if silenced else "Nothing to complain about"
+        return f"{nothing}, for {', '.join(case.judges)}.{rest}"
     said = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     mend = " `--fix --out NEW` writes a mended copy, or says why not." if fixes and errors else ""
     return f"{said} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"

@@ -24,11 +24,8 @@ CATCH_ALL = ("PD038", "PD039")
 """Rules for what no other rule explains; they read the others' findings."""
 
 
-def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
-    """Return what the rules find in a case, gravest first.
-
-    ignore: codes that the user does not want to hear.
-    """
+def findings(case: Case) -> list[Finding]:
+    """Return what the rules find in a case, gravest first."""
     found: list[Finding] = []
     for code, rule in RULES.items():
         if code not in CATCH_ALL:
@@ -43,5 +40,4 @@ def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
         name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
     }
     found += rest.unexplained(case, explained)
-    kept = [f for f in found if f.code not in ignore]
-    return sorted(kept, key=lambda f: (ORDER[f.severity], f.code))
+    return sorted(found, key=lambda f: (ORDER[f.severity], f.code))
