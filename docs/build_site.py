@@ -84,7 +84,8 @@ API = {
     "mrope_positions",
     "masks": "Mask masks.causal masks.full masks.padding masks.document masks.sliding_window "
     "masks.chunked masks.prefix masks.attention_sinks masks.permutation",
-    "positions": "positions.positions_from_mask positions.positions_from_documents positions.grid",
+    "positions": "positions.positions_from_mask positions.positions_from_documents positions.grid "
+    "positions.normalized_grid",
     "hf": "hf.attach hf.detach hf.attached hf.shape_of hf.load",
     "nn": "nn.MultiheadAttention nn.TransformerEncoderLayer nn.VisionAttention nn.attach_to_vit",
     "commands": "compare.run extend.run extend.evaluate inspect.run testing.test_contract",

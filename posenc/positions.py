@@ -8,6 +8,7 @@ tensor([[0, 0, 0, 1, 2]])
 tensor([0, 1, 2, 0, 1])
 """
 
+import math
 from typing import Any
 
 import torch
@@ -108,15 +109,20 @@ def take(
 
 
 def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
-    """Return booleans, True for tokens with a negative integer component, which have no place: the
-    class token of a Vision Transformer is at (-1, -1). Real coordinates may be negative.
+    """Return booleans, True for tokens with a component that is NaN, which have no place on a grid,
+    such as the class token of a Vision Transformer. Integers are always a place, negative ones too.
 
-    >>> posenc.positions.placeless(torch.tensor([[-1, -1], [0, 0], [0, 1]]))
+    >>> posenc.positions.placeless(posenc.positions.grid(1, 2, class_tokens=1))
     tensor([ True, False, False])
     """
-    if positions.is_floating_point():
-        return torch.zeros(positions.shape[:-1], dtype=torch.bool, device=positions.device)
-    return (positions < 0).any(-1)
+    return positions.isnan().any(-1)
+
+
+def placed(positions: Real[Tensor, "*where axes"]) -> Real[Tensor, "*where axes"]:
+    """Return positions with tokens that have no place moved to 0 on every axis; see `placeless`."""
+    if not positions.is_floating_point():
+        return positions
+    return positions.masked_fill(placeless(positions)[..., None], 0)
 
 
 def join(first: Known, second: Known, axis: int, batch: int, device: torch.device) -> Known:
@@ -178,7 +184,14 @@ def same(a: Known, b: Known) -> bool:
         return len(known) > 0 and as_range(other) == known
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return _readable(a) and _readable(b) and torch.equal(a, b)
+    return _readable(a) and _readable(b) and _equal(a, b)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return True if all positions are equal; NaN, which marks class tokens, equals NaN."""
+    if a.is_floating_point():
+        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(a, b)
 
 
 class Remembered:
@@ -288,8 +301,60 @@ def documents_from_positions(positions: Documents) -> Documents:
 
 
 def grid(
-    height: int, width: int, device: torch.device | None = None
-) -> Int[Tensor, "{height*width} 2"]:
-    """Return (row, column) of each cell, row by row: (height * width, 2)."""
+    height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
+) -> Real[Tensor, "{class_tokens+height*width} 2"]:
+    """Return (row, column) of each cell, row by row, counted from 0.
+
+    Args:
+        height, width: the grid, in cells.
+        class_tokens: number of tokens before the cells that have no place, such as class and
+            register tokens; encodings of rows and columns leave them as they are.
+
+    Shapes: (height * width, 2), int64; with class_tokens (class_tokens + height * width, 2),
+    float64, as their components are NaN, which no coordinate can be.
+    Raises: ValueError for a size below 1 or a negative class_tokens.
+
+    >>> posenc.positions.grid(2, 2).tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1]]
+    >>> posenc.positions.grid(1, 2, class_tokens=1).tolist()
+    [[nan, nan], [0.0, 0.0], [0.0, 1.0]]
+    """
+    _check_grid("grid", height, width, class_tokens)
     cells = torch.arange(height * width, device=device)
-    return torch.stack([cells // width, cells % width], dim=-1)
+    return _after_class_tokens(class_tokens, torch.stack([cells // width, cells % width], dim=-1))
+
+
+def normalized_grid(
+    height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
+) -> Float[Tensor, "{class_tokens+height*width} 2"]:
+    """Return the centre of each cell, row by row, with -1 and 1 at the edges of both axes.
+
+    component i of n cells = (2 i + 1) / n - 1
+
+    These are DINOv3's coordinates, for AxialRoPE.dinov3. Args and errors: as `grid`.
+
+    Shapes: (class_tokens + height * width, 2), float64.
+
+    >>> posenc.positions.normalized_grid(1, 2).tolist()
+    [[0.0, -0.5], [0.0, 0.5]]
+    """
+    _check_grid("normalized_grid", height, width, class_tokens)
+    size = torch.tensor([height, width], dtype=torch.float64, device=device)
+    centres = (2 * grid(height, width, device=device) + 1) / size - 1
+    return _after_class_tokens(class_tokens, centres)
+
+
+def _check_grid(name: str, height: int, width: int, class_tokens: int) -> None:
+    sizes = {"height": (height, 1), "width": (width, 1), "class_tokens": (class_tokens, 0)}
+    for what, (size, least) in sizes.items():
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"positions.{name}: {what} must be a whole number, got {size!r}.")
+        if size < least:
+            raise ValueError(f"positions.{name}: {what} must be at least {least}, got {size}.")
+
+
+def _after_class_tokens(count: int, cells: Tensor) -> Tensor:
+    if not count:
+        return cells
+    placeless = torch.full((count, cells.shape[-1]), math.nan, device=cells.device)
+    return torch.cat([placeless.double(), cells.double()])

@@ -116,7 +116,7 @@ def attach_to_vit(
         model: a model with `blocks`, each with an `attn` like timm's.
         encoding: one of scope "layer" is copied, with fresh parameters, for every block.
         positions: positions of the tokens. None counts tokens; for an encoding with two components
-            it uses rows and columns of the patches, with (-1, -1) for class and register tokens.
+            it uses rows and columns of the patches, with NaN for class and register tokens.
 
     Raises: TypeError or ValueError for a model with other attention.
     """
@@ -129,8 +129,7 @@ def attach_to_vit(
     whole = one_per_model(check_encoding("attach_to_vit", encoding), len(blocks))
     if positions is None and whole.claims.num_axes > 1:
         height, width = model.patch_embed.grid_size
-        prefix = torch.full((model.num_prefix_tokens, 2), -1)
-        positions = torch.cat([prefix, grid(height, width)])
+        positions = grid(height, width, class_tokens=model.num_prefix_tokens)
     made = [
         VisionAttention(block.attn, whole.for_layer(i), positions) for i, block in enumerate(blocks)
     ]

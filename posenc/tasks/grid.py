@@ -1,5 +1,6 @@
 """Find the patch at a given offset on a grid."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stacked
 OFFSETS = ((0, 3), (2, 1), (3, -2))
 """(rows up, columns left) named by tokens 0, 1 and 2; all lead backwards in reading order."""
 SYMBOLS = 32
-NOWHERE = (-1, -1)
+NOWHERE = (math.nan, math.nan)
 """Position of the token that names the offset, which is not on the grid."""
 
 
@@ -48,7 +49,7 @@ class Grid(Task):
         return replace(made, positions=places(case.length, case.length))
 
     def within(self, case: Case, train_length: int) -> np.ndarray:
-        return np.all(places(case.length, case.length) < train_length, axis=1)
+        return np.all(~(places(case.length, case.length) >= train_length), axis=1)
 
     def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
         height, width = random.integers(self.shortest, train_length + 1, size=2)

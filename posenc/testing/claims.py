@@ -140,5 +140,6 @@ def assert_claims_have_their_types(make: Make) -> None:
         assert isinstance(value, kind), f"{name} is {value!r}"
     assert set(encoding.claims.places) <= {1, 2, 3, 4}
     assert encoding.claims.scope in ("model", "layer")
+    assert encoding.claims.coordinates in ("cells", "normalized")
     assert encoding.claims.num_axes >= 1
     assert any(c.isdigit() for c in encoding.claims.source), "source must name paper and year"

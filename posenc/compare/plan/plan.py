@@ -324,6 +324,11 @@ def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
                 "task needs rows and columns. Compare encodings such as axial_rope, sincos_2d and "
                 "nope."
             )
+        if claims.coordinates == "normalized":
+            raise ValueError(
+                f"--task {task.name}: {each.label} takes coordinates from -1 to 1, but this task "
+                "counts rows and columns. Leave out in_turns=true."
+            )
 
 
 def _read(texts: Sequence[str]) -> tuple[Compared, ...]:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import PositionEncoding
+from posenc.positions import placed, placeless
 from posenc.tasks.task import IGNORED, Batch
 
 
@@ -88,4 +89,5 @@ def positions_for(encoding: PositionEncoding, batch: Batch, config: TrialConfig)
     cells = on_device(torch.from_numpy(batch.positions), config)
     if axes == 2:
         return cells
-    return torch.cat([(cells[:, :1] >= 0).long(), cells + 1], dim=1)
+    on_grid = ~placeless(cells)[:, None]
+    return torch.cat([on_grid, placed(cells + 1)], dim=1).long()

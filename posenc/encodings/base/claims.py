@@ -30,6 +30,8 @@ class Claims:
         shared_parameters: names of parameters that all layers share although scope is "layer".
         max_positions: positions must be below this number; None: no limit.
         num_axes: number of components of a position.
+        coordinates: with two components, what they are: "cells", rows and columns counted from 0;
+            "normalized", from -1 to 1 over a picture, see posenc.positions.normalized_grid.
 
     >>> from posenc import ALiBi
     >>> ALiBi(num_heads=4).claims.places
@@ -51,15 +53,18 @@ class Claims:
     shared_parameters: tuple[str, ...] = ()
     max_positions: int | None = None
     num_axes: int = 1
+    coordinates: Literal["cells", "normalized"] = "cells"
 
     @classmethod
     def all(cls, claims: "Sequence[Claims]") -> Self:
         """Combine the claims of encodings that act together, or in different layers.
 
         max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
-        that acts claims it. scope and shared_parameters are left to the caller.
+        that acts claims it; coordinates are normalized if any has such ones. scope and
+        shared_parameters are left to the caller.
         """
         acting = [c for c in claims if c.places] or claims
+        normalized = any(c.coordinates == "normalized" for c in claims)
         limits = [c.max_positions for c in claims if c.max_positions is not None]
         return cls(
             places=tuple(sorted({place for c in claims for place in c.places})),
@@ -75,4 +80,5 @@ class Claims:
             state_kept="all" if any(c.state_kept == "all" for c in acting) else "last",
             max_positions=min(limits, default=None),
             num_axes=max(c.num_axes for c in claims),
+            coordinates="normalized" if normalized else "cells",
         )

@@ -92,6 +92,12 @@ class Compose(PositionEncoding):
                 f"Compose: positions have one number of components, but {_names(members)} take "
                 f"{', '.join(str(e.claims.num_axes) for e in members)}."
             )
+        coordinates = {e.claims.coordinates for e in seeing}
+        if len(coordinates) > 1:
+            raise ValueError(
+                f"Compose: {_names(members)} get the same positions, but one takes rows and "
+                "columns and another coordinates from -1 to 1 (normalized). Use one kind."
+            )
         own = any(e.claims.scope == "layer" for e in members)
         shared = tuple(
             f"encodings.{i}.{name}"

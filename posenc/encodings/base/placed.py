@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.numbers.tracking import free_ends
-from posenc.positions import check_flat, tensor
+from posenc.positions import check_flat, placed, tensor
 
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
 """First whole number of each dtype above which some whole numbers are missing."""
@@ -44,8 +44,8 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
             f"got {tuple(q_positions.shape)} and {tuple(kv_positions.shape)}."
         )
     return (
-        _numbers(owner, "q_positions", q_positions),
-        _numbers(owner, "kv_positions", kv_positions),
+        _numbers(owner, "q_positions", q_positions, 1),
+        _numbers(owner, "kv_positions", kv_positions, 1),
     )
 
 
@@ -91,14 +91,15 @@ def positions_of(
             f"{tuple(x.shape)}; got {tuple(positions.shape)}."
             + (_LAYOUT if x.ndim == 4 and tokens and tokens[-1] == x.shape[1] else "")
         )
-    positions = _numbers(owner, name, positions)
+    positions = _numbers(owner, name, positions, num_axes)
     return positions[0] if len(tokens) == 2 and tokens[0] == 1 else positions
 
 
-def _numbers(owner: str, name: str, positions: Tensor) -> Tensor:
-    """Convert integer positions to int64 and check real ones."""
+def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
+    """Convert integer positions to int64 and check real ones. On several axes NaN is a token
+    without a place."""
     if positions.is_floating_point():
-        _check_floats(owner, name, positions)
+        _check_floats(owner, name, positions if num_axes == 1 else placed(positions))
         return positions
     return positions if positions.dtype == torch.int64 else positions.long()
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -12,7 +12,8 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_rows
-from posenc.positions import placeless
+from posenc.encodings.numbers.tracking import free_ends
+from posenc.positions import placed, placeless
 
 
 class Learned2D(AddedEmbedding):
@@ -20,18 +21,19 @@ class Learned2D(AddedEmbedding):
 
     x[r, c] += weight[r * width + c]
 
-    A token whose row or column is negative (the class token) gets zeros; the token itself can be
-    learned.
+    A token whose row or column is NaN (a class token, see posenc.positions.grid) gets zeros; the
+    token itself can be learned.
 
     Args:
         height, width: the grid, in patches.
         embed_dim: width of the embeddings.
         init_std: standard deviation of the initial values (normal, truncated at two deviations).
 
-    Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len, 2) or (batch, seq_len, 2) as
-    (row, column), see posenc.positions.grid -> like x.
+    Shapes: x (batch, seq_len, embed_dim), positions (seq_len, 2) or (batch, seq_len, 2) as (row,
+    column), whole numbers or NaN, see posenc.positions.grid -> like x.
     Precision: added in float32, returned in x's dtype.
-    Raises: ValueError for a row or column outside of the grid (checked on the CPU; CUDA asserts).
+    Raises: ValueError for a row or column outside of the grid or between two cells (checked on the
+    CPU; CUDA asserts, and rounds down).
     Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1 and appendix D.4.
 
     >>> learned = posenc.Learned2D(height=14, width=14, embed_dim=64)
@@ -89,13 +91,26 @@ class Learned2D(AddedEmbedding):
         return resized
 
     def table(
-        self, positions: Integer[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
+        self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector to add at each (row, column)."""
-        if positions.is_floating_point():
-            raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
-        row, column = positions.clamp(min=0).unbind(-1)
+        row, column = self._cells(positions).unbind(-1)
         check_rows("Learned2D", "row", row, self.height)
         check_rows("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
         return rows.masked_fill(placeless(positions)[..., None], 0)
+
+    def _cells(self, positions: Tensor) -> Tensor:
+        """Return rows and columns as integers; 0 for tokens that have no place."""
+        if not positions.is_floating_point():
+            return positions
+        cells = placed(positions)
+        whole = cells.floor()
+        _, most = free_ends(cells - whole) or (0, 0)
+        if not most == 0:
+            raise ValueError(
+                "Learned2D: positions must be whole rows and columns, as posenc.positions.grid "
+                "returns, or NaN for class tokens; got one between two cells. Use resize for "
+                "another grid, or SinCos2D for real coordinates."
+            )
+        return whole.long()

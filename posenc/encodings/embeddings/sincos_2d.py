@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.positions import placeless
+from posenc.positions import placed, placeless
 
 
 class SinCos2D(AddedEmbedding):
@@ -17,8 +17,8 @@ class SinCos2D(AddedEmbedding):
 
     x += [sin(c w) | cos(c w) | sin(r w) | cos(r w)],  w_t = base^(-4t/embed_dim), t < embed_dim/4
 
-    The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is a
-    negative integer (the class token) gets zeros.
+    The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is NaN (a
+    class token, see posenc.positions.grid) gets zeros.
 
     Args:
         embed_dim: width of the embeddings, a multiple of 4.
@@ -51,6 +51,8 @@ class SinCos2D(AddedEmbedding):
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector to add at each (row, column)."""
-        cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
+        cos, sin = self.angles.cos_sin(
+            placed(positions).flip(-1), dtype
+        )  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
         return rows.masked_fill(placeless(positions)[..., None], 0)

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encodings.base.claims import Claims
@@ -17,7 +16,7 @@ from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import grid, placeless
+from posenc.positions import placed
 
 
 class AxialRoPE(Rotation):
@@ -26,9 +25,8 @@ class AxialRoPE(Rotation):
     angle = row * rope_theta^(-4t/head_dim) or column * rope_theta^(-4t/head_dim),
     t < head_dim / 4
 
-    Tokens whose row or column is a negative integer (class and register tokens) are not rotated.
-    With real coordinates, place such tokens at (0, 0). `rope_vit`, `dinov3` and `pixtral` build the
-    variants of these models.
+    Tokens whose row or column is NaN (class and register tokens, see posenc.positions.grid) are not
+    rotated. `rope_vit`, `dinov3` and `pixtral` build the variants of these models.
 
     Args:
         head_dim: size of one head, a multiple of 4.
@@ -37,7 +35,8 @@ class AxialRoPE(Rotation):
         column_first: rotate the first half of the pairs by the column.
         alternating: use one series rope_theta^(-2t/head_dim), even terms for the row and odd terms
             for the column; False: the same frequencies for both.
-        in_turns: frequencies in full turns per unit, not radians; for coordinates within -1 .. 1.
+        in_turns: frequencies in full turns per unit, not radians; for coordinates within -1 .. 1,
+            see posenc.positions.normalized_grid.
 
     Shapes: positions (len, 2) or (batch, len, 2) of (row, column), integer or real; q (batch,
     num_heads, q_len, head_dim) and k (batch, num_kv_heads, kv_len, head_dim) -> the same.
@@ -76,11 +75,9 @@ class AxialRoPE(Rotation):
         else:
             inv_freq = inverse_frequencies(head_dim // 2, rope_theta) * 2
         if in_turns:
+            self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)
         self._rotate_by(Frequencies(inv_freq), [first] * per_axis + [second] * per_axis)
-
-    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return super()._tables(_on_the_grid(positions), dtype)
 
     @classmethod
     def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
@@ -89,7 +86,8 @@ class AxialRoPE(Rotation):
 
     @classmethod
     def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
-        """Build DINOv3's variant: half-split pairs, rows first, for `centred_grid` coordinates."""
+        """Build DINOv3's variant: half-split pairs, rows first, for coordinates from -1 to 1, see
+        posenc.positions.normalized_grid."""
         return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
 
     @classmethod
@@ -98,20 +96,12 @@ class AxialRoPE(Rotation):
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
-def centred_grid(
-    height: int, width: int, device: torch.device | None = None
-) -> Float[Tensor, "{height*width} 2"]:
-    """Return the centres of patches, (height * width, 2), float64, from -1 to 1 along each axis."""
-    size = torch.tensor([height, width], dtype=torch.float64, device=device)
-    return (grid(height, width, device) + 0.5) / size * 2 - 1
-
-
 class MixedRoPE(QueryKeyEncoding):
     """Rotate each pair by the position along a learned direction in the plane: RoPE-Mixed.
 
     angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
 
-    Tokens whose row or column is a negative integer (the class token) are not rotated.
+    Tokens whose row or column is NaN (class tokens, see posenc.positions.grid) are not rotated.
 
     Args:
         head_dim: size of one head, a multiple of 4.
@@ -175,10 +165,11 @@ class MixedRoPE(QueryKeyEncoding):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
+        positions = placed(positions)
         _check_reach(positions)
         weight = self.weight.double()
         batch, heads = x.shape[:2]
-        place = _on_the_grid(positions).double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
+        place = positions.double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
         angle = place[..., 0] * weight[0][:, None] + place[..., 1] * weight[1][:, None]
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
         angle = angle.expand(batch, *angle.shape[-3:])
@@ -188,11 +179,6 @@ class MixedRoPE(QueryKeyEncoding):
         return out.view_as(x)
 
 
-def _on_the_grid(positions: Tensor) -> Tensor:
-    """Move tokens without a place, such as the class token, to (0, 0), which rotates nothing."""
-    return positions.masked_fill(placeless(positions)[..., None], 0)
-
-
 _FARTHEST = 2**32
 """Position from which float64 rounds position times weight by more than 1e-6 radians."""
 
@@ -200,7 +186,7 @@ _FARTHEST = 2**32
 def _check_reach(positions: Tensor) -> None:
     """Raise ValueError for positions too large for exact angles; checked on the CPU only."""
     low, high = free_ends(positions) or (0, 0)
-    if low <= -_FARTHEST or high >= _FARTHEST:
+    if not (-_FARTHEST < low and high < _FARTHEST):
         raise ValueError(
             "MixedRoPE: positions must be below 2^32; beyond it float64 rounds learned angles."
         )

@@ -73,7 +73,7 @@ def test_two_dimensional_sines_are_maes(case: Case):
     if size is not None:
         assert torch.equal(positions, grid(size, size))
     if case.params.get("cls_token"):
-        positions = torch.cat([torch.full((1, 2), -1, dtype=positions.dtype), positions])
+        positions = torch.cat([torch.full((1, 2), torch.nan, dtype=torch.float64), positions])
     encoding = SinCos2D(case.params["dim"])
     case.assert_close("embedding", table(encoding, positions, case.expected["embedding"]))
 
@@ -159,7 +159,7 @@ def test_wrong_arguments_are_named(call, message: str):
 
 
 def test_a_class_token_has_no_place():
-    positions = torch.tensor([[-1, -1], [0, 0], [1, 2]])
+    positions = torch.tensor([[torch.nan, torch.nan], [0, 0], [1, 2]])
     x = torch.randn(1, 3, 8)
     for encoding in (SinCos2D(8), Learned2D(2, 3, 8)):
         out = encoding(x, positions)

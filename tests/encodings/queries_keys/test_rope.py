@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from posenc.encodings.queries_keys.axial import AxialRoPE, MixedRoPE, centred_grid
+import posenc
+from posenc.encodings.queries_keys.axial import AxialRoPE, MixedRoPE
 from posenc.encodings.queries_keys.mrope import MRoPE, mrope_positions
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Proportional, YaRN
@@ -149,10 +150,10 @@ def test_axial_of_rope_vit(case: Case):
 @pytest.mark.parametrize("case", cases("rope2d_dinov3"))
 def test_axial_of_dinov3(case: Case):
     rope = AxialRoPE.dinov3(case.params["head_dim"], case.params["base"])
-    patches = centred_grid(case.params["height"], case.params["width"])
-    prefix = torch.zeros(case.params["n_prefix"], 2, dtype=patches.dtype)
-    assert_rotates(case, rope, torch.cat([prefix, patches]))
-    assert_tables(case, rope, patches, twice=True)
+    sizes = case.params["height"], case.params["width"]
+    prefixed = posenc.positions.normalized_grid(*sizes, class_tokens=case.params["n_prefix"])
+    assert_rotates(case, rope, prefixed)
+    assert_tables(case, rope, posenc.positions.normalized_grid(*sizes), twice=True)
 
 
 @pytest.mark.parametrize("case", cases("rope2d_pixtral"))

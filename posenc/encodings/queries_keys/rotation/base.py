@@ -13,7 +13,7 @@ from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import Positions, Remembered, same, tensor
+from posenc.positions import Positions, Remembered, placed, same, tensor
 
 Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
@@ -58,6 +58,8 @@ class Rotation(QueryKeyEncoding):
         return self._tables(positions, dtype)
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if self.angles.axes is not None:  # tokens without a place are not rotated
+            positions = placed(positions)
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
