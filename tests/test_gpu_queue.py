@@ -1,0 +1,73 @@
+"""The queue of experiments for a GPU, in small on the CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.experiment import FOLDER, experiment
+
+SCRIPT = FOLDER / "gpu_queue.py"
+
+
+def run(out, *options):
+    command = [sys.executable, str(SCRIPT), "--dry-run", "--out", str(out), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def lines(out):
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_dry_run_ends_every_row_and_a_second_one_has_none_left(tmp_path):
+    out = tmp_path / "gpu.jsonl"
+    assert run(out).returncode == 0
+    found = lines(out)
+    names = [row.name for row in experiment("gpu_queue").rows(dry=True)]
+    ended = {line["row"]: line for line in found if "started" not in line}
+    assert sorted(ended) == sorted(names)
+    assert all("result" in line and line["torch"] for line in ended.values()), ended
+    assert all(check.get("ok", True) for check in ended["correct/alibi"]["result"]["checks"])
+    assert ended["same/t5"]["result"]["same"] is True
+    assert ended["kernels/t5/64"]["result"]["both"] > 0
+    trial = next(line for name, line in ended.items() if name.startswith("trial/"))
+    assert all(each["failed"] is None and each["by_length"] for each in trial["result"]["trials"])
+    assert "of" in run(out).stdout and lines(out) == found, "nothing was left"
+
+
+def test_a_row_that_was_killed_starts_again_but_not_for_ever(tmp_path):
+    out, queue = tmp_path / "gpu.jsonl", experiment("gpu_queue")
+    name = "decode/alibi/64"
+    out.write_text(json.dumps({"row": name, "started": "00:00:00"}) + '\n{"row": "same/t5", "st')
+    assert queue.state_of(out) == (set(), {name: 1}), "the last line is of a lost machine"
+    out.write_text((json.dumps({"row": name, "started": "00:00:00"}) + "\n") * queue.STARTS)
+    assert run(out, "--only", name).returncode == 0
+    assert "did not end" in lines(out)[-1]["failed"]
+    assert queue.state_of(out)[0] == {name}
+
+
+def test_no_row_starts_that_is_not_expected_to_end_in_time(tmp_path):
+    out = tmp_path / "gpu.jsonl"
+    assert run(out, "--minutes", "0.1").returncode == 0
+    assert lines(out) == []
+
+
+def test_a_trial_has_a_name_a_question_and_a_time(tmp_path, monkeypatch):
+    queue = experiment("gpu_queue")
+    assert len(queue.trials()) >= 2
+    monkeypatch.setattr(queue, "QUEUE", tmp_path / "queue.toml")
+    good = '[[trial]]\nname = "a"\nwhy = "?"\nseconds = 1\nencodings = ["rope"]\noptions = {}\n'
+    queue.QUEUE.write_text(good + good)
+    with pytest.raises(ValueError, match="two trials have one name"):
+        queue.trials()
+    queue.QUEUE.write_text(good.replace("why", "reason"))
+    with pytest.raises(ValueError, match="other keys than it needs"):
+        queue.trials()
+
+
+def test_without_a_gpu_the_queue_says_so(tmp_path):
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "gpu.jsonl")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 2 and "no CUDA device here" in found.stderr
