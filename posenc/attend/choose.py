@@ -205,6 +205,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
 
 def _why_not_flex(problem: Problem) -> str | None:
     device, term, needs_grad = problem.q.device.type, problem.term, problem.needs_grad
+    adds_atomically = flex.adds_atomically(problem)
     if torch.compiler.is_compiling():
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
@@ -219,7 +220,7 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "on CUDA it needs heads of at least 16 channels"
     if transformed():
         return "torch.func's transforms do not support its kernels"
-    if device == "cuda" and torch.are_deterministic_algorithms_enabled() and flex.learns(problem):
+    if device == "cuda" and torch.are_deterministic_algorithms_enabled() and adds_atomically:
         return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
     if device == "cpu" and needs_grad:
         return "FlexAttention has no backward pass on the CPU"

@@ -53,4 +53,5 @@ from posenc.encodings.terms.by_distance import ByDistance as ByDistance
 from posenc.encodings.terms.dense import Dense as Dense
 from posenc.encodings.terms.term import ScoreMod as ScoreMod
 from posenc.encodings.terms.term import Term as Term
+from posenc.encodings.terms.term import learned as learned
 from posenc.encodings.terms.tokens import Tokens as Tokens

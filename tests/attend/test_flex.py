@@ -161,7 +161,7 @@ CASES = {
 )
 def test_values_and_gradients_equal_the_reference_and_are_no_nan(name, case, monkeypatch):
     """Uncompiled, where FlexAttention has a backward pass, and reads the mask pair by pair."""
-    monkeypatch.setattr(flex, "_compiled", lambda *kind: flex_of_torch.flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda *kind: flex._flex)
     monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
     built = problem(name, **{"mask": masks.causal} | CASES[case], grad=True)
     leaves = [built.q, built.k, built.v, *built.encoding.parameters()]
@@ -179,10 +179,125 @@ def test_values_and_gradients_equal_the_reference_and_are_no_nan(name, case, mon
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+FORMULAS = {
+    "ALiBi": lambda: posenc.ALiBi(4),
+    "learned ALiBi": lambda: posenc.ALiBi(4, learned=True),
+    "one side": lambda: posenc.ALiBi(4, form="left_right"),
+    "KERPLE": lambda: posenc.Kerple(4),
+    "power": lambda: posenc.Kerple(4, form="power"),
+    "sum": lambda: posenc.Compose(posenc.ALiBi(4), posenc.Kerple(4)),
+}
+"""Encodings whose bias FlexAttention computes instead of reading it."""
+
+
+def added(mod, q_idx, kv_idx, batch=0):
+    """Return what a score_mod adds to scores, (heads, len)."""
+    rows = [torch.full((), batch), torch.arange(4)[:, None], q_idx, kv_idx]
+    return mod(torch.zeros(4, len(q_idx)), *rows).detach().double()
+
+
+def bias_at(encoding, distance):
+    """Return the bias of distances in float64."""
+    parts = encoding.encodings if isinstance(encoding, posenc.Compose) else [encoding]
+    return sum(part.bias(distance.double()[None])[:, 0] for part in parts).detach()
+
+
+@pytest.mark.parametrize("first", [0, 1000, 2**24 - 100, 2**24 + 3, 2**40 + 1])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas_are_the_bias_at_any_distance(name, first):
+    """Beyond 2**24 float32 has no odd numbers: a difference of two rounded positions is wrong."""
+    encoding = FORMULAS[name]().requires_grad_(False)
+    built = problem(encoding, masks.causal, q_at=first)
+    assert flex._kind(built) not in ("table", "pairs")
+    i, j = torch.arange(150), torch.arange(150).flip(0)
+    got, want = added(flex.score_mod(built), i, j), bias_at(encoding, first + i - j)
+    # float32 rounds the distance, r1 and r2; log and exp2 of large numbers are less exact
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas_subtract_positions_exactly_that_are_no_run(name):
+    """Of two rows of a batch, the second one far from 0, with gaps."""
+    encoding = FORMULAS[name]().requires_grad_(False)
+    at = torch.stack([torch.arange(150), 10**15 + 3 * torch.arange(150)])
+    mod = flex.score_mod(problem(encoding, masks.causal, q_at=at, kv_at=at))
+    i, j = torch.arange(150), torch.arange(150).flip(0)
+    for row in range(2):
+        want = bias_at(encoding, at[row, i] - at[row, j])
+        torch.testing.assert_close(added(mod, i, j, row), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_subclass_with_another_bias_is_not_computed_by_its_parents_formula():
+    class Steeper(posenc.ALiBi):
+        def bias(self, distance):
+            return 3 * super().bias(distance)
+
+    changed = posenc.ALiBi(4)
+    changed.bias = Steeper(4).bias
+    i, j = torch.arange(150), torch.zeros(150, dtype=torch.long)
+    for encoding in (Steeper(4), changed):
+        built = problem(encoding, masks.causal)
+        assert flex._kind(built) == "table"
+        want = 3 * bias_at(posenc.ALiBi(4), i)
+        torch.testing.assert_close(added(flex.score_mod(built), i, j), want, rtol=1e-6, atol=0)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """FlexAttention as it runs uncompiled, where it has a backward pass on the CPU."""
+    monkeypatch.setattr(flex, "_compiled", lambda *kind: flex._flex)
+    monkeypatch.setattr(flex, "WITHOUT_LSE", ())
+    monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
+
+
+def results(way, name, **options):
+    """Return output, log-sum-exp if asked for, and gradients of an attention."""
+    built = problem(name, grad=True, **options)
+    leaves = [built.q, built.k, built.v, *built.encoding.parameters()]
+    outs = [t for t in way.run(built) if t is not None]
+    torch.manual_seed(1)
+    grads = torch.autograd.grad(outs, leaves, [torch.randn_like(t) for t in outs])
+    return [*outs, *grads]
+
+
+LONG = {
+    "self": {"q_len": 1100, "kv_len": 1100},
+    "after 200 keys": {"q_len": 1100, "kv_len": 1300},
+    "a window": {
+        "q_len": 1300, "kv_len": 1300, "mask": masks.causal & masks.sliding_window(1200),
+    },
+    "log-sum-exp": {"q_len": 1100, "kv_len": 1100, "return_lse": True},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("case", LONG)
+def test_t5_attends_to_far_keys_without_a_table(case, monkeypatch):
+    options = {"mask": masks.causal} | LONG[case]
+    parts = []
+    plain = flex._near_and_far
+    monkeypatch.setattr(flex, "_near_and_far", lambda *a: parts.append(plain(*a)) or parts[-1])
+    got, want = (results(way, "t5", **options) for way in (flex, reference))
+    assert len(parts) == 1
+    for mine, other in zip(got, want, strict=True):
+        scale = other.abs().max()
+        # float32 sums in another order, of up to 1,300 keys and as many queries
+        torch.testing.assert_close(mine / scale, other / scale, rtol=0, atol=3e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", ["t5", "kerple"])
+def test_gradients_of_learned_biases_are_the_same_bit_for_bit(name):
+    first, second = (results(flex, name, mask=masks.causal) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
 @pytest.mark.parametrize(
     ("name", "grad", "backend", "why"),
     [
-        ("t5", True, "TRITON", "gives a bias no gradient"),
+        ("t5", True, "AUTO", "few queries"),
         ("deberta", True, "TRITON", "gives a bias no gradient"),
         ("fox", True, "TRITON", "gives a bias no gradient"),
         ("alibi", True, "AUTO", "few queries"),
@@ -199,14 +314,15 @@ def test_the_backend_is_named_with_its_reason(name, grad, backend, why):
 
 
 def test_deterministic_algorithms_take_another_way_than_atomic_additions():
-    constant, learned = (on_cuda(problem(name, grad=True)) for name in ("alibi", "t5"))
+    by_distance = [on_cuda(problem(name, grad=True)) for name in ("alibi", "t5", "kerple")]
+    learned = on_cuda(problem("deberta", grad=True))
     assert choose.refusal(learned, "flex") is None
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        assert choose.refusal(constant, "flex") is None
+        assert [choose.refusal(built, "flex") for built in by_distance] == [None] * 3
         assert "atomically" in str(choose.refusal(learned, "flex"))
-        assert choose.refusal(on_cuda(problem("t5")), "flex") is None, "without gradients"
+        assert choose.refusal(on_cuda(problem("deberta")), "flex") is None, "without gradients"
         with pytest.raises(ValueError, match="deterministic algorithms are enabled"):
             choose.choose(learned, "flex")
     finally:
@@ -225,7 +341,7 @@ def compiler():
 @needs_inductor
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("name", ["alibi", "t5", "deberta"])
+@pytest.mark.parametrize("name", ["alibi", "kerple", "alibi+kerple", "t5", "deberta"])
 def test_flex_equals_the_reference(name):
     encoding = posenc.create(name, SHAPE).requires_grad_(False)
     for length in (150, 300):  # a second length is where torch would compile for any
@@ -251,15 +367,17 @@ def test_nothing_is_compiled_again_for_other_numbers(monkeypatch):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
     narrow, wide = (masks.causal & masks.sliding_window(size) for size in (40, 90))
-    run(posenc.ALiBi(4), masks.causal, 150)
+    for name in ("alibi", "kerple", "sandwich"):  # by two formulas, and from a table
+        run(name, masks.causal, 150)
     run("deberta", masks.causal & masks.chunked(64), 150)
     with torch.compiler.set_stance("fail_on_recompile"):
         run(posenc.ALiBi(4), narrow, 77)
         run("kerple", wide, 3)
+        run("sandwich", narrow, 3)
         run("deberta", masks.causal & masks.chunked(32), 20)
         monkeypatch.setattr(flex, "_number", lambda value, device: value)
         with pytest.raises(RuntimeError, match="recompile"):
-            run("kerple", narrow, 150)
+            run("sandwich", narrow, 150)
 
 
 def call(encoding, impl, grad=False, dtype=torch.float32, length=150):
@@ -293,14 +411,18 @@ def test_a_score_keeps_its_dtype(name):
     assert mod(torch.zeros(()), at, at, at, at).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("name", "options"), [("alibi", flex.TABLES), ("fire", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("sandwich", flex.TABLES), ("alibi", {}), ("fire", {})]
+)
 def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, options, monkeypatch):
     """With three stages of keys in shared memory an H200 had no room for heads of 64."""
     given = {}
     monkeypatch.setattr(flex, "score_mod", lambda problem: None)
     monkeypatch.setattr(flex, "block_mask", lambda problem: None)
     monkeypatch.setattr(
-        flex, "_compiled", lambda *key: lambda *qkv, **options: given.update(options) or qkv[0]
+        flex,
+        "_compiled",
+        lambda *key: lambda *qkv, **options: given.update(options) or (qkv[0], None),
     )
     built = on_cuda(problem(name))
     built.q.to = lambda dtype: built.q

@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attend.problem import Problem
+from posenc.attend.problem import FAR, Problem
+from posenc.attend.ways import diagonals
 from posenc.attend.ways.cost import Cost
-from posenc.encodings import ScoreMod
+from posenc.encodings import ScoreMod, learned
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask
 from posenc.positions import tensor
 
+WHOLE = 2**24
+"""Whole numbers up to here are exact in float32."""
+FAR_BLOCKS = 6
+"""Least number of blocks of far keys for the last query, so that a kernel of their own pays."""
+WITHOUT_LSE = ("cpu",)
+"""Devices for which compiled FlexAttention returns no log-sum-exp, so parts cannot be joined."""
 BLOCK = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
 KEPT = 64
@@ -27,25 +34,32 @@ TABLES = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory."""
     heads, pairs = problem.q.shape[1], problem.q_len * problem.kv_len
-    numbers = problem.q_len + problem.kv_len if problem.is_by_distance else pairs
-    table = 0 if problem.term is None else 4 * heads * numbers
+    term, formulas = problem.term, problem.term is not None and problem.term.formulas is not None
+    learning = learns(problem)
+    if term is None or (formulas and not learning):
+        numbers = 0
+    else:
+        numbers = problem.q_len + problem.kv_len if problem.is_by_distance else pairs
     dense = problem.mask is not None and not _is_exact(problem)
     mask = 2 * _mask_rows(problem) * pairs if dense else pairs // BLOCK**2 * 8
-    return Cost("O(visible blocks)", table + mask)
+    extra = 4 * heads * numbers + mask
+    if learning and problem.is_by_distance:
+        extra += diagonals.extra_bytes(problem)
+    return Cost("O(visible blocks)", extra)
 
 
 def backend(problem: Problem) -> tuple[str, str]:
     """Return FlexAttention's backend, and why it runs. Torch takes FLASH only by name."""
     if problem.q.device.type == "cpu":
         return "C++", "compiled for the CPU"
-    if learns(problem):
+    if adds_atomically(problem):
         return "TRITON", "FLASH gives a bias no gradient"
     return "AUTO", "Triton, with its own kernel for few queries"
 
 
 def learns(problem: Problem) -> bool:
-    """Return True if the gradient of the bias may be needed, which the kernel sums by atomic
-    additions in any order: parameters or states need one, or the bias reads queries or keys."""
+    """Return True if the gradient of the bias may be needed: parameters or states need one, or the
+    bias reads queries or keys."""
     if problem.term is None or not problem.needs_grad:
         return False
     states = (problem.queries.state, problem.keys.state)
@@ -53,59 +67,183 @@ def learns(problem: Problem) -> bool:
     return problem.term.by_distance is None or any(t.requires_grad for t in tensors)
 
 
+def adds_atomically(problem: Problem) -> bool:
+    """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
+    in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
+    return learns(problem) and not problem.is_by_distance
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by compiled FlexAttention."""
+    row = _learned_row(problem)
+    with torch.set_grad_enabled(problem.needs_grad):
+        if row is None:
+            out, lse = _attend(problem, None, problem.need_lse)
+        else:
+            # The kernel gets the numbers of the bias only, without their gradient.
+            out, lse = _attend(problem, row.detach(), True)
+            out, lse = diagonals.with_gradient(problem, row, out, lse)
+    return out.to(problem.q.dtype), lse if problem.need_lse else None
+
+
+def _learned_row(problem: Problem) -> Tensor | None:
+    """Return the bias by falling distance if it needs a gradient."""
+    if not (problem.is_by_distance and problem.needs_grad):
+        return None
+    assert problem.term is not None
+    if problem.term.formulas is not None and not learned(problem.term.formulas()):
+        return None
+    row = _whole_row(problem)
+    return row if row.requires_grad else None
+
+
+def _attend(problem: Problem, row: Tensor | None, need_lse: bool) -> tuple[Tensor, Any]:
+    """Return the output, and the log-sum-exp if needed. `row`: the bias by falling distance if it
+    is known and needs no gradient."""
     device, (name, _) = problem.q.device.type, backend(problem)
     # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
     lengths = (problem.q_len, problem.kv_len) if device == "cpu" else None
-    options: dict[str, Any] = {"BACKEND": name} if name == "TRITON" else {}
-    if device == "cuda" and problem.is_by_distance:
+    first_far = None if device in WITHOUT_LSE else _first_far(problem)
+    constant = None
+    if first_far is not None:
+        row = _whole_row(problem) if row is None else row
+        constant = row[:, :1]
+        mod, parts = _table_mod(problem, row - constant), _near_and_far(problem, first_far)
+    elif row is None:
+        mod, parts = score_mod(problem), (block_mask(problem),)
+    elif problem.term is not None and problem.term.formulas is not None:
+        with torch.no_grad():
+            mod, parts = _formulas_mod(problem), (block_mask(problem),)
+    else:
+        mod, parts = _table_mod(problem, row), (block_mask(problem),)
+    attend = _compiled(device, name, _kind(problem), _is_exact(problem), len(parts), lengths)
+    out, lse = attend(
+        problem.q, problem.k, problem.v, mod, parts, need_lse, scale=problem.scale,
+        enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+        kernel_options=_options(problem, name) or None,
+    )  # fmt: skip
+    return out, lse if lse is None or constant is None else lse + constant
+
+
+def _kind(problem: Problem) -> str:
+    """Return how the kernel gets the bias: by formulas, which it names, from a "table" by distance,
+    or else from "pairs"."""
+    term = problem.term
+    if term is not None and term.formulas is not None:
+        return ", ".join(formula.compute.__qualname__ for formula in term.formulas())
+    return "table" if problem.is_by_distance else "pairs"
+
+
+def _options(problem: Problem, backend: str) -> dict[str, Any]:
+    """Return the options of FlexAttention's kernels."""
+    options: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
+    if problem.q.device.type == "cuda" and _kind(problem) == "table":
         options |= TABLES
-    with torch.set_grad_enabled(problem.needs_grad):
-        out = _compiled(device, name, problem.is_by_distance, _is_exact(problem), lengths)(
-            problem.q, problem.k, problem.v, score_mod=score_mod(problem),
-            block_mask=block_mask(problem), scale=problem.scale,
-            enable_gqa=problem.q.shape[1] != problem.k.shape[1], return_lse=problem.need_lse,
-            kernel_options=options or None,
-        )  # fmt: skip
-    out, lse = out if problem.need_lse else (out, None)
-    return out.to(problem.q.dtype), lse
+    return options
 
 
 def score_mod(problem: Problem) -> ScoreMod | None:
-    """Return the term's score_mod for FlexAttention. For a bias by distance at consecutive
-    positions it reads a table with one row per head."""
+    """Return the term's score_mod for FlexAttention, with gradients of its parameters. A bias by
+    distance at consecutive positions is computed by its formulas, or read from a table with one row
+    per head."""
     if problem.term is None:
         return None
     if not problem.is_by_distance:
         assert problem.term.pair is not None
         with without_autocast(problem.q.device):
             return problem.term.pair()
-    table = problem.by_distance(problem.q_len - 1, problem.q_len + problem.kv_len - 1)
-    last_query = _number(problem.q_len - 1, problem.q.device)
+    if problem.term.formulas is not None and not learns(problem):
+        return _formulas_mod(problem)
+    return _table_mod(problem, _whole_row(problem))
+
+
+def _formulas_mod(problem: Problem) -> ScoreMod:
+    """Return a score_mod that computes the bias from the distance by index."""
+    assert problem.term is not None and problem.term.formulas is not None
+    assert problem.shift is not None
+    formulas, device = problem.term.formulas(), problem.q.device
+    if abs(problem.shift) + problem.q_len + problem.kv_len < WHOLE:
+        shift = torch.full((), problem.shift, dtype=torch.float32, device=device)
+
+        def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            # Once per query and key: only the subtraction is computed for each pair.
+            return (q_idx.to(torch.float32) + shift) - kv_idx.to(torch.float32)
+    else:
+        shift = _number(problem.shift, device)
+
+        def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return (shift + q_idx - kv_idx).to(torch.float32)
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score + table[head, last_query - q_idx + kv_idx]
+        apart = distance(q_idx, kv_idx)
+        for compute, numbers in formulas:
+            score = score + compute(apart, *(number[head] for number in numbers))
+        return score
 
     return mod
 
 
+def _table_mod(problem: Problem, row: Tensor) -> ScoreMod:
+    """Return a score_mod that reads the bias by falling distance, (num_heads, q_len + kv_len - 1),
+    whose first entry is for the last query and the first key."""
+    last_query = _number(problem.q_len - 1, problem.q.device)
+
+    def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score + row[head, last_query - q_idx + kv_idx]
+
+    return mod
+
+
+def _whole_row(problem: Problem) -> Tensor:
+    """Return the bias by falling distance for all pairs, (num_heads, q_len + kv_len - 1)."""
+    return problem.by_distance(problem.q_len - 1, problem.q_len + problem.kv_len - 1)
+
+
+def _first_far(problem: Problem) -> int | None:
+    """Return how many blocks a query is beyond a key from where on the bias of pairs is constant.
+    None if it is constant nowhere, or for too few blocks to attend to these apart.
+
+    FlexAttention without a bias takes half as long as with one that it reads from a table.
+    """
+    term, mask, shift = problem.term, problem.mask, problem.shift
+    if term is None or term.constant_from is None or shift is None or mask is None:
+        return None
+    if not (mask.exact and mask.causal and problem.mask_shift == shift):
+        return None
+    every_query_sees_itself = 0 <= shift and problem.q_len + shift <= problem.kv_len
+    # Pairs of blocks `first` apart are by index at least first * BLOCK - (BLOCK - 1) apart.
+    first = -(-(term.constant_from - shift + BLOCK - 1) // BLOCK)
+    # The first query is in block 0, and so is the first key.
+    last = min(problem.q_len - 1, problem.distances[1]) // BLOCK
+    return first if every_query_sees_itself and last - first >= FAR_BLOCKS else None
+
+
 def block_mask(problem: Problem) -> Any:
-    """Return the block mask; None without a mask. One that is exact at consecutive positions is
-    built once for the same lengths, window and device."""
-    if problem.mask is None:
+    """Return the block mask; None if all keys are visible. One that is exact at consecutive
+    positions is built once for the same lengths, window and device."""
+    if problem.mask is None or problem.all_visible(0, problem.q_len) == (0, problem.kv_len):
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
     lengths, device = (problem.q_len, problem.kv_len), problem.q.device
     if _is_exact(problem):
-        # A subclass of Tensor, such as a fake one, must not get into the cache.
-        build = _exact if type(problem.q) is Tensor else _exact.__wrapped__
-        return build(*problem.distances, *lengths, device)
+        return _build(problem)(*problem.distances, *lengths, device)
     rows = _mask_rows(problem)
     return create_block_mask(
         _captured(problem.mask, device), None if rows == 1 else rows, None, *lengths, device=device
     )
+
+
+def _near_and_far(problem: Problem, first_far: int) -> tuple[Any, Any]:
+    """Return the block masks of pairs of blocks nearer than `first_far`, and of all others."""
+    build, lengths = _build(problem), (problem.q_len, problem.kv_len)
+    near, far = (-FAR, first_far), (first_far, FAR)
+    return tuple(build(*problem.distances, *lengths, problem.q.device, *of) for of in (near, far))  # type: ignore[return-value]
+
+
+def _build(problem: Problem) -> Callable[..., Any]:
+    """Return `_exact`, without its cache for a subclass of Tensor, such as a fake one."""
+    return _exact if type(problem.q) is Tensor else _exact.__wrapped__
 
 
 def _is_exact(problem: Problem) -> bool:
@@ -122,28 +260,43 @@ def _mask_rows(problem: Problem) -> int:
 
 
 @functools.lru_cache(KEPT)
-def _exact(nearest: int, farthest: int, q_len: int, kv_len: int, device: torch.device) -> Any:
+def _exact(
+    nearest: int, farthest: int, q_len: int, kv_len: int, device: torch.device,
+    first: int = -FAR, stop: int = FAR,
+) -> Any:  # fmt: skip
     """Return the block mask that shows distances by index, query minus key, from `nearest` to
-    `farthest`. Computed by block, not by pair."""
+    `farthest`, and only pairs of blocks whose distance is in [first, stop). Computed by block, not
+    by pair."""
     from torch.nn.attention.flex_attention import BlockMask
 
     with torch.inference_mode(False):  # training may use it later
         least, most = (_number(n, device) for n in (nearest, farthest))
+        everything = (first, stop) == (-FAR, FAR)
+        chosen_ends = tuple(_number(n, device) for n in (first, stop))
         first_q, first_k = (torch.arange(0, n, BLOCK, device=device) for n in (q_len, kv_len))
         end_q, end_k = (first_q + BLOCK)[:, None], first_k + BLOCK
         low = first_q[:, None] - end_k.clamp(max=kv_len) + 1
         high = end_q.clamp(max=q_len) - 1 - first_k
-        some = (high >= least) & (low <= most)
-        whole = (low >= least) & (high <= most) & (end_q <= q_len) & (end_k <= kv_len)
+        apart = (first_q[:, None] - first_k) // BLOCK
+        chosen = (apart >= first) & (apart < stop)
+        some = (high >= least) & (low <= most) & chosen
+        whole = (low >= least) & (high <= most) & (end_q <= q_len) & (end_k <= kv_len) & chosen
 
         def visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = q_idx - kv_idx
-            return (distance >= least) & (distance <= most)
+            seen = (distance >= least) & (distance <= most)
+            # The kernels visit the chosen blocks only. Uncompiled code reads this for all pairs.
+            return seen if everything else seen & _are_chosen(q_idx, kv_idx, *chosen_ends)
 
         return BlockMask.from_kv_blocks(
             *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=visible,
             seq_lengths=(q_len, kv_len),
         )  # fmt: skip
+
+
+def _are_chosen(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
+    apart = q_idx // BLOCK - kv_idx // BLOCK
+    return (apart >= first) & (apart < stop)
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,13 +325,42 @@ def _number(value: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(KEPT)
 def _compiled(
-    device: str, backend: str, by_table: bool, exact: bool, lengths: tuple[int, int] | None
+    device: str, backend: str, kind: str, exact: bool, parts: int, lengths: tuple[int, int] | None
 ) -> Callable[..., Any]:
-    """Return FlexAttention compiled for one kind of score_mod and mask, and for fixed `lengths` or
-    for any. It raises rather than to run uncompiled, which would compute all scores at once."""
-    from torch.nn.attention.flex_attention import flex_attention
-
+    """Return `_flex` compiled for one kind of score_mod and mask, and for fixed `lengths` or for
+    any. It raises rather than to run uncompiled, which would compute all scores at once."""
     return torch.compile(  # type: ignore[call-overload]
-        flex_attention, dynamic=None if lengths is None else False, fullgraph=True,
+        _flex, dynamic=None if lengths is None else False, fullgraph=True,
         isolate_recompiles=True, recompile_limit=KEPT,
     )  # fmt: skip
+
+
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod | None, block_masks: tuple[Any, ...],
+    need_lse: bool, **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Attend by FlexAttention to the blocks of one mask; or to those of a first mask with
+    `score_mod`, of which every query sees a key, and to those of a second one without."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if len(block_masks) == 1 and not need_lse:
+        return flex_attention(q, k, v, score_mod, block_masks[0], **options), None
+    parts = [
+        _with_lse(q, k, v, mod, mask, **options)
+        for mod, mask in zip((score_mod, None), block_masks, strict=False)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    lse = torch.logaddexp(parts[0][1], parts[1][1])
+    out = sum(part * (part_lse - lse).exp()[..., None] for part, part_lse in parts)
+    return out.to(q.dtype), lse  # type: ignore[union-attr]
+
+
+def _with_lse(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return FlexAttention's output and log-sum-exp."""
+    from torch.nn.attention import flex_attention as module
+
+    if not hasattr(module, "AuxRequest"):  # up to torch 2.8
+        return module.flex_attention(*args, **options, return_lse=True)  # type: ignore[return-value]
+    out, aux = module.flex_attention(*args, **options, return_aux=module.AuxRequest(lse=True))
+    return out, aux.lse  # type: ignore[return-value]

@@ -92,6 +92,10 @@ class DistanceBias(PositionEncoding):
         falling = torch.arange(farthest, farthest - count, -1, dtype=dtype, device=device)
         return self._checked(falling[None]).squeeze(1)  # own classes may rely on two axes
 
+    def computes_as(self, own: type["DistanceBias"]) -> bool:
+        """Return True unless a subclass of `own`, or this object, may compute another bias."""
+        return type(self) is own and not {"bias", "bucket", "falling", "run"} & vars(self).keys()
+
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None
         heads, double = q.x, q.x.dtype == torch.float64

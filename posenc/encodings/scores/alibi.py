@@ -12,6 +12,7 @@ from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import per_head, real
 from posenc.encodings.numbers.slopes_and_buckets import alibi_heads
 from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
 
 
@@ -103,7 +104,17 @@ class ALiBi(DistanceBias):
         term = super().term(q, k)
         if self._sides is None:
             term.per_key = lambda: self._per_key(q.positions.double(), k.positions.double())
+        if self.computes_as(ALiBi):
+            term.formulas = lambda: [self._formula(q.device)]
         return term
+
+    def _formula(self, device: torch.device | None) -> Formula:
+        """Return `bias` as arithmetic."""
+        like = torch.empty(0, device=device)
+        slope = self._slope(like).float()
+        if self._sides is None:
+            return Formula(_both_sides, (slope,))
+        return Formula(_one_side, (slope, self._sides.like(like)))
 
     def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return (row, key) with bias = row[i] - key[j] for past keys, in float64."""
@@ -114,3 +125,11 @@ class ALiBi(DistanceBias):
         if self.log_slopes is None:
             return self._slopes.like(like)
         return self.log_slopes.to(torch.promote_types(self.log_slopes.dtype, like.dtype)).exp()
+
+
+def _both_sides(distance: Tensor, slope: Tensor) -> Tensor:
+    return -slope * distance.abs()
+
+
+def _one_side(distance: Tensor, slope: Tensor, side: Tensor) -> Tensor:
+    return torch.where(side * distance < 0, -torch.inf, -slope * distance.abs())

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.numbers.precision import per_head, real
 from posenc.encodings.numbers.slopes_and_buckets import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.term import Formula
+from posenc.encodings.terms.tokens import Tokens
 
 
 class Kerple(DistanceBias):
@@ -57,6 +60,28 @@ class Kerple(DistanceBias):
         if self.form == "log":
             return -_bounded(r1) * (_bounded(r2) * distance).log1p()
         return -_bounded(r1) * distance ** _bounded(r2, KERPLE_POWER_HIGH)
+
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        term = super().term(q, k)
+        if self.computes_as(Kerple):
+            term.formulas = self._formulas
+        return term
+
+    def _formulas(self) -> list[Formula]:
+        """Return `bias` as arithmetic. Kernels compute log and exp2 faster than log1p and pow."""
+        r1, r2 = self.r1.float(), self.r2.float()
+        if self.form == "log":
+            return [Formula(_log, (_bounded(r1), _bounded(r2)))]
+        return [Formula(_power, (_bounded(r1), _bounded(r2, KERPLE_POWER_HIGH)))]
+
+
+def _log(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    return -r1 * (1 + r2 * distance.abs()).log()
+
+
+def _power(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    # log2(0) is -inf, and exp2(-inf) is 0, as the bias at distance 0 is.
+    return -r1 * (r2 * distance.abs().log2()).exp2()
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:

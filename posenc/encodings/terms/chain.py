@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.term import Formula, ScoreMod, Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
 
@@ -26,6 +26,8 @@ class Chain(Term):
         self.combine = combining[0] if combining else None
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
+        if all(t.formulas is not None for t in terms):
+            self.formulas = self._formulas
         if all(t.per_key is not None for t in terms):
             self.per_key = self._per_key
         if all(t.pair is not None for t in terms):
@@ -44,6 +46,9 @@ class Chain(Term):
 
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
         return sum(t.by_distance(farthest, count, like) for t in self.terms)  # type: ignore[misc]
+
+    def _formulas(self) -> list[Formula]:
+        return [formula for t in self.terms for formula in t.formulas()]  # type: ignore[misc]
 
     def _per_key(self) -> tuple[Tensor, Tensor]:
         rows, keys = zip(*(t.per_key() for t in self.terms), strict=True)  # type: ignore[misc]

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.terms.term import ByDistance, ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.term import ByDistance, Formula, ScoreMod, Scores, Shown, Term, learned
 from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import take
 
 
 class Dense(Term):
@@ -43,11 +44,28 @@ class Dense(Term):
         return scores.add_(self.values(rows, keys).to(scores.dtype))
 
     def pair(self) -> ScoreMod:  # type: ignore[override]
+        formulas = [] if self.formulas is None else self.formulas()
+        # A kernel would add the gradients of all pairs to one number per head, one by one.
+        if formulas and not (learned(formulas) and torch.is_grad_enabled()):
+            return self._pair_by_formulas(formulas)
         values = self.values(slice(None), slice(None))
         one_row = len(values) == 1
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             batch = torch.zeros_like(batch) if one_row else batch
             return score + values[batch, head, q_idx, kv_idx].to(score.dtype)
+
+        return mod
+
+    def _pair_by_formulas(self, formulas: list[Formula]) -> ScoreMod:
+        """Return a score_mod that computes each bias from the two positions, in O(1) memory."""
+        q_positions, kv_positions = self.q.positions, self.k.positions
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            apart = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
+            distance = apart.to(torch.float32)
+            for compute, numbers in formulas:
+                score = score + compute(distance, *(number[head] for number in numbers))
+            return score
 
         return mod

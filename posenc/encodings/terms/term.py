@@ -1,7 +1,7 @@
 """Base class of terms, which change the scores or the values of an attention."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -14,6 +14,25 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 ByDistance = Callable[[int, int, Tensor], Tensor]
 """Function (farthest, count, like) -> (num_heads, count): the bias of `count` distances from
 `farthest` downwards, on the device of `like`, in its dtype or float32 if that is wider."""
+
+
+class Formula(NamedTuple):
+    """Describe a bias by distance as arithmetic that a kernel can do for each pair.
+
+    bias of a pair = compute(distance, *(number[head] for number in numbers))
+
+    compute: function of a signed distance in float32, positive for the past, and one number for
+        each of `numbers`; element by element and without control flow.
+    numbers: tensors (num_heads,) in float32.
+    """
+
+    compute: Callable[..., Tensor]
+    numbers: tuple[Tensor, ...]
+
+
+def learned(formulas: list[Formula]) -> bool:
+    """Return True if a number of the formulas needs a gradient."""
+    return any(number.requires_grad for formula in formulas for number in formula.numbers)
 
 
 Scores = Float[Tensor, "batch num_heads rows keys"]
@@ -31,6 +50,8 @@ class Term:
         `add` must set it again.
     reads_mask: `add` reads its argument `mask`.
     by_distance: function that returns the bias of distances, if only distance and head matter.
+    formulas: function that returns the bias that by_distance returns as a sum of formulas, for
+        kernels in which arithmetic is faster than reading a table.
     constant_from: distance from which on by_distance returns one parameter per head.
     per_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads, len), if
         the term only adds row[i] - key[j] for keys not later than the query.
@@ -54,6 +75,7 @@ class Term:
     additive: bool = False
     reads_mask: bool = False
     by_distance: ByDistance | None = None
+    formulas: Callable[[], list[Formula]] | None = None
     constant_from: int | None = None
     per_key: Callable[[], tuple[Tensor, Tensor]] | None = None
     far_from: int | None = None
