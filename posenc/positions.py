@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
+from posenc.arguments import answered
+
 Places = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
 """Positions as a tensor: (len) or (batch, len), with a last axis if they have components."""
 QueryPlaces = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
@@ -258,6 +260,7 @@ def check_flat(q_positions: Any, kv_positions: Any) -> None:
             )
 
 
+@answered
 def positions_from_mask(
     valid: Shaped[Tensor, "*batch len"], *, start: int = 0
 ) -> Int[Tensor, "*batch len"]:
@@ -275,6 +278,7 @@ def positions_from_mask(
     return counted.masked_fill(~valid, max(start - 1, 0))
 
 
+@answered
 def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documents:
     """Return positions that begin at 0 with each document of a packed sequence.
 
@@ -289,6 +293,7 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
     return index - (index * begins).cummax(-1).values
 
 
+@answered
 def documents_from_positions(positions: Documents) -> Documents:
     """Return document ids 0, 1, ... of a packed sequence: a document starts at each position that
     is not the one before plus 1.
@@ -300,6 +305,7 @@ def documents_from_positions(positions: Documents) -> Documents:
     return begins.cumsum(-1)
 
 
+@answered
 def grid(
     height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
 ) -> Real[Tensor, "{class_tokens+height*width} 2"]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 8, 500, 12, 95
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 500, 12, 95
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")
@@ -243,6 +243,6 @@ def test_too_many_arrows_are_seen(count, expected):
 
 
 def test_loose_files_are_counted():
-    names = [f"f{i}" for i in range(7)]
+    names = [f"f{i}" for i in range(8)]
     house = {**HOUSE, **{f"posenc/{name}.py": "" for name in names}}
-    assert violations(house, [*FLOORS, names]) == ["9 loose files in posenc/, more than 8"]
+    assert violations(house, [*FLOORS, names]) == ["10 loose files in posenc/, more than 9"]

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
@@ -50,6 +51,7 @@ class Plan:
         return "\n".join(lines)
 
 
+@answered
 def attention(
     q: Float[Tensor, "batch _ _ head_dim"],
     k: Float[Tensor, "batch _ _ head_dim"],
@@ -125,6 +127,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@answered
 def attention_weights(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
@@ -156,6 +159,7 @@ def attention_weights(
     return _merge(results, sinks)[0]  # type: ignore[arg-type]
 
 
+@answered
 def score_mod(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
@@ -196,6 +200,7 @@ def score_mod(
     return mod
 
 
+@answered
 def explain(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],

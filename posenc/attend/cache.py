@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.base import PositionEncoding
 from posenc.positions import join, tensor
@@ -27,6 +28,7 @@ class KVCache:
     3
     """
 
+    @answered
     def __init__(self) -> None:
         self.length = 0
         self.where: Tensor | range | None = None
@@ -93,6 +95,7 @@ class KVCache:
                     f"KVCache: it has positions in {held}, got {came}; use one kind for all tokens."
                 )
 
+    @answered
     def append(
         self, k: Float[Tensor, "batch num_kv_heads new width"],
         v: Float[Tensor, "batch num_kv_heads new v_width"],
@@ -151,6 +154,7 @@ class KVCache:
         """Return the bytes of the cached tokens, without unused space in the buffers."""
         return sum(b[:, :, : self.length].nbytes for b in self._buffers.values())
 
+    @answered
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}

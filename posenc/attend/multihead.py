@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import answered
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, named
@@ -51,6 +52,7 @@ class Attention(nn.Module):
     torch.Size([2, 9, 64])
     """
 
+    @answered
     def __init__(
         self, embed_dim: int, num_heads: int, num_kv_heads: int | None = None,
         encoding: PositionEncoding | str | None = None, *, head_dim: int | None = None,
@@ -91,6 +93,7 @@ class Attention(nn.Module):
         self.v_proj = project(num_kv_heads, "separate", "q=k")
         self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
 
+    @answered
     def forward(
         self, x: Float[Tensor, "batch q_len embed_dim"], positions: QueryPositions, *,
         context: Float[Tensor, "batch context_len embed_dim"] | None = None,

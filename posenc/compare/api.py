@@ -5,10 +5,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from posenc.arguments import answered
 from posenc.compare.options import Options, check_options
 from posenc.compare.results import Study
 
 
+@answered
 def run(
     encodings: Sequence[str] | None = None,
     *,

@@ -4,12 +4,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from posenc.arguments import answered
 from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import places
 
 
+@answered
 def run(
     folder: str | Path, to: int, documents: Sequence[str] | None = None, *,
     method: str | None = None, out: str | Path | None = None, report: str | Path | None = None,

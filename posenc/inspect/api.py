@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from posenc.arguments import answered
 from posenc.encodings import ModelShape
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.files.atomic import check_outputs
@@ -33,6 +34,7 @@ def run(
     out: str | Path | None = None,
     figures: str | Path | None = None,
 ) -> "Sheet": ...
+@answered
 def run(
     what: str | Sequence[str] | Path,
     *,

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
+from posenc.arguments import answered_class
 from posenc.positions import FlatKeys, FlatQueries, goes_back, same, take
 
 Predicate = Callable[["Sight"], Tensor]
@@ -35,6 +36,7 @@ class Read:
     axes: tuple[str, ...]
 
 
+@answered_class
 @dataclass(frozen=True, eq=False)
 class Mask:
     """Hide keys from queries by a predicate that is True for visible keys.

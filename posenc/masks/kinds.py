@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.masks.base import Mask, Read, Sight
 from posenc.positions import take
 
@@ -30,6 +31,7 @@ Positions are checked on the CPU only, and not under torch.compile, export or tr
 """
 
 
+@answered
 def sliding_window(window_size: int) -> Mask:
     """Show keys less than `window_size` positions away, on both sides.
 
@@ -48,6 +50,7 @@ def _near(window_size: int, sight: Sight) -> Tensor:
     return (sight.q_position - sight.kv_position).abs() < window_size
 
 
+@answered
 def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
     """Show only keys where `valid` (batch, kv_len) is True or nonzero, wherever the padding is."""
     if valid.ndim != 2:
@@ -63,6 +66,7 @@ def _valid(valid: Tensor, sight: Sight) -> Tensor:
     return valid[sight.batch, sight.kv_idx]
 
 
+@answered
 def document(
     q_documents: Shaped[Tensor, "*batch q_len"],
     kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
@@ -87,6 +91,7 @@ def _same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
     return mine == other
 
 
+@answered
 def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     """Show keys at positions below `length`, an integer or one for each batch row.
 
@@ -112,6 +117,7 @@ def _below_own(length: Tensor, sight: Sight) -> Tensor:
     return sight.kv_position < length[sight.batch]
 
 
+@answered
 def attention_sinks(num_sinks: int, window_size: int) -> Mask:
     """Show past keys within a window, and always the first `num_sinks` positions (StreamingLLM).
 
@@ -120,6 +126,7 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
     return causal & (sliding_window(window_size) | prefix(num_sinks))
 
 
+@answered
 def chunked(chunk_size: int) -> Mask:
     """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     if chunk_size < 1:
@@ -131,6 +138,7 @@ def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
+@answered
 def permutation(
     *,
     order: Int[Tensor, "*batch len"] | None = None,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from posenc.arguments import answered_class
 from posenc.attend.multihead import Projections
 from posenc.encodings import ModelShape
 
@@ -18,6 +19,7 @@ _CHOICES = {
 }
 
 
+@answered_class
 @dataclass(frozen=True)
 class DecoderConfig:
     """Describe a stack of Transformer layers, for Decoder, Encoder and EncoderDecoder.

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import masks
+from posenc.arguments import answered
 from posenc.attend.cache import KVCache
 from posenc.encodings import PositionEncoding, check_tokens, named
 from posenc.masks import Mask
@@ -40,6 +41,7 @@ class Decoder(Stack):
 
     default_mask = masks.causal
 
+    @answered
     def __init__(
         self, config: DecoderConfig, encoding: PositionEncoding | str | None = None
     ) -> None:
@@ -56,6 +58,7 @@ class Decoder(Stack):
         """Return an empty cache for each layer."""
         return [KVCache() for _ in self.layers]
 
+    @answered
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],

@@ -4,6 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
+from posenc.arguments import answered
 from posenc.encodings import PositionEncoding, check_tokens, named
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
@@ -35,6 +36,7 @@ class Encoder(Stack):
 
     default_mask = masks.full
 
+    @answered
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
         built = named("Encoder", encoding, config.shape(causal=False), "train_length")
         require_bidirectional("Encoder", built)
@@ -48,6 +50,7 @@ class Encoder(Stack):
         """Draw new initial weights, except those of the encoding."""
         initialise(self, self.config, seed)
 
+    @answered
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],

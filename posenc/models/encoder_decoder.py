@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import masks
+from posenc.arguments import answered
 from posenc.attend.cache import KVCache
 from posenc.encodings import PositionEncoding, check_tokens, named, one_per_model, without_position
 from posenc.masks import Mask
@@ -43,6 +44,7 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 256])
     """
 
+    @answered
     def __init__(
         self,
         config: DecoderConfig,
@@ -77,6 +79,7 @@ class EncoderDecoder(nn.Module):
         """Draw new initial weights, except those of the encodings."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
 
+    @answered
     def given(
         self,
         source: Int[Tensor, "batch source_len"],
@@ -100,6 +103,7 @@ class EncoderDecoder(nn.Module):
         hidden = self.encoder.hidden(self.tokens(source), source_positions, mask, length=length)
         return Conditioned(self, hidden, source_positions, source_valid)
 
+    @answered
     def forward(
         self,
         source: Int[Tensor, "batch source_len"],
@@ -118,6 +122,7 @@ class EncoderDecoder(nn.Module):
 class Conditioned:
     """Predict tokens from an encoded source: the result of EncoderDecoder.given."""
 
+    @answered
     def __init__(
         self,
         model: EncoderDecoder,

@@ -9,6 +9,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from posenc import masks
+from posenc.arguments import answered
 from posenc.models.decoder import Decoder
 from posenc.models.encoder_decoder import Conditioned
 
@@ -16,6 +17,7 @@ LanguageModel = Decoder | Conditioned
 """What computes the logits of next tokens: a Decoder, or what EncoderDecoder.given returns."""
 
 
+@answered
 @torch.no_grad()
 def generate(
     model: LanguageModel, tokens: Int[Tensor, "batch len"], max_new_tokens: int, *,

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from posenc.arguments import answered
 from posenc.encodings import PositionEncoding
 from posenc.nn.multihead import MultiheadAttention
 
@@ -26,6 +27,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     torch.Size([2, 9, 64])
     """
 
+    @answered
     def __init__(
         self,
         d_model: int,
@@ -49,6 +51,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         # Keeps TransformerEncoder from converting rows to nested tensors.
         self.activation_relu_or_gelu = 0
 
+    @answered
     def forward(
         self,
         src: Tensor,

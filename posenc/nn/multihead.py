@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import answered
 from posenc.attend.attention import attention, attention_weights
 from posenc.encodings import ModelShape, PositionEncoding, check_encoding, named
 from posenc.masks import Mask, causal
@@ -33,6 +34,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     <All keys matched successfully>
     """
 
+    @answered
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
         add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
@@ -59,6 +61,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         built = named("MultiheadAttention", encoding, shape, "train_length", "causal")
         self.encoding = check_encoding("MultiheadAttention", built)
 
+    @answered
     def forward(  # type: ignore[override]
         self,
         query: Tensor,

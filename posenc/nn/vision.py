@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.arguments import answered
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding, check_encoding, one_per_model
 from posenc.masks import Mask, causal
@@ -36,6 +37,7 @@ class VisionAttention(nn.Module):
     proj_drop: Any
     positions: Tensor | None
 
+    @answered
     def __init__(
         self,
         attention: Any,
@@ -58,6 +60,7 @@ class VisionAttention(nn.Module):
         self.register_buffer("positions", positions, persistent=False)
         self.train(attention.training)
 
+    @answered
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
@@ -105,6 +108,7 @@ class VisionAttention(nn.Module):
         return x if norm is None else norm(x)
 
 
+@answered
 def attach_to_vit(
     model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
 ) -> Any:

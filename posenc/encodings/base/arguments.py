@@ -1,6 +1,5 @@
 """Check and record the arguments of an encoding's constructor, to print and to compare them."""
 
-import contextlib
 import functools
 import inspect
 import math
@@ -10,6 +9,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
+
+from posenc.arguments import instead_of, misfit
 
 _KINDS: dict[str, tuple[type, str]] = {
     "bool": (bool, "True or False"),
@@ -28,9 +29,11 @@ class UnknownOption(ValueError):
         self.accepted = tuple(accepted)
         wrong = sorted(set(given) - set(self.accepted))
         self.name = wrong[0]
+        other = instead_of(self.name, self.accepted)
+        hint = f" Did you mean {other.removesuffix('=')!r}?" if other else ""
         super().__init__(
             f"{owner}: unknown option {', '.join(wrong)}; "
-            f"it takes {', '.join(self.accepted) or 'none'}."
+            f"it takes {', '.join(self.accepted) or 'none'}.{hint}"
         )
 
 
@@ -41,19 +44,20 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def built(*args: Any, **kwargs: Any) -> None:
-        given: dict[str, Any] = {}
-        with contextlib.suppress(TypeError):  # calling init below raises Python's own message
+        try:
             bound = signature.bind(*args, **kwargs)
-            given = dict(bound.arguments)
-            own = list(given.items())[1:]
-            vars(args[0]).setdefault("_given", dict(own))  # unchanged, to be saved in files
-            bound.apply_defaults()
-            kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
-            vars(args[0]).setdefault("_arguments", kept)
+        except TypeError:
+            raise TypeError(misfit(init, args, kwargs)) from None
+        given = dict(bound.arguments)
+        own = list(given.items())[1:]
+        vars(args[0]).setdefault("_given", dict(own))  # unchanged, to be saved in files
+        bound.apply_defaults()
+        kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
+        vars(args[0]).setdefault("_arguments", kept)
+        # the outermost constructor's arguments, for `described`
+        texts = {name: text for name, value in given.items() if (text := _shown(value))}
+        vars(args[0]).setdefault("_built_with", texts)
         owner = type(args[0]).__name__
-        if given:  # the outermost constructor's arguments, for `described`
-            texts = {name: text for name, value in given.items() if (text := _shown(value))}
-            vars(args[0]).setdefault("_built_with", texts)
         for name, value in given.items():
             _check(owner, name, value, signature.parameters[name].annotation, ours)
         early = None

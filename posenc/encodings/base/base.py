@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
+from posenc.arguments import answered, answered_class
 from posenc.encodings.base.arguments import UnknownOption, checked, described
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
@@ -46,6 +47,7 @@ _PLACES = {
 """Places (1 embeddings, 2 queries and keys, 3 scores, 4 values) at which each method acts."""
 
 
+@answered_class
 @dataclass(frozen=True)
 class Pass:
     """Describe one softmax attention of several that are merged by their log-sum-exp.
@@ -94,6 +96,10 @@ class PositionEncoding(nn.Module):
     _kept: Kept | None = None
     """Cache of tables in an encoding that `prepare` returned; otherwise None."""
 
+    @answered
+    def __init__(self) -> None:
+        super().__init__()
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
@@ -108,6 +114,7 @@ class PositionEncoding(nn.Module):
                 )
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build the encoding for a model; each argument not in `options` is a field of `shape`."""
         accepted = inspect.signature(cls).parameters

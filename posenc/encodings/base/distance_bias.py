@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.placed import check_distances
@@ -48,6 +49,7 @@ class DistanceBias(PositionEncoding):
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
+    @answered
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""

@@ -8,6 +8,7 @@ from typing import NoReturn, Self
 
 from torch import nn
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import (
     Embedded,
     EmbeddedPositions,
@@ -79,6 +80,7 @@ class PerLayer(PositionEncoding):
         )
 
     @classmethod
+    @answered
     def replicate(cls, encoding: PositionEncoding, num_layers: int) -> "PerLayer":
         """Copy `encoding` with new parameters for each of num_layers layers.
 

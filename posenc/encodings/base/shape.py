@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from posenc.arguments import answered_class
 
+
+@answered_class
 @dataclass(frozen=True)
 class ModelShape:
     """Describe the sizes of the model for which an encoding is built.

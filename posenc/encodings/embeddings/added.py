@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import Embedded, PositionEncoding
 from posenc.encodings.base.boundary import check_embedded
 from posenc.encodings.base.claims import Claims
@@ -38,5 +39,6 @@ class AddedEmbedding(PositionEncoding):
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 
+    @answered
     def forward(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         return self.embed(x, positions)

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, require_encoding
 from posenc.encodings.base.boundary import check_tokens
 from posenc.encodings.embeddings.learned import Learned
@@ -34,6 +35,7 @@ class BertEmbedding(nn.Module):
     torch.Size([1, 3, 64])
     """
 
+    @answered
     def __init__(
         self,
         vocab_size: int,
@@ -73,6 +75,7 @@ class BertEmbedding(nn.Module):
         self.norm.reset_parameters()
         self.encoding.reset_parameters()
 
+    @answered
     def forward(
         self,
         tokens: Int[Tensor, "batch seq_len"],

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import answered
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
@@ -64,6 +65,7 @@ class Learned(AddedEmbedding):
         self.reset_parameters()
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options) -> "Learned":
         return super().from_shape(shape, **{"max_positions": shape.train_length, **options})
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import answered
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
@@ -62,6 +63,7 @@ class Learned2D(AddedEmbedding):
         self.reset_parameters()
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options) -> "Learned2D":
         """Build a square grid of train_length cells or more, unless height and width are given."""
         side = math.isqrt(shape.train_length - 1) + 1

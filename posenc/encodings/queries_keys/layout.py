@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from posenc.arguments import answered
+
 
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
@@ -29,6 +31,7 @@ def layout_permutation(
     return torch.cat([rotated.flatten(), torch.arange(rotary_dim, head_dim)])
 
 
+@answered
 def convert_layout(
     weight: Shaped[Tensor, "*shape"],
     head_dim: int,

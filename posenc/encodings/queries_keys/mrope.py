@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Frequencies, Scaling
 
@@ -114,6 +115,7 @@ def _in_turns(sections: Sequence[int]) -> list[int]:
     return axes
 
 
+@answered
 def mrope_positions(
     segments: Sequence[int | tuple[int, int, int]],
     start: int = 0,

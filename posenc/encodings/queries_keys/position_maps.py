@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.queries_keys.rope import RoPE
@@ -51,6 +52,7 @@ class PositionMap(RoPE):
         )
         return prepared
 
+    @answered
     def forward(self, q: Any, k: Any, positions: Any, *, layout: str = "bhtd") -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} rotates q and k once for each of its passes: pass it to "
@@ -103,6 +105,7 @@ class ReRoPE(PositionMap):
         self.leak = leak
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
@@ -166,6 +169,7 @@ class SelfExtend(PositionMap):
         self.group_size = group_size
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
@@ -234,6 +238,7 @@ class DualChunk(PositionMap):
         self.local_window = local_window
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build with chunks of 3/4 and windows of 1/16 of the training length, as the authors."""
         sizes = {

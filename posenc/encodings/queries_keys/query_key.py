@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import check_pair, heads_first
 from posenc.encodings.base.claims import Claims
@@ -16,6 +17,7 @@ class QueryKeyEncoding(PositionEncoding):
 
     claims = Claims(places=(2,), source="see the subclass")
 
+    @answered
     def forward(
         self,
         q: Float[Tensor, "batch _ _ head_dim"],

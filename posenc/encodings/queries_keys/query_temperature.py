@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import QueriesKeys
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32
@@ -101,6 +102,7 @@ class Llama4Temperature(QueryTemperature):
         self.offset = offset
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options) -> "Llama4Temperature":
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 

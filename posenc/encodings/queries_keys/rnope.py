@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, Literal
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.per_layer import PerLayer
 from posenc.encodings.base.shape import ModelShape
@@ -69,6 +70,7 @@ class RNoPE(PerLayer):
         super().__init__([*[rope] * (every - 1), last], windows=windows, repeat=True)
 
     @classmethod
+    @answered
     def from_shape(
         cls,
         shape: ModelShape,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.arguments import UnknownOption
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.angles import Angles
@@ -111,6 +112,7 @@ class RoPE(Rotation):
         self._rotate_by(self.frequencies())
 
     @classmethod
+    @answered
     def from_shape(
         cls,
         shape: ModelShape,
@@ -135,6 +137,7 @@ class RoPE(Rotation):
         return super().from_shape(shape, **options)
 
     @classmethod
+    @answered
     def from_config(cls, config: Any, kind: str | None = None, **options: Any) -> Self:
         """Build the rotation of a model from its config, a dict or a transformers config.
 

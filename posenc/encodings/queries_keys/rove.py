@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import Output, PositionEncoding, QueriesKeys, Values
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
@@ -58,6 +59,7 @@ class RoVE(PositionEncoding):
         self.claims = replace(rotation.claims, places=places, source=self.claims.source)
 
     @classmethod
+    @answered
     def from_shape(
         cls,
         shape: ModelShape,

@@ -1,10 +1,10 @@
 """Build the encoding that a text names, such as "rope:rope_theta=500000+alibi"."""
 
-import difflib
 import re
 from dataclasses import replace
 from typing import Any
 
+from posenc.arguments import answered
 from posenc.encodings.base.arguments import UnknownOption, alike
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.compose import Compose
@@ -46,6 +46,7 @@ def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
     return found
 
 
+@answered
 def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     """Build the encoding that a text names for a model of this shape.
 
@@ -123,9 +124,7 @@ def _build(spec: Spec, part: Part, shape: ModelShape, options: dict[str, Any]) -
         columns = {option.key: option.column for option in part.options}
         if error.name not in columns:
             raise
-        near = difflib.get_close_matches(error.name, error.accepted, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise spec.error(columns[error.name], f"{error}{hint}") from error
+        raise spec.error(columns[error.name], str(error)) from error
     except (ValueError, TypeError) as error:
         told = [o for o in part.options if re.search(rf"\b{re.escape(o.key)}\b", str(error))]
         if not told:

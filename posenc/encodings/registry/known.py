@@ -9,6 +9,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from posenc.arguments import answered
 from posenc.encodings.registry.entries import _ENTRIES, Entry
 from posenc.encodings.registry.other_names import meant_by
 
@@ -22,6 +23,7 @@ _registered: dict[str, Entry] = {}
 _classes: "dict[str, type[PositionEncoding]]" = {}
 
 
+@answered
 def names() -> tuple[str, ...]:
     """Return the names of encodings: posenc's own, then those of `register` and of other packages.
 
@@ -75,6 +77,7 @@ def class_of(name: str) -> "type[PositionEncoding]":
         raise ValueError(f"{name!r}, defined by {found.origin}: {error}") from error
 
 
+@answered
 def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> None:
     """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`
     and `inspect.run`.

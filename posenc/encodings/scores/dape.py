@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import (
     Hidden,
     Past,
@@ -86,6 +87,7 @@ class DAPE(PositionEncoding):
         )
 
     @classmethod
+    @answered
     def from_shape(
         cls, shape: ModelShape, *, inner: PositionEncoding | str = "kerple", **options: Any
     ) -> "DAPE":

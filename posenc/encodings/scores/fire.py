@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
@@ -74,6 +75,7 @@ class FIRE(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> "FIRE":
         return super().from_shape(shape, **{"init_L": max(1, shape.train_length / 4), **options})
 
@@ -83,6 +85,7 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
+    @answered
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""

@@ -9,6 +9,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
@@ -69,6 +70,7 @@ class FoX(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> "FoX":
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
 

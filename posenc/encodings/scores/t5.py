@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
+from posenc.arguments import answered
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.device_copies import Constants
@@ -77,6 +78,7 @@ class T5Bias(DistanceBias):
         self.reset_parameters()
 
     @classmethod
+    @answered
     def from_shape(cls, shape: ModelShape, **options) -> "T5Bias":
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from posenc.arguments import answered
 from posenc.encodings import ModelShape, PositionEncoding, create, one_per_model, require_encoding
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
@@ -36,6 +37,7 @@ class Attachment:
         vars(self).update(state)
 
 
+@answered
 def attach(
     model: Any,
     encoding: PositionEncoding | str | None,
@@ -117,6 +119,7 @@ def _attach(
     return model
 
 
+@answered
 def detach(model: Any) -> tuple[PositionEncoding, ...]:
     """Restore the model and return its encodings: one, or the encoder's and the decoder's.
 
@@ -129,6 +132,7 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
     return encodings
 
 
+@answered
 @contextmanager
 def attached(
     model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
@@ -144,6 +148,7 @@ def attached(
         detach(model)
 
 
+@answered
 def shape_of(
     model: Any, *, encoder: bool = False, example: dict[str, Any] | None = None
 ) -> ModelShape:

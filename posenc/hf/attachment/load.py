@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.arguments import answered
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding
@@ -17,6 +18,7 @@ from posenc.hf.checkpoint.loading import STOCK, checked, quiet_transformers, ref
 from posenc.report.files.opened import bytes_of
 
 
+@answered
 def load(
     folder: str | Path,
     *,

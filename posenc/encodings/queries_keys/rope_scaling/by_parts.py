@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
+from posenc.arguments import answered_class
 from posenc.encodings.numbers.frequencies import TWO_PI, inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require
 from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
@@ -42,6 +43,7 @@ def index_range(
     return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
 
 
+@answered_class
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
     """Scale as the paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta.
@@ -76,6 +78,7 @@ class NTKByParts(Scaling):
         return (turns - Decimal(self.alpha)) / (Decimal(self.beta) - Decimal(self.alpha))
 
 
+@answered_class
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Scale as Llama 3.1, with L = original_max_positions: keep wavelengths below
@@ -105,6 +108,7 @@ class Llama3(Scaling):
         return by_parts.frequencies(rotary_dim, rope_theta)
 
 
+@answered_class
 @dataclass(frozen=True)
 class NTKByPartsV1(Scaling):
     """Scale as bloc97's first by-parts: two ramps over the pair index, from interpolated to

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
+from posenc.arguments import answered_class
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
@@ -22,6 +23,7 @@ def longrope_temperature(factor: float, original_max_positions: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
 
 
+@answered_class
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
     """Divide each pair's frequency by its own searched factor: LongRoPE.

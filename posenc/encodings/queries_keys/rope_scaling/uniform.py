@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
+from posenc.arguments import answered_class
 from posenc.encodings.numbers.frequencies import geometric, inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
@@ -22,6 +23,7 @@ def ntk_frequencies(
     return geometric(rotary_dim // 2, base, Decimal(2) / rotary_dim)
 
 
+@answered_class
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Interpolate positions: theta' = theta / factor, which is RoPE at real positions p / factor.
@@ -37,6 +39,7 @@ class Linear(Scaling):
         return Frequencies(tuple(f / factor for f in inverse_frequencies(rotary_dim, rope_theta)))
 
 
+@answered_class
 @dataclass(frozen=True)
 class NTK(Scaling):
     """Enlarge the base, NTK-aware: base' = base * factor^(d/(d-2)), d = rotary_dim.
@@ -52,6 +55,7 @@ class NTK(Scaling):
         return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor)))
 
 
+@answered_class
 @dataclass(frozen=True)
 class DynamicLinear(Scaling):
     """Interpolate positions if the current length l exceeds the training length L: theta' = theta
@@ -70,6 +74,7 @@ class DynamicLinear(Scaling):
         return Frequencies(tuple(f * ratio for f in inverse_frequencies(rotary_dim, rope_theta)))
 
 
+@answered_class
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
     """Enlarge the base depending on the current length l.
@@ -92,6 +97,7 @@ class DynamicNTK(Scaling):
         return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, stretch))
 
 
+@answered_class
 @dataclass(frozen=True)
 class Proportional(Scaling):
     """Rotate only the fastest int(p * rotary_dim / 2) pairs: p-RoPE.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
+from posenc.arguments import answered_class
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.by_parts import blend, index_range, ramp
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
@@ -21,6 +22,7 @@ def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+@answered_class
 @dataclass(frozen=True)
 class YaRN(Scaling):
     """Scale as released YaRN: a linear ramp in the pair's index between the pairs with beta_fast
@@ -83,6 +85,7 @@ class YaRN(Scaling):
         return Frequencies(blend(inv_freq, Decimal(self.factor), kept), temperature)
 
 
+@answered_class
 @dataclass(frozen=True)
 class DynamicYaRN(Scaling):
     """Scale as YaRN with factor = l / L at the current length l; plain RoPE up to training length

@@ -1,0 +1,229 @@
+"""Answer a call that does not fit a public signature: which arguments to give, and as what."""
+
+import contextlib
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+_HOW = {
+    "interleaved": "interleaved=False (Llama, Qwen, a new model) or interleaved=True (GPT-J, "
+    "GLM-4): weights fit only one",
+    "shape": "shape=posenc.ModelShape(embed_dim, num_heads)",
+    "positions": "positions=range(length), or a tensor (len) or (batch, len)",
+    "q_positions": "q_positions=range(q_len)",
+    "kv_positions": "kv_positions=range(kv_len)",
+}
+"""What to write for an argument that has no default."""
+
+_OTHERS: dict[str, tuple[str, ...]] = {
+    "is_causal": ("mask=posenc.masks.causal", "causal"),
+    "causal": ("mask=posenc.masks.causal", "is_causal"),
+    "attn_mask": ("mask=, made by posenc.masks",),
+    "attention_mask": ("mask=posenc.masks.padding(attention_mask)", "valid"),
+    "key_padding_mask": ("mask=posenc.masks.padding(~key_padding_mask)", "valid"),
+    "window_size": ("mask=posenc.masks.sliding_window(window_size)", "window"),
+    "sliding_window": ("window_size", "mask=posenc.masks.sliding_window(n)", "window"),
+    "dropout": ("dropout_p",),
+    "dropout_p": ("dropout",),
+    "kv_cache": ("cache=posenc.KVCache()", "caches"),
+    "past_key_value": ("cache=posenc.KVCache()", "caches"),
+    "past_key_values": ("cache=posenc.KVCache()", "caches"),
+    "position_ids": ("positions", "q_positions= and kv_positions="),
+    "positions": ("q_positions= and kv_positions=",),
+    "offset": ("positions", "q_positions= and kv_positions="),
+    "base": ("rope_theta",),
+    "theta": ("rope_theta", "base"),
+    "rope_base": ("rope_theta",),
+    "rotary_base": ("rope_theta",),
+    "freq_base": ("rope_theta",),
+    "dim": ("head_dim", "embed_dim"),
+    "d_model": ("embed_dim", "head_dim"),
+    "hidden_size": ("embed_dim", "head_dim"),
+    "n_embd": ("embed_dim", "head_dim"),
+    "embedding_dim": ("embed_dim",),
+    "head_size": ("head_dim",),
+    "dim_head": ("head_dim",),
+    "d_head": ("head_dim",),
+    "heads": ("num_heads",),
+    "n_head": ("num_heads",),
+    "n_heads": ("num_heads",),
+    "nhead": ("num_heads",),
+    "num_attention_heads": ("num_heads",),
+    "kv_heads": ("num_kv_heads",),
+    "n_kv_heads": ("num_kv_heads",),
+    "num_key_value_heads": ("num_kv_heads",),
+    "n_layers": ("num_layers",),
+    "n_layer": ("num_layers",),
+    "depth": ("num_layers",),
+    "num_hidden_layers": ("num_layers",),
+    "intermediate_size": ("ffn_dim",),
+    "dim_feedforward": ("ffn_dim",),
+    "layer_norm_eps": ("norm_eps",),
+    "rms_norm_eps": ("norm_eps",),
+    "eps": ("norm_eps",),
+    "max_len": ("max_positions", "train_length"),
+    "max_length": ("max_positions", "max_new_tokens", "train_length"),
+    "max_seq_len": ("max_positions", "train_length"),
+    "max_position_embeddings": ("max_positions", "train_length", "original_max_positions"),
+    "original_max_position_embeddings": ("original_max_positions",),
+    "num_embeddings": ("max_positions",),
+    "rope_scaling": ("scaling=, such as posenc.YaRN(4.0, 4096)",),
+    "rotary_pct": ("partial_rotary_factor", "rotary_dim"),
+    "is_neox_style": ("interleaved=False for is_neox_style=True",),
+    "scale_factor": ("factor",),
+    "scaling_factor": ("factor",),
+    "num_beam": ("num_beams",),
+    "pad_token_id": ("valid=, False for padding",),
+    "eos_token_id": ("stop_token",),
+    "input_ids": ("tokens",),
+    "q": ("query",),
+    "query": ("q",),
+    "k": ("key",),
+    "key": ("k",),
+    "v": ("value",),
+    "value": ("v",),
+}
+"""What to write instead of an argument of another library: the first whose name is accepted."""
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def answered(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a public function or method, so that a call that does not fit its signature raises a
+    TypeError that says which arguments to give."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            wrong = misfit(function, args, kwargs)
+            if not wrong:  # raised inside of the function
+                raise
+        raise TypeError(wrong)
+
+    return call
+
+
+def answered_class(kind: C) -> C:
+    """Wrap the constructor of a class as `answered` does."""
+    kind.__init__ = answered(kind.__init__)
+    return kind
+
+
+def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the sentence that says what is wrong with a call; "" if it fits the signature."""
+    signature = inspect.signature(function)
+    with contextlib.suppress(TypeError):
+        signature.bind(*args, **kwargs)
+        return ""
+    parameters = dict(signature.parameters)
+    owner = function.__name__
+    bound = next(iter(parameters), "")
+    if bound in ("self", "cls") or owner == "__init__":
+        del parameters[bound]
+        kind = args[0] if bound == "cls" else type(args[0])
+        # A module is built and called by the name of its class.
+        owner = kind.__name__ if owner in ("__init__", "forward") else f"{kind.__name__}.{owner}"
+        args = args[1:]
+    wrong = _Misfit(parameters, args, kwargs)
+    tail = f" It takes {_listed(parameters)}." if wrong.unexplained else ""
+    return f"{owner}: {'; '.join(wrong.clauses)}.{tail}"
+
+
+class _Misfit:
+    """Describe what is wrong with a call.
+
+    clauses: parts of the sentence. unexplained: one of them does not say what to write.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, inspect.Parameter],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.parameters, self.args, self.kwargs = parameters, args, kwargs
+        self.clauses: list[str] = []
+        self.unexplained = False
+        places = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
+        self.placed = places[: len(args)]
+        self._check_count(len(places))
+        self._check_names()
+        self._check_missing()
+
+    def _takes_any(self, kind: Any) -> bool:
+        return any(p.kind is kind for p in self.parameters.values())
+
+    def _check_count(self, most: int) -> None:
+        if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
+            return
+        others = [f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY]
+        by_name = f", give the others by name ({', '.join(others)})" if others else ""
+        self.clauses.append(
+            f"at most {most} arguments without a name, got {len(self.args)}{by_name}"
+        )
+
+    def _check_names(self) -> None:
+        any_name = self._takes_any(inspect.Parameter.VAR_KEYWORD)
+        for name in self.kwargs:
+            if name in self.placed:
+                self.clauses.append(f"{name} is given twice")
+            elif name not in self.parameters and not any_name:
+                other = instead_of(name, self.parameters)
+                self.clauses.append(
+                    f"unknown argument {name}" + (f", write {other}" if other else "")
+                )
+                self.unexplained |= not other
+
+    def _check_missing(self) -> None:
+        said = " ".join(self.clauses)  # may name what to write for a missing argument
+        missing = [
+            name
+            for name, p in self.parameters.items()
+            if p.default is p.empty
+            and p.kind not in _COLLECTING
+            and name not in (*self.placed, *self.kwargs)
+            and f"{name}=" not in said
+        ]
+        explained = [_HOW[name] for name in missing if name in _HOW]
+        others = [name for name in missing if name not in _HOW]
+        if explained:
+            self.clauses.append(f"say {' and '.join(explained)}")
+        if others:
+            verb = "is" if len(others) == 1 else "are"
+            self.clauses.append(f"{' and '.join(others)} {verb} missing")
+            self.unexplained = True
+
+
+def instead_of(name: str, accepted: Iterable[str]) -> str:
+    """Return what to write for an argument that is not accepted; "" if nothing is near.
+
+    >>> instead_of("theta", ["head_dim", "rope_theta"])
+    'rope_theta='
+    >>> instead_of("interleave", ["head_dim", "interleaved"])
+    'interleaved='
+    """
+    accepted = tuple(accepted)
+    for other in _OTHERS.get(name, ()):
+        argument, equals, _ = other.partition("=")
+        if argument in accepted:
+            return other if equals else f"{other}="
+    near = difflib.get_close_matches(name, accepted, n=1)
+    return f"{near[0]}=" if near else ""
+
+
+def _listed(parameters: Mapping[str, inspect.Parameter]) -> str:
+    shown = [
+        name if p.default is p.empty else f"{name}={p.default!r}"
+        for name, p in parameters.items()
+        if p.kind not in _COLLECTING
+    ]
+    return ", ".join(shown) or "none"
