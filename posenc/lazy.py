@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras", "lm_eval": "lm-eval"}
+EXTRAS = {"transformers": "hf", "keras": "keras", "lm_eval": "lm-eval"}
 EXTRAS |= {"ray": "ray", "submitit": "slurm", "s3fs": "storage", "tensorboard": "tensorboard"}
 EXTRAS |= {"numpy": "doctor", "scipy": "compare", "matplotlib": "compare"}
 EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
@@ -33,7 +33,7 @@ def hint(error: ModuleNotFoundError, least: str = "torch") -> str:
     if package not in EXTRAS:
         return ""
     extra = EXTRAS[package]
-    if package != "gguf" and extra in _LARGER:
+    if extra in _LARGER:
         extra = max(extra, least, key=_LARGER.index)
     return f'{package} is not installed: pip install "posenc[{extra}]"'
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from posenc.lazy import EXTRAS, OLDEST_TORCH
+from tests.doctor.test_gguf_hostile import SOUND, header
 from tests.doctor.threads import BASE
 from tests.hf_models import save
 
@@ -75,13 +76,12 @@ def test_the_table_is_what_the_command_prints():
     ("command", "extra"),
     [("compare", "compare"), ("report runs", "compare"), ("leaderboard --out new", "compare"),
      ("inspect rope", "compare"), ("inspect model", "hf"), ("extend model --to 64", "hf"),
-     ("bench", "torch"), ("list rope", "torch"), ("doctor m.gguf", "doctor"),
+     ("bench", "torch"), ("list rope", "torch"),
      ("doctor model --layout --text text", "hf"),
      ("doctor model --convert-layout interleaved --out new", "doctor")],
 )  # fmt: skip
 def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, extra, tmp_path):
     """One extra is enough, although many packages are missing."""
-    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(64))
     (tmp_path / "text").write_text("words")
     save("llama", tmp_path / "model")
     before = sorted(tmp_path.iterdir())
@@ -97,7 +97,6 @@ def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, 
         ("transformers", "hf", "inspect model"),
         ("transformers", "hf", "extend model --to 64"),
         ("transformers", "hf", "bench --only decode"),
-        ("gguf", "doctor", "doctor m.gguf"),
         ("scipy", "compare", "compare rope --task copy --out new"),
         ("scipy", "compare", "leaderboard --out new"),
         ("matplotlib", "compare", "inspect rope"),
@@ -109,13 +108,18 @@ def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, 
     ],
 )
 def test_a_missing_extra_is_one_line_before_anything_is_written(package, extra, command, tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(64))
     save("llama", tmp_path / "model")
     before = sorted(tmp_path.iterdir())
     done = posenc(*command.split(), names=[package], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f'{package} is not installed: pip install "posenc[{extra}]"\n')
     assert done.stderr.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
+
+
+def test_a_gguf_file_needs_no_extra(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(header(SOUND))
+    done = posenc("doctor", "m.gguf", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and "Nothing to complain about" in done.stdout
 
 
 def test_a_class_names_its_extra():
@@ -180,7 +184,7 @@ def brought(extra: str) -> set[str]:
 
 def test_the_base_needs_typer_and_rich_only():
     assert {d.partition(">")[0] for d in PROJECT["dependencies"]} == {"typer", "rich"}
-    assert brought("doctor") == {"gguf"}
+    assert brought("doctor") == {"numpy"}
     assert brought("torch") == {"torch", "jaxtyping", "numpy", "safetensors"}
     assert brought("compare") == brought("torch") | {"scipy", "matplotlib"}
     assert brought("hf") == brought("compare") | {"transformers"}
@@ -188,8 +192,7 @@ def test_the_base_needs_typer_and_rich_only():
 
 def test_each_package_comes_with_the_extra_that_its_hint_names():
     for package, extra in EXTRAS.items():
-        if package != "numpy":  # with gguf
-            assert package.replace("_", "-") in brought(extra)
+        assert package.replace("_", "-") in brought(extra)
     assert {package.replace("_", "-") for package in EXTRAS} == brought("all")
 
 

@@ -1,25 +1,38 @@
 """Write a GGUF file with other positions: rope_freqs.weight, attn_factor and metadata."""
 
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError
+from posenc.dialects.files.gguf_header import (
+    F32,
+    FLOAT32,
+    STRING,
+    UINT32,
+    Header,
+    aligned,
+    read_header,
+)
 from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
-from posenc.dialects.files.gguf_reader import FACTORS, open_gguf, read_metadata
+from posenc.dialects.files.gguf_reader import FACTORS, read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
 from posenc.report.files.atomic import atomically
+from posenc.report.files.opened import open_ordinary, open_to_change
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "
     "yarn_ext_factor log_multiplier attn_factor".split()
 )
 
+PIECE = 1 << 24
+"""Bytes that are copied at once."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -164,50 +177,97 @@ def edited(meta: Metadata, edit: Edit) -> Metadata:
 
 
 def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> None:
-    """Write the edited copy and prove it by reading it back; nothing is left where that fails.
+    """Write the edited copy and prove it by reading it back; nothing is left where that fails. All
+    that the edit does not name is copied byte for byte.
 
     Raises: ValueError where `out` exists or libllama would not compute what is wanted.
     """
-    import numpy as np
-
     if out.exists():
         raise ValueError(f"{out} exists already; give a new file.")
-    reader = open_gguf(path)
-    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
-
-    named = reader.fields["general.architecture"].contents()
-    freqs = None if edit.rope_freqs is None else np.asarray(edit.rope_freqs, np.float32)
-    names = {*edit.drop, *edit.keys}
-    dropped = {f"{named}.{keys[n]}" for keys in (KEYS, OLD_KEYS) for n in names & keys.keys()}
-    own = set(FACTORS.values()) if freqs is not None else set()
-    with atomically(out) as partial:
-        writer = GGUFWriter(str(partial), named, endianess=reader.endianess)
-        for name, value in reader.fields.items():
-            if name.startswith("GGUF.") or name == "general.architecture" or name in dropped:
-                continue
-            kind = value.types[0]
-            inner = value.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, value.contents(), kind, sub_type=inner)
-        for name, value in edit.keys.items():
-            kind = GGUFValueType.UINT32 if name == "context_length" else GGUFValueType.FLOAT32
-            kind = GGUFValueType.STRING if isinstance(value, str) else kind
-            writer.add_key_value(f"{named}.{KEYS[name]}", value, kind)
-        tensors = [t for t in reader.tensors if t.name.rpartition("blk.0.")[2] not in own]
-        if freqs is not None:
-            sizes = freqs.shape, freqs.dtype, freqs.nbytes
-            writer.add_tensor_info(FACTORS["rope_freqs"], *sizes, GGMLQuantizationType.F32)
-        for tensor in tensors:
-            data = tensor.data
-            writer.add_tensor_info(
-                tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        if freqs is not None:
-            writer.write_tensor_data(freqs)
-        for tensor in tensors:
-            writer.write_tensor_data(tensor.data)
-        writer.close()
+    with open_ordinary(path) as file, atomically(out) as partial:
+        header = read_header(file, path)
+        with open_to_change(partial) as target:
+            _copy_edited(file, header, edit, target)
         if reason := _differs(read_metadata(partial), wanted):
             raise ValueError(f"not written, the proof failed: {reason}.")
+
+
+def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -> None:
+    """Write header and data of the edited file."""
+    architecture = header.fields["general.architecture"].value
+    changed = {*edit.drop, *edit.keys}
+    gone = {f"{architecture}.{keys[n]}" for keys in (KEYS, OLD_KEYS) for n in changed & keys.keys()}
+    kept = [each for each in header.fields.values() if each.name not in gone]
+    new_keys = [
+        _encoded(header.order, f"{architecture}.{KEYS[name]}", name, value)
+        for name, value in edit.keys.items()
+    ]
+    own = set(FACTORS.values()) if edit.rope_freqs is not None else set()
+    lengths = _lengths(header)
+    tensors = [t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in own]
+    factors = b""
+    if edit.rope_freqs is not None:
+        factors = struct.pack(f"{header.order}{len(edit.rope_freqs)}f", *edit.rope_freqs)
+
+    count = len(tensors) + bool(factors)
+    target.write(b"GGUF")
+    target.write(
+        struct.pack(f"{header.order}IQQ", header.version, count, len(kept) + len(new_keys))
+    )
+    for each in kept:
+        _copy(file, target, each.start, each.stop)
+    for encoded in new_keys:
+        target.write(encoded)
+    offset = 0
+    for tensor in tensors:
+        _copy(file, target, tensor.start, tensor.stop - 8)
+        target.write(struct.pack(f"{header.order}Q", offset))
+        offset += aligned(lengths[tensor.name], header.alignment)
+    if factors:
+        name = FACTORS["rope_freqs"].encode()
+        target.write(struct.pack(f"{header.order}Q{len(name)}s", len(name), name))
+        line = (1, len(edit.rope_freqs or ()), F32, offset)
+        target.write(struct.pack(f"{header.order}IQIQ", *line))
+    _pad(target, header.alignment)
+    for tensor in tensors:
+        start = header.data + tensor.offset
+        _copy(file, target, start, start + lengths[tensor.name])
+        _pad(target, header.alignment)
+    target.write(factors)
+    _pad(target, header.alignment)
+
+
+def _lengths(header: Header) -> dict[str, int]:
+    """Return the bytes from each tensor's data to the next one's, or to the end of the file."""
+    ordered = sorted(header.tensors, key=lambda tensor: tensor.offset)
+    ends = [tensor.offset for tensor in ordered[1:]] + [header.whole - header.data]
+    return {tensor.name: end - tensor.offset for tensor, end in zip(ordered, ends, strict=True)}
+
+
+def _encoded(order: str, key: str, name: str, value: Any) -> bytes:
+    """Return a key and its value as the header has them."""
+    data = key.encode()
+    head = struct.pack(f"{order}Q{len(data)}s", len(data), data)
+    if isinstance(value, str):
+        text = value.encode()
+        return head + struct.pack(f"{order}IQ{len(text)}s", STRING, len(text), text)
+    if name == "context_length":
+        return head + struct.pack(f"{order}II", UINT32, value)
+    return head + struct.pack(f"{order}If", FLOAT32, value)
+
+
+def _copy(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
+    """Copy bytes of one file to another."""
+    file.seek(start)
+    left = stop - start
+    while left > 0:
+        piece = file.read(min(left, PIECE))
+        if not piece:
+            raise ValueError("the file became shorter while it was copied.")
+        target.write(piece)
+        left -= len(piece)
+
+
+def _pad(target: BinaryIO, alignment: int) -> None:
+    """Write zeros up to the next multiple of the alignment."""
+    target.write(bytes(aligned(target.tell(), alignment) - target.tell()))
