@@ -12,6 +12,7 @@ from posenc import masks
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
 from posenc.attend.ways.cost import Cost, scores_bytes
+from posenc.attend.ways.second_derivatives import twice_differentiable
 from posenc.encodings.numbers.precision import without_autocast
 
 NEAR_ROWS, MASKED_ROWS = 1024, 256
@@ -28,12 +29,17 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
         return key_rows.run(problem)
     if form == "row":
         return blocks.masked(problem.ready(problem.q_len), 0, problem.q_len)
+    return twice_differentiable(problem, _plain(problem)), None
+
+
+def _plain(problem: Problem) -> Tensor:
+    """Attend without a term."""
     all_seen = problem.all_visible(0, problem.q_len) == (0, problem.kv_len)
     if all_seen or problem.causal_by_index or _mask_in_one(problem):
-        return _kernel(problem, 0, problem.q_len), None
+        return _kernel(problem, 0, problem.q_len)
     spans = [(i, min(i + MASKED_ROWS, problem.q_len)) for i in range(0, problem.q_len, MASKED_ROWS)]
     outs = [_kernel(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
-    return torch.cat(outs, dim=2), None
+    return torch.cat(outs, dim=2)
 
 
 def cost(problem: Problem, form: str) -> Cost:

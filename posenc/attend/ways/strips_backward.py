@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.ways import flash
+from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_forward import Plan, Strip, forward, reversed_bias
-from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
+from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 
 ROWS, BYTES = 128, 2 * 2**20
@@ -158,20 +159,3 @@ def _add_diagonals(d_scores: Tensor, d_row: Tensor) -> None:
     diagonal = (count * (count + width), count + width + 1, 1)
     sheared.as_strided((heads, count, width), diagonal).copy_(d_scores)
     d_row[:, : count + width - 1] += sheared.sum(1)[:, :-1]
-
-
-def dense_gradients(
-    inputs: tuple[Tensor, ...], bias: Tensor, scale: float, grads: tuple[Tensor | None, ...]
-) -> list[Tensor | None]:
-    """Return the gradients of `inputs` (q, k, v and tensors of the bias, which is -inf for hidden
-    pairs), by dense operations, which can be differentiated again. `grads` are the gradients of the
-    output and the log-sum-exp."""
-    (q, k, v), dtype, hidden = inputs[:3], bias.dtype, bias == -torch.inf
-    scores = grouped_matmul(q.to(dtype) * scale, k.to(dtype).mT) + bias.masked_fill(hidden, 0)
-    scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
-    weights = scores.softmax(-1).masked_fill(hidden, 0)
-    outs = grouped_matmul(weights, v.to(dtype)).to(q.dtype), scores.logsumexp(-1)
-    of, given = zip(*[p for p in zip(outs, grads, strict=False) if p[1] is not None], strict=True)
-    wanted = [t for t in inputs if t.requires_grad]
-    found = iter(torch.autograd.grad(of, wanted, given, create_graph=True, allow_unused=True))
-    return [next(found) if t.requires_grad else None for t in inputs]

@@ -1,0 +1,74 @@
+"""Differentiate attention by torch's kernels twice: their backward passes have no derivative.
+
+Autograd says only in the backward pass whether its results will be differentiated again: it then
+runs with grad mode enabled (create_graph=True). Gradients are computed by dense operations there,
+and by the kernels otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.attend.problem import Problem
+from posenc.encodings.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+
+
+def twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
+    """Return `out`, the output of torch's kernel for a problem without a term, such that gradients
+    of it can be differentiated again."""
+    if not out.requires_grad or torch.compiler.is_compiling():
+        return out
+    mask, (batch, heads, q_len) = problem.mask, problem.q.shape[:3]
+    kv_len, device = problem.kv_len, problem.q.device
+
+    def visible() -> Tensor | None:  # must not hold q, k and v, which a backward pass frees
+        return None if mask is None else mask.rows(batch, heads, 0, q_len, kv_len, device)
+
+    return _Twice.apply(problem.q, problem.k, problem.v, out, problem.scale, visible)  # type: ignore[return-value]
+
+
+class _Twice(torch.autograd.Function):
+    """Return `out`. Its gradient passes on through `out`, to the kernel's backward pass. Where it
+    will be differentiated again, it goes to q, k and v instead, by dense operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float,
+        visible: Callable[[], Tensor | None],
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(q, k, v)
+        ctx.scale, ctx.visible = scale, visible
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return None, None, None, grad, None, None
+        q, k, v = ctx.saved_tensors
+        with without_autocast(q.device):  # backward may be called inside it
+            visible = ctx.visible()
+            bias = q.new_zeros((), dtype=at_least_float32(q.dtype))
+            if visible is not None:
+                bias = bias.expand(visible.shape).masked_fill(~visible, -torch.inf)
+            return *dense_gradients((q, k, v), bias, ctx.scale, (grad,)), None, None, None
+
+
+def dense_gradients(
+    inputs: tuple[Tensor, ...], bias: Tensor, scale: float, grads: tuple[Tensor | None, ...]
+) -> list[Tensor | None]:
+    """Return the gradients of `inputs` (q, k, v and tensors of the bias, which is -inf for hidden
+    pairs), by dense operations, which can be differentiated again. `grads` are the gradients of the
+    output and the log-sum-exp."""
+    (q, k, v), dtype, hidden = inputs[:3], bias.dtype, bias == -torch.inf
+    scores = grouped_matmul(q.to(dtype) * scale, k.to(dtype).mT) + bias.masked_fill(hidden, 0)
+    scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
+    weights = scores.softmax(-1).masked_fill(hidden, 0)
+    outs = grouped_matmul(weights, v.to(dtype)), scores.logsumexp(-1)
+    given = [(o, g.to(o.dtype)) for o, g in zip(outs, grads, strict=False) if g is not None]
+    wanted = [t for t in inputs if t.requires_grad]
+    of, signs = zip(*given, strict=True)
+    found = iter(torch.autograd.grad(of, wanted, signs, create_graph=True, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in inputs]
