@@ -124,17 +124,17 @@ class KVCache:
         end = self.length + k.shape[2]
         for name, new in tensors.items():
             if name == "state" and keep_last_state:
-                if new.shape[2]:
-                    self._buffers[name] = new[:, :, -1:]
+                if new.shape[2]:  # a copy, because the caller may write to its state
+                    self._buffers[name] = new[:, :, -1:].clone()
             else:
                 self._write(name, new, end)
         self._token_axis = position_axis
         if self.where is None:  # a caller may count on in place
             self.where = positions.clone() if isinstance(positions, Tensor) else positions
         else:
-            self.where = positions = join(self.where, positions, position_axis, len(k), k.device)
+            self.where = join(self.where, positions, position_axis, len(k), k.device)
         self.length = end
-        return self.k, self.v, positions, self.state
+        return self.k, self.v, self.where, self.state
 
     @property
     def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:

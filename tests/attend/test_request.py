@@ -292,6 +292,63 @@ def test_a_cache_keeps_positions_that_the_caller_changes_in_place():
     assert cache.positions is not None and cache.positions.tolist() == [0, 1, 2, 3, 4]
 
 
+def written_over(*tensors):
+    for t in tensors:
+        t.detach().fill_(7)
+
+
+@pytest.mark.parametrize("keep_last_state", [False, True])
+@pytest.mark.parametrize("kind", [torch.arange, lambda n: torch.arange(n)[None].expand(1, n) * 2])
+def test_a_cache_holds_copies_of_all_that_it_is_given(kind, keep_last_state):
+    cache, returned = posenc.KVCache(), []
+    for n in (3, 1):
+        positions = kind(n).clone() + cache.length
+        k, v, state = torch.randn(1, 2, n, 8), torch.randn(1, 2, n, 8), torch.randn(1, 2, n)
+        found = cache.append(k, v, positions, state, keep_last_state=keep_last_state)
+        before = [t.clone() for t in (*found, cache.k, cache.v, cache.positions, cache.state)]
+        written_over(k, v, positions, state)
+        after = (*found, cache.k, cache.v, cache.positions, cache.state)
+        assert all(map(torch.equal, before, after))
+        returned.append(found)
+    memory = {t.untyped_storage().data_ptr() for t in (cache.k, cache.v, cache.state)}
+    for t in (k, v, state):
+        assert t.untyped_storage().data_ptr() not in memory
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_no_output_or_cache_shares_memory_with_what_the_caller_gave(name):
+    shape = posenc.ModelShape(16, 2, train_length=8)
+    encoding = posenc.create(name, shape).for_layer(0)
+    axes, cache = encoding.claims.num_axes, posenc.KVCache()
+    for n, impl in ((4, "auto"), (1, "auto"), (1, "reference")):
+        where = torch.arange(cache.length, cache.length + n)
+        where = where if axes == 1 else where[:, None].repeat(1, axes)
+        q, k, v = (torch.randn(1, 2, n, 8) for _ in range(3))
+        state = encoding.state(torch.randn(1, n, 16), where)
+        state = None if state is None else state.detach()
+        with torch.no_grad():
+            out = posenc.attention(
+                q, k, v, encoding, q_positions=where, kv_positions=where, q_state=state,
+                kv_state=state, mask=masks.causal, cache=cache, impl=impl,
+            )  # fmt: skip
+        held = [out, cache.k, cache.v, cache.positions, cache.state]
+        before = [None if t is None else t.clone() for t in held]
+        written_over(q, k, v, where, *([] if state is None else [state]))
+        held[1:] = [cache.k, cache.v, cache.positions, cache.state]
+        for a, b in zip(before, held, strict=True):
+            assert a is b is None or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["rerope", "self_extend", "dual_chunk", "rope"])
+def test_a_prepared_encoding_holds_a_copy_of_its_positions(name):
+    encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=4))
+    q, positions = torch.randn(1, 2, 9, 8), torch.arange(9)
+    prepared, later = encoding.prepare(positions), positions.clone()
+    positions += torch.arange(9)
+    want = attend(encoding, later, qkv=(q, q, q))
+    assert torch.equal(attend(prepared, later, qkv=(q, q, q)), want)
+
+
 def test_a_list_is_no_cache():
     with pytest.raises(TypeError, match="cache must be a KVCache, got list"):
         attend(cache=[posenc.KVCache()])

@@ -16,7 +16,7 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPlaces, Positions, QueryPlaces, Remembered, in_double, same
+from posenc.positions import KeyPlaces, Positions, QueryPlaces, Remembered, from_origin, same
 
 
 class PositionMap(RoPE):
@@ -44,6 +44,7 @@ class PositionMap(RoPE):
         prepared = super().prepare(positions, length)
         if isinstance(positions, range):  # mapped later, on the device of the first queries
             return prepared
+        positions = positions.clone()  # the caller may write to its own
         parts = self.passes(positions, positions)
         mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
         prepared._prepared = (Remembered(positions), parts)
@@ -114,7 +115,7 @@ class ReRoPE(PositionMap):
             far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
         else:
             shift = self.window - self.window / self.leak
-            q, k = in_double(q_positions, kv_positions)
+            q, k = from_origin(q_positions, kv_positions)
             far = q / self.leak + shift, k / self.leak
         return _near_and_far(q_positions, kv_positions, self.window, *far)
 
