@@ -199,33 +199,19 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 class Remembered:
     """Remember the positions for which a result was computed, to compare them with others.
 
-    A tensor on the CPU is copied and compared, so changes in place are noticed. On other devices
-    the tensor's identity and version are compared.
+    A range, and a copy of a tensor on the CPU, are compared by value. A tensor on another device is
+    not remembered: comparing it would wait for the device, and it may have been written to since.
+    In a trace, positions fit if they are the same tensor.
     """
 
     def __init__(self, positions: Known) -> None:
-        self._positions, self._version = positions, None
+        self._positions: Known | None = positions
         if isinstance(positions, Tensor) and not torch.compiler.is_compiling():
-            if positions.device.type == "cpu" and type(positions) is Tensor:
-                self._positions = positions.clone()
-            else:
-                self._version = version(positions)
+            self._positions = positions.clone() if _readable(positions) else None
 
     def fits(self, positions: Known) -> bool:
-        """Return True if the positions equal the remembered ones, as far as known; see `same`."""
-        kept = self._positions
-        if isinstance(kept, Tensor) and self._version not in (None, version(kept)):
-            return False
-        return same(positions, self._positions)
-
-
-def version(t: Shaped[Tensor, "..."]) -> int | None:
-    """Return torch's count of writes to a tensor; None if it has none.
-
-    torch documents the counter but has no public name for it.
-    """
-    uncounted = torch.compiler.is_compiling() or t.is_inference()
-    return None if uncounted else t._version
+        """Return True if the positions are known to equal the remembered ones."""
+        return self._positions is not None and same(positions, self._positions)
 
 
 def distances(
@@ -236,18 +222,32 @@ def distances(
     Raises: ValueError unless both are (len) or (batch, len).
     """
     check_flat(q_positions, kv_positions)
+    q_positions, kv_positions = _comparable(q_positions, kv_positions)
     return q_positions[..., :, None] - kv_positions[..., None, :]
 
 
-def in_double(
+def from_origin(
     q_positions: FlatQueries, kv_positions: FlatKeys
 ) -> tuple[Float[Tensor, "*#batch q_len"], Float[Tensor, "*#batch kv_len"]]:
-    """Return both in float64, minus the first key's position, so that large positions stay
-    distinct. Distances do not change."""
-    if q_positions.is_floating_point() or kv_positions.is_floating_point():
-        q_positions, kv_positions = q_positions.double(), kv_positions.double()
-    origin = kv_positions.reshape(-1)[:1].sum()  # 0 where there is none
-    return (q_positions - origin).double(), (kv_positions - origin).double()
+    """Return both in float64, minus the position of the first key of their batch row, so that far
+    positions stay distinct. Distances do not change.
+
+    Whole positions are subtracted as whole numbers. The results are exact if they are below 2^53:
+    rows may lie anywhere, but one row must not span more.
+    """
+    q_positions, kv_positions = _comparable(q_positions, kv_positions)
+    if kv_positions.shape[-1]:
+        origin = kv_positions[..., :1]
+        q_positions, kv_positions = q_positions - origin, kv_positions - origin
+    return q_positions.double(), kv_positions.double()
+
+
+def _comparable(q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in float64 if only one has whole numbers, which torch would round to the dtype of
+    the other."""
+    if q_positions.is_floating_point() == kv_positions.is_floating_point():
+        return q_positions, kv_positions
+    return q_positions.double(), kv_positions.double()
 
 
 def check_flat(q_positions: Any, kv_positions: Any) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from posenc.attend.problem import Problem
-from posenc.attend.ways import blocks, flash, flex, reference, sdpa
+from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
 from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.tracking import readable, transformed
 
@@ -200,7 +200,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
         return "a bias per key suffices under a causal mask only"
     if term is None or term.per_key is None or term.combine is not None:
         return "the bias is no term of the query minus a term of the key"
-    return None
+    return key_rows.why_not(problem) if problem.q.numel() and problem.kv_len else None
 
 
 def _why_not_flex(problem: Problem) -> str | None:

@@ -14,6 +14,7 @@ POSITIONS = torch.arange(LENGTH)
 class Counted(posenc.Kerple):
     """How often the bias was computed."""
 
+    reads = ("r1", "r2")
     calls = 0
 
     def bias(self, distance):
@@ -56,14 +57,72 @@ def test_the_table_is_computed_once_for_all_layers(q):
     assert ready.calls == 2
 
 
+class Warm(posenc.T5Bias):
+    """A bias that also reads a number of its own."""
+
+    warmth = 1.0
+
+    def bias(self, distance):
+        return self.warmth * super().bias(distance)
+
+
 @torch.no_grad()
-def test_other_weights_make_another_table(q):
-    encoding = posenc.T5Bias(HEADS)
+def test_a_subclass_that_reads_more_is_computed_each_time(q):
+    encoding = Warm(HEADS)
     ready = encoding.prepare(POSITIONS)
-    before = attended(ready, q)
-    encoding.weight += torch.randn(32, HEADS)  # as an optimizer writes
+    attended(ready, q)
+    encoding.warmth = ready.warmth = 2.0
     assert torch.equal(attended(ready, q), attended(encoding, q))
-    assert not torch.equal(attended(ready, q), before)
+
+
+def fused_step(module):
+    torch.optim.AdamW(module.parameters(), lr=1.0, fused=True).step()
+
+
+def foreach_step(module):
+    torch.optim.SGD(module.parameters(), lr=1.0, foreach=True).step()
+
+
+def through_data(module):
+    for parameter in module.parameters():
+        parameter.data.view(-1)[0] += 5
+
+
+def from_a_vector(module):
+    vector = torch.nn.utils.parameters_to_vector(module.parameters())
+    torch.nn.utils.vector_to_parameters(vector + 1, module.parameters())
+
+
+def through_numpy(module):
+    for parameter in module.parameters():
+        parameter.detach().numpy()[...] += 1
+
+
+def rounded(module):
+    module.to(torch.bfloat16).float()
+
+
+WRITERS = (fused_step, foreach_step, through_data, from_a_vector, through_numpy, rounded)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    "name", ["t5", "kerple", "alibi:learned=true", "deberta", "transformer_xl", "alibi+t5"]
+)
+def test_weights_written_in_any_way_are_followed(name, write, q):
+    encoding = posenc.create(name, posenc.ModelShape(HEADS * 16, HEADS)).for_layer(0)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += torch.rand_like(parameter)
+    ready = encoding.prepare(POSITIONS)
+    with torch.no_grad():
+        before = attended(ready, q, 60)
+    for parameter in encoding.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    write(encoding)
+    with torch.no_grad():
+        assert torch.equal(attended(ready, q, 60), attended(encoding, q, 60))
+        assert not torch.equal(attended(ready, q, 60), before)
 
 
 def test_a_gradient_reaches_the_weights_of_a_prepared_one(q):

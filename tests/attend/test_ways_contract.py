@@ -173,8 +173,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(sandwich, "KEYS", 16)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
-    monkeypatch.setattr(key_rows, "ROWS", 16)
-    monkeypatch.setattr(key_rows, "STEEP_ROWS", 8)
+    monkeypatch.setattr(key_rows, "FALL", {16: 64, 8: 128})
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -105,7 +105,7 @@ def conditions(case: Case) -> Iterator[None]:
             mock.patch.multiple(choose, NEAR=2, SHORT=33),
             mock.patch.multiple(strips, ROWS=8, TOGETHER=32),
             mock.patch.multiple(strips_backward, ROWS=7, KEYS=9),
-            mock.patch.multiple(key_rows, ROWS=16, STEEP_ROWS=8),
+            mock.patch.object(key_rows, "FALL", {16: 64, 8: 128}),
         ):
             yield
     finally:

@@ -3,7 +3,7 @@
 score[i, j] += row[i] - key[j]. With a causal mask row[i] cancels in the softmax, so a block of
 queries needs only one row of bias, which torch's flash kernel reads as a mask with stride 0 along
 the queries. The bias is relative to the middle of the block, so it is small near the block and as
-precise at key 100,000 as at key 100.
+precise at key 100,000 as at key 100. Blocks are so short that this holds for all their queries.
 """
 
 from collections.abc import Iterator
@@ -16,20 +16,25 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.strips_backward import dense_gradients, of_groups
+from posenc.attend.ways.second_derivatives import dense_gradients
+from posenc.attend.ways.strips_backward import of_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.numbers.tracking import readable
 
-ROWS, STEEP_ROWS = 512, 128
-"""Queries per block, which read one row of bias. STEEP_ROWS if the bias falls by more than 64
-within ROWS queries, because large numbers are coarse and tiny weights slow."""
+ROWS = 512
+"""Maximum queries per block, which read one row of bias."""
+FALL = {ROWS: 64, 128: 128, 32: 128}
+"""Queries per block, and how much row[i] may change within such a block, because large numbers are
+coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow."""
+LARGEST = {torch.float32: 2.0**28, torch.float64: 2.0**12}
+"""Maximum size of row and key for scores of this dtype: float64 then rounds their difference by
+less than 1e-7, and 1e-12."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
     """Attend by blocks of queries. choose.py has checked that term and mask allow it."""
-    assert problem.term is not None and problem.term.per_key is not None
-    row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
+    row, key = _row_and_key(problem)
     dtype = problem.product_dtype
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
     if torch.is_grad_enabled() and (row.requires_grad or key.requires_grad):
@@ -41,6 +46,34 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     return out, None  # type: ignore[return-value]
 
 
+def why_not(problem: Problem) -> str | None:
+    """Return why the numbers of row and key do not allow this way; None if they do."""
+    row, key = (t.detach() for t in _row_and_key(problem))
+    largest = float(torch.maximum(row.abs().amax(), key.abs().amax()))
+    if not largest <= LARGEST[at_least_float32(problem.q.dtype)]:
+        return "its positions or gates span too much for one row of bias per block"
+    if _block_size(row) is None:
+        return "the bias changes too much between neighbouring queries for one row per block"
+    return None
+
+
+def _row_and_key(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return row and key of the term, each (batch or 1, num_heads, len)."""
+    assert problem.term is not None and problem.term.per_key is not None
+    row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
+    return row, key
+
+
+def _block_size(row: Tensor) -> int | None:
+    """Return the largest number of queries per block of FALL for which row changes little enough;
+    None if there is none."""
+    for size, most in FALL.items():
+        blocks = F.pad(row, (0, -row.shape[-1] % size), mode="replicate").unflatten(-1, (-1, size))
+        if bool((blocks.amax(-1) - blocks.amin(-1) <= most).all()):
+            return size
+    return None
+
+
 Part = tuple[slice, slice, Tensor, Tensor | None]
 """(rows, keys, bias, visible): the bias of their scores, -inf for hidden pairs; visible is True for
 the others, or None if no pair is hidden."""
@@ -50,8 +83,8 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     """Yield each block of queries as parts: the keys that all its queries see, and the keys before
     and after them."""
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
-    fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
-    size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
+    size = _block_size(row)
+    assert size is not None
     # Others are compared with the key at a query's own position, which an exact mask shows.
     exact = problem.mask is not None and problem.mask.exact and readable(key)
     shift, least = problem.mask_shift if exact else None, problem.negligible()

@@ -166,10 +166,11 @@ class PositionEncoding(nn.Module):
         """Return a copy with everything that depends only on `positions` precomputed.
 
         A model calls it once per forward and passes the result to every layer, as the encoding or
-        as `attention(prepared=...)`. Nothing is stored on the encoding itself. Tables made from
-        weights are recomputed after an optimizer changes the weights. `length` is the current
-        length in tokens, for methods whose frequencies depend on it; None means the training
-        length.
+        as `attention(prepared=...)`. Nothing is stored on the encoding itself. Before a table is
+        used again, positions and weights are compared by value, so results are always those of the
+        encoding. Where comparing would wait for an accelerator, the table is computed again.
+        `length` is the current length in tokens, for methods whose frequencies depend on it; None
+        means the training length.
         """
         return self
 

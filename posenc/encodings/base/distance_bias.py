@@ -1,6 +1,6 @@
 """Base class of score biases that depend only on the distance."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Real
@@ -13,7 +13,7 @@ from posenc.encodings.base.placed import check_distances
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_double
+from posenc.positions import FlatKeys, FlatQueries, Positions, distances
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
 
@@ -34,6 +34,10 @@ class DistanceBias(PositionEncoding):
     """
 
     claims = Claims(places=(3,), source="see the subclass")
+    reads: ClassVar[tuple[str, ...] | None] = None
+    """Names of the tensors that `bias` reads, if nothing else that it reads can change. A prepared
+    encoding then computes the bias of consecutive positions once for all layers. A subclass does
+    not inherit it, because its `bias` may read more."""
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         """Return a copy that computes its bias table once, in the first layer that needs it."""
@@ -55,9 +59,13 @@ class DistanceBias(PositionEncoding):
         kv_len) if positions are batched."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
-    def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the bias of each pair like `forward`, without checking the positions."""
-        values = self._checked(distances(q_positions, kv_positions))
+    def dense(
+        self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
+    ) -> BiasMatrix:
+        """Return the bias of each pair like `forward`, in float64 if `double`, without checking the
+        positions."""
+        distance = distances(q_positions, kv_positions)  # exact, before any rounding
+        values = self._checked(distance.double() if double else distance)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def _checked(self, distance: Tensor) -> Tensor:
@@ -76,22 +84,23 @@ class DistanceBias(PositionEncoding):
     ) -> Float[Tensor, "num_heads {count}"]:
         """Return the bias of `count` distances from `farthest` downwards, on the device of `like`
         and in at least float32."""
-        # The dtype of the positions sets the precision of the bias.
-        precise = torch.float64 if like.dtype == torch.float64 else torch.int64
+        double = like.dtype == torch.float64
 
         def compute() -> Tensor:
-            return self.run(farthest, count, precise, like.device).to(at_least_float32(like.dtype))
+            return self.run(farthest, count, double, like.device).to(at_least_float32(like.dtype))
 
-        if self._kept is None:
+        reads = vars(type(self)).get("reads")
+        if reads is None or not self.computes_as(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
-        return self.kept(key, compute, *self.parameters(), *self.buffers())
+        return self.kept(key, compute, *(getattr(self, name) for name in reads))
 
     def run(
-        self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
+        self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Compute what `falling` returns, from distances of this dtype."""
-        falling = torch.arange(farthest, farthest - count, -1, dtype=dtype, device=device)
+        """Compute what `falling` returns; in float64 if `double`."""
+        falling = torch.arange(farthest, farthest - count, -1, device=device)
+        falling = falling.double() if double else falling
         return self._checked(falling[None]).squeeze(1)  # own classes may rely on two axes
 
     def computes_as(self, own: type["DistanceBias"]) -> bool:
@@ -109,9 +118,7 @@ class DistanceBias(PositionEncoding):
             return values
 
         def values(q: Tokens, k: Tokens) -> Tensor:
-            where = q.positions, k.positions
-            # The dtype of the positions sets the precision of the bias.
-            values = for_heads(self.dense(*(in_double(*where) if double else where)), 2)
+            values = for_heads(self.dense(q.positions, k.positions, double), 2)
             check_heads(self, values.shape[-3], heads)
             return values
 

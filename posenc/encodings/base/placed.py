@@ -9,6 +9,8 @@ from torch import Tensor
 from posenc.encodings.numbers.tracking import free_ends
 from posenc.positions import check_flat, placed, tensor
 
+_FARTHEST = 2**62
+"""First size of a whole position that is refused: differences of smaller ones fit int64."""
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
 """First whole number of each dtype above which some whole numbers are missing."""
 
@@ -21,7 +23,8 @@ def check_positions(
     or as a range.
 
     Raises: TypeError for anything but positions. ValueError for a wrong shape and, found on the CPU
-    only, for numbers that are not finite, or so large that their dtype lacks whole numbers.
+    only, for numbers that are not finite, so large that their dtype lacks whole numbers, or whole
+    numbers from 2^62 on, whose differences would overflow.
     """
     return positions_of((x.shape[0], x.shape[2]), x, owner, name, positions, num_axes)
 
@@ -32,7 +35,8 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
     Raises: as check_positions.
     """
     q_positions, kv_positions = (
-        tensor(t) if isinstance(t, range) else t for t in (q_positions, kv_positions)
+        _as_tensor(owner, name, t) if isinstance(t, range) else t
+        for name, t in (("q_positions", q_positions), ("kv_positions", kv_positions))
     )
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         _check_kind(owner, name, positions)
@@ -69,8 +73,9 @@ def positions_of(
     if isinstance(positions, range):
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
         if num_axes == 1 and positions.step == 1 and positions.stop - positions.start == sizes[-1]:
+            _check_span(owner, name, positions.start, positions.stop)
             return positions
-        positions = tensor(positions, x.device)
+        positions = _as_tensor(owner, name, positions, x.device)
     _check_kind(owner, name, positions)
     if positions.device != x.device:
         positions = positions.to(x.device)
@@ -101,7 +106,31 @@ def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
     if positions.is_floating_point():
         _check_floats(owner, name, positions if num_axes == 1 else placed(positions))
         return positions
-    return positions if positions.dtype == torch.int64 else positions.long()
+    whole = positions if positions.dtype == torch.int64 else positions.long()
+    low, high = free_ends(whole) or (0, 0)
+    if positions.dtype == torch.uint64 and low < 0:  # int64 has no such number
+        high = low + 2**64
+    _check_span(owner, name, low, high)
+    return whole
+
+
+def _as_tensor(
+    owner: str, name: str, positions: range, device: torch.device | None = None
+) -> Tensor:
+    _check_span(owner, name, positions.start, positions.stop)
+    return tensor(positions, device)
+
+
+def _check_span(owner: str, name: str, low: float, high: float) -> None:
+    """Raise ValueError for whole positions whose differences could overflow int64."""
+    if torch.compiler.is_compiling():
+        return
+    furthest = max(low, high, key=abs)
+    if abs(furthest) >= _FARTHEST:
+        raise ValueError(
+            f"{owner}: {name} reach {furthest}, and differences of positions fit int64 only below "
+            "2^62. Subtract an offset from all of them."
+        )
 
 
 def _check_kind(owner: str, name: str, positions: Any) -> None:

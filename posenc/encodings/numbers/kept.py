@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from posenc.positions import version
+from posenc.encodings.numbers.tracking import readable
 
 T = TypeVar("T")
 MOST = 4
@@ -16,38 +16,44 @@ MOST = 4
 class Kept:
     """Cache results by key, and recompute a result if a tensor from which it was made has changed.
 
-    Nothing is cached if gradients are tracked, because a backward pass frees its graph.
+    Tensors are compared by value with copies, so every change is seen, whoever wrote it. That costs
+    time in proportion to their size, and on an accelerator it would wait for the device: nothing is
+    cached there, nor while gradients are tracked, because a backward pass frees its graph.
 
     >>> from posenc.encodings.numbers.kept import Kept
     >>> kept, weight = Kept(), torch.ones(2)
     >>> table = kept("x", lambda: weight * 3, weight)
     >>> kept("x", lambda: weight * 3, weight) is table
     True
-    >>> _ = weight.mul_(2)  # as an optimizer writes
+    >>> weight.data[0] = 5
     >>> kept("x", lambda: weight * 3, weight)
-    tensor([6., 6.])
+    tensor([15.,  3.])
     """
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, tuple[tuple[Tensor, ...], tuple[int | None, ...], Any]] = {}
+        self._last: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T], *given: Tensor | None) -> T:
-        """Return `compute()`, or its cached result for this key and tensors. Do not write to it."""
+        """Return `compute()`, or its cached result for this key and equal tensors. Do not write to
+        it."""
         made_from = tuple(t for t in given if t is not None)
-        followed = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
-        if followed or torch.compiler.is_compiling():
-            return compute()
-        versions = tuple(version(t) for t in made_from)
-        if None in versions:  # torch does not count writes to this tensor
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
+        if tracked or torch.compiler.is_compiling() or not all(map(readable, made_from)):
             return compute()
         key = key, torch.is_inference_mode_enabled()
         before = self._last.get(key)
-        if before is not None and before[1] == versions:
-            if all(a is b for a, b in zip(before[0], made_from, strict=True)):
-                return before[2]
+        if before is not None and _equal(before[0], made_from):
+            return before[1]
         self._last.pop(key, None)
         if len(self._last) == MOST:
             del self._last[next(iter(self._last))]
         table = compute()
-        self._last[key] = made_from, versions, table
+        self._last[key] = tuple(t.detach().clone() for t in made_from), table
         return table
+
+
+def _equal(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
+    if len(before) != len(now):
+        return False
+    pairs = zip(before, now, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)

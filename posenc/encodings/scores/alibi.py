@@ -14,6 +14,7 @@ from posenc.encodings.numbers.slopes_and_buckets import alibi_heads
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import from_origin
 
 
 class ALiBi(DistanceBias):
@@ -42,7 +43,8 @@ class ALiBi(DistanceBias):
     kv_len).
     Units: positions in tokens; the bias is in logits (added before softmax, after
     1/sqrt(head_dim)).
-    Precision: computed in float32 from the distance, so far positions lose no precision.
+    Precision: computed in float32 from the distance, so far positions lose no precision: distances
+    are differences of whole numbers, and exact at any offset up to 2^62.
     Raises: ValueError if the heads do not fit total_heads or the form.
     Source: Press et al. 2022, arXiv:2108.12409, section 3;
     github.com/ofirpress/attention_with_linear_biases, its issue 5 for encoders.
@@ -54,6 +56,7 @@ class ALiBi(DistanceBias):
     """
 
     claims = replace(DistanceBias.claims, source="Press et al. 2022, arXiv:2108.12409, section 3")
+    reads = ("log_slopes",)
 
     def __init__(
         self,
@@ -102,8 +105,12 @@ class ALiBi(DistanceBias):
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
-        if self._sides is None:
-            term.per_key = lambda: self._per_key(q.positions.double(), k.positions.double())
+        slopes = self.log_slopes
+        learns = slopes is not None and slopes.requires_grad and torch.is_grad_enabled()
+        # The gradient of a slope sums gradients of scores times distances. From gradients per key
+        # it would be a difference of large sums.
+        if self._sides is None and not learns:
+            term.per_key = lambda: self._per_key(q.positions, k.positions)
         if self.computes_as(ALiBi):
             term.formulas = lambda: [self._formula(q.device)]
         return term
@@ -117,7 +124,9 @@ class ALiBi(DistanceBias):
         return Formula(_one_side, (slope, self._sides.like(like)))
 
     def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (row, key) with bias = row[i] - key[j] for past keys, in float64."""
+        """Return (row, key) with bias = row[i] - key[j] for past keys, in float64, relative to the
+        first key of each batch row."""
+        q_positions, kv_positions = from_origin(q_positions, kv_positions)
         slope = self._slope(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 

@@ -43,6 +43,7 @@ class Sandwich(DistanceBias):
     """
 
     claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2212.10356, section 5")
+    reads = ()
 
     def __init__(
         self, num_heads: int, *, dim: int = 128, form: Literal["paper", "nemo"] = "paper"
@@ -64,22 +65,26 @@ class Sandwich(DistanceBias):
         total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
         return self._shared(total.view(distance.shape), dtype)
 
-    def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
+    def dense(
+        self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
+    ) -> BiasMatrix:
         """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
-        values = self._shared(q @ k.mT, real(q_positions).dtype)
+        dtype = torch.float64 if double else real(q_positions).dtype
+        values = self._shared(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def run(
-        self, farthest: int, count: int, dtype: torch.dtype, device: torch.device
+        self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of falling distances from a grid of few queries and keys."""
         queries = torch.arange(farthest, farthest - count, -KEYS, device=device)
         where = torch.cat((queries, torch.arange(KEYS, device=device)))
         both = torch.cat(self.angles.cos_sin(where, torch.float64), dim=-1)
         total = both[: len(queries)] @ both[len(queries) :].mT
-        return self._shared(total.flatten()[:count], torch.promote_types(dtype, torch.float32))
+        dtype = torch.float64 if double else torch.float32
+        return self._shared(total.flatten()[:count], dtype)
 
     def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
         total = total - self.offset

@@ -53,8 +53,8 @@ class Term:
     formulas: function that returns the bias that by_distance returns as a sum of formulas, for
         kernels in which arithmetic is faster than reading a table.
     constant_from: distance from which on by_distance returns one parameter per head.
-    per_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads, len), if
-        the term only adds row[i] - key[j] for keys not later than the query.
+    per_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads, len), in
+        float64, if the term only adds row[i] - key[j] for keys not later than the query.
     pair: function that computes tables and returns a score_mod for FlexAttention, which only reads
         and combines elements of them.
     far_from: distance from which on the term adds one vector to all keys, and one to all values.
