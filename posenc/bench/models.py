@@ -13,6 +13,7 @@ from posenc.bench.cases import Case
 from posenc.bench.measure import Call
 from posenc.encodings import create
 from posenc.hf.attachment.attach import attach, shape_of
+from posenc.hf.capabilities import cache_argument
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 
@@ -27,9 +28,10 @@ def decode_calls(case: Case) -> dict[str, Call]:
     def llama(attention: str) -> Call:
         from transformers import DynamicCache
 
-        model, cache = _llama(case, attention).eval(), DynamicCache()
-        model(prompt, past_key_values=cache, logits_to_keep=1)
-        return lambda: model(token, past_key_values=cache)
+        model = _llama(case, attention).eval()
+        cache: dict[str, Any] = {str(cache_argument(model)): DynamicCache()}
+        model(prompt, **cache, logits_to_keep=1)
+        return lambda: model(token, **cache)
 
     def ours(name: str) -> Call:
         model = _decoder(case, name).eval()

@@ -1,6 +1,7 @@
 """Check, run by path in its own process, that stock transformers reads a folder correctly.
 
-python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE]
+python proof.py PARENT
+    <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE, CACHE ARGUMENT]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
 """
 
@@ -42,18 +43,25 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
 
-def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return the logits of the last `steps` tokens, fed one by one after the rest."""
+def decode(
+    model: torch.nn.Module, tokens: torch.Tensor, steps: int, cache: str | None
+) -> torch.Tensor:
+    """Return the logits of the last `steps` tokens, fed one by one after the rest. `cache` is the
+    name of the KV cache in the arguments and in the output of the model."""
+    if cache is None:
+        raise ValueError(f"{type(model).__name__} takes no KV cache: decoding cannot be proved")
     out = model(tokens[:, :-steps], use_cache=True)
     rows = []
     for i in range(tokens.shape[1] - steps, tokens.shape[1]):
-        out = model(tokens[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
+        out = model(tokens[:, i : i + 1], use_cache=True, **{cache: out[cache]})
         rows.append(out.logits)
     return torch.cat(rows, dim=1)
 
 
 @torch.inference_mode()
-def main(folder: str, reference: str, kind: str, dtype: str, device: str) -> None:
+def main(
+    folder: str, reference: str, kind: str, dtype: str, device: str, cache: str | None
+) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     auto = (
@@ -81,7 +89,7 @@ def main(folder: str, reference: str, kind: str, dtype: str, device: str) -> Non
     if kind == "causal":
         steps = min(16, tokens.shape[1] // 2)
         full = got[:, -steps:].float()
-        result["decode_error"] = float((decode(model, tokens, steps) - full).abs().max())
+        result["decode_error"] = float((decode(model, tokens, steps, cache) - full).abs().max())
         prompt = tokens[:, : tokens.shape[1] - steps]
         # An end-of-text token would stop the count, not the model's ability to go on.
         grown = model.generate(

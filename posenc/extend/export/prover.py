@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from posenc.hf.capabilities import cache_argument
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotary_frequencies
 from posenc.report.files.atomic import write_atomically
@@ -95,7 +96,8 @@ class Prover:
         reference = Path(self._scratch.name) / "expected.safetensors"
         write_atomically(reference, save(expected))
         kind, dtype = "masked" if masked else "causal", str(model.dtype).removeprefix("torch.")
-        asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device)]
+        cache = cache_argument(model)
+        asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device), cache]
         running = self.start()
         said, complained = running.communicate(json.dumps(asked))
         if running.returncode:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.hf.capabilities import continued
+
 BLOCK = 256
 """Queries at a time."""
 SCORES_BUDGET = 1 << 23
@@ -68,11 +70,11 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     AttentionMaskInterface.register(name, sdpa_mask)
     try:
         model.set_attn_implementation(name)
-        pieces, cache = [], None
+        pieces: list[Tensor] = []
+        cache: dict[str, Any] = {} if whole else {"use_cache": True}
         for piece in [tokens] if whole else tokens.split(BLOCK, dim=1):
-            options = {} if whole else {"past_key_values": cache, "use_cache": True}
-            out = model(piece, **options)
-            cache = None if whole else out.past_key_values
+            out = model(piece, **cache)
+            cache = {} if whole else continued(model, out)
             if not layers:
                 return None
             pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))

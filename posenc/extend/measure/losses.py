@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.hf.capabilities import continued
+
 LOGITS_BUDGET = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
 ROWS = 512
@@ -78,10 +80,11 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     piece = max(128, LOGITS_BUDGET // (batch * model.config.vocab_size))
     if whole or length <= piece:
         return _nats(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
-    cache, losses = None, []
+    cache: dict[str, Any] = {"use_cache": True}
+    losses = []
     for start in range(0, length - 1, piece):
-        out = model(tokens[:, start : start + piece], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(tokens[:, start : start + piece], **cache)
+        cache = continued(model, out)
         targets = tokens[:, start + 1 : start + piece + 1]
         losses.append(_nats(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)

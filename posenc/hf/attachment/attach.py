@@ -13,6 +13,7 @@ from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
+from posenc.hf.attachment.proof import prove
 from posenc.hf.attachment.save import save_beside
 
 Own = Literal["replace", "keep"]
@@ -45,12 +46,14 @@ def attach(
     decoder: PositionEncoding | str | None = None,
     own: Own = "replace",
     example: dict[str, Any] | None = None,
+    check: bool = True,
 ) -> Any:
     """Attach `encoding` to a model, and return the same model.
 
     Its parameters become the model's: optimizers, Trainer and peft see them as `posenc_encoding`.
     The KV cache stores untransformed keys, with their positions. `model.save_pretrained` also
-    writes the encoding, for `posenc.hf.load`.
+    writes the encoding, for `posenc.hf.load`. A few tokens must give the same read at once, in
+    steps through the model's own cache, and next to padding on either side.
 
     Args:
         model: a transformers model whose attention uses the attention interface: text decoders
@@ -62,10 +65,12 @@ def attach(
         own: "replace" removes the model's own rotation, table or bias. "keep" leaves it and adds
             the encoding: after the rotation, next to the bias.
         example: arguments of a small forward, for models that need more than tokens or an image.
+        check: make that comparison, about eight forwards of five tokens. The logger "posenc.hf"
+            warns of what cannot be compared.
 
     Raises: TypeError unless it is a transformers model. ValueError if the model's attention cannot
-    be replaced, if its own positions cannot be removed, or if the encoding does not fit. The model
-    is then unchanged.
+    be replaced, if its own positions cannot be removed, if the encoding does not fit, or if the
+    comparison fails, with the installed releases. The model is then unchanged.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(
@@ -77,20 +82,27 @@ def attach(
     >>> posenc.hf.detach(model)[0]
     ALiBi(num_heads=4)
     """
-    return _attach(model, encoding, decoder, own, example)
+    return _attach(model, encoding, decoder, own, example, check=check)
 
 
 def _attach(
     model: Any, encoding: PositionEncoding | str | None, decoder: PositionEncoding | str | None,
-    own: Own, example: dict[str, Any] | None, *, alone: bool = True,
+    own: Own, example: dict[str, Any] | None, *, alone: bool = True, check: bool = True,
 ) -> Any:  # fmt: skip
     """Attach like `attach`. alone: raise if other layers depend on the order of tokens."""
+    if not isinstance(check, bool):
+        raise TypeError(f"attach: check must be True or False, got {check!r}.")
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(
             f"attach: {type(model).__name__} is no model of transformers. Other modules take "
             "posenc.Attention."
+        )
+    if all(p.is_meta for p in model.parameters()) and not hasattr(model, "hf_device_map"):
+        raise ValueError(
+            f"attach: the weights of {type(model).__name__} are on the meta device, where it "
+            "cannot run. Load them first."
         )
     if hasattr(model, ATTACHMENT):
         raise ValueError(
@@ -112,6 +124,8 @@ def _attach(
             _put(attachment, stack, each, "input_ids" in example)
         with trial():
             run(model, example)
+        if check:
+            prove(model, example)
         save_beside(model)
     except BaseException:
         _undo(model)
@@ -139,9 +153,9 @@ def attached(
 ) -> Iterator[nn.Module]:
     """Attach the encoding inside the block and detach it after. An encoder-decoder gets it in both
     stacks. alone=False allows layers that depend on order, such as Mamba's; the caller must then
-    compare the model with the original."""
+    compare the model with the original. Decoding and padding are not compared, see `attach`."""
     two = model.config.is_encoder_decoder
-    _attach(model, encoding, encoding if two else None, own, None, alone=alone)
+    _attach(model, encoding, encoding if two else None, own, None, alone=alone, check=False)
     try:
         yield model
     finally:
@@ -259,7 +273,7 @@ def _put(
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
         cache_index = index if cache_index is None else cache_index
-        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, has_positions)
+        layer = hooks.Layer(module, index, cache_index, own, has_positions)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding
 from posenc.hf.attachment.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
+from posenc.hf.capabilities import padding_requested, queries_requested
 from posenc.masks import Mask, causal, document
 from posenc.positions import as_range, counted, length_of
 
@@ -34,19 +35,16 @@ def register_attention() -> None:
 class LazyMask:
     """Hold a mask of transformers without materializing it; it is evaluated block by block.
 
-    plain: "causal" or "full" if that describes the whole mask. forward: the forward that made it,
-    for layers that gradient checkpointing recomputes.
+    forward: the forward that made it, for layers that gradient checkpointing recomputes. plain:
+    "causal" or "full" if that describes the whole mask.
     """
 
     allowed: Callable[..., Tensor]
     """Function of the indices (batch, head, query, key) that returns True for visible keys."""
     q_offset: Any
     kv_offset: int
-    sizes: tuple[int, int, int]
-    """Batch size, number of queries, number of keys."""
-    device: Any
+    forward: Forward
     plain: str | None = None
-    forward: Forward | None = None
     _bound: tuple[Any, Any, Mask] | None = None
 
     def bound(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
@@ -63,56 +61,35 @@ class LazyMask:
         self._bound = q_positions, kv_positions, mask
         return mask
 
-    def contiguous(self) -> Tensor:
-        """Materialize the mask, (batch, 1, queries, keys), for a static cache in `generate`."""
-        batch, q_len, kv_len = self.sizes
-        rows = torch.arange(batch, device=self.device)[:, None, None, None]
-        queries = torch.arange(q_len, device=self.device)[:, None] + self.q_offset
-        keys = torch.arange(kv_len, device=self.device) + self.kv_offset
-        allowed = self.allowed(rows, torch.zeros_like(rows), queries, keys)
-        return allowed.expand(batch, 1, q_len, kv_len).contiguous()
 
+def lazy_mask(**request: Any) -> LazyMask | Tensor | None:
+    """Build the mask that transformers passes to `attend`, as its mask interface requests it.
 
-def lazy_mask(
-    *, batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Tensor],
-    q_offset: int = 0, kv_offset: int = 0, attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True, use_vmap: bool = False, device: Any = "cpu", **options: Any,
-) -> LazyMask | Tensor | None:  # fmt: skip
-    """Build the mask that transformers passes to `attend`, as its mask interface requires. Outside
-    of a forward with an attached encoding, None means plain causal attention or no mask."""
+    None means plain causal attention or no mask, as in SDPA. Outside of a forward with an attached
+    encoding the mask is SDPA's tensor: `generate` makes one there for a static cache, and passes it
+    on to code that reads its shape.
+    """
     from transformers import masking_utils as theirs
 
-    forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
-    if use_vmap:  # a user's mask, which may not accept indices that broadcast
-        dense = theirs.sdpa_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            mask_function=mask_function,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip,
-            use_vmap=True,
-            device=device,
-            **options,
-        )
-        if forward is None or dense is None:
-            return dense
-        return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, sizes, device, None, forward)
-    plain = None
-    padding = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is None or bool(padding.all()):
-        causal_only = mask_function is theirs.causal_mask_function and q_length == kv_length
-        if mask_function is theirs.bidirectional_mask_function:
-            plain = "full"
-        elif causal_only and allow_is_causal_skip:
-            plain = "causal"
-        if plain is not None and forward is None:
+    forward = FORWARD.get()
+    if forward is None:
+        return theirs.sdpa_mask(**request)
+    if request.get("use_vmap"):  # a user's mask, which may not accept indices that broadcast
+        dense = theirs.sdpa_mask(**request)
+        if dense is None:
             return None
-    else:
-        mask_function = theirs.and_masks(mask_function, theirs.padding_mask_function(padding))
-    return LazyMask(mask_function, q_offset, kv_offset, sizes, device, plain, forward)
+        return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, forward)
+    allowed, kv_offset = request["mask_function"], request.get("kv_offset", 0)
+    q_length, q_offset = queries_requested(request)
+    padding = padding_requested(request)
+    plain = None
+    if padding is not None and not bool(padding.all()):
+        allowed = theirs.and_masks(allowed, theirs.padding_mask_function(padding))
+    elif allowed is getattr(theirs, "bidirectional_mask_function", None):
+        plain = "full"
+    elif allowed is theirs.causal_mask_function and q_length == request["kv_length"]:
+        plain = "causal" if request.get("allow_is_causal_skip", True) else None
+    return LazyMask(allowed, q_offset, kv_offset, forward, plain)
 
 
 def attend(
@@ -141,7 +118,9 @@ def attend(
     trial = TRIAL.get()
     if trial is not None:
         heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[-1]
-        trial.reached.append(Reached(module, heads, kv_heads, head_dim, q_len, kv_len, is_causal))
+        trial.reached.append(
+            Reached(module, heads, kv_heads, head_dim, q_len, kv_len, is_causal, positions)
+        )
         mask = None if trial.blind else mask
     usual, scale = query.shape[-1] ** -0.5, encoding.scale(query.shape[-1])
     if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, scale)):

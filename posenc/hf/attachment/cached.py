@@ -20,22 +20,24 @@ from posenc.positions import tensor
 class Columns:
     """Describe the channels appended to each key.
 
-    axes, positions: components and dtype of a position. state: shape (heads, ...) and dtype of a
-    token's state, or None.
+    key_dim: channels of what the cache stores as a key: those of a head, or of a latent from which
+    keys and values are computed (DeepSeek's). axes, positions: components and dtype of a position.
+    state: shape (heads, ...) and dtype of a token's state, or None.
     """
 
+    key_dim: int
     axes: int
     positions: torch.dtype
     state: tuple[tuple[int, ...], torch.dtype] | None
 
     @classmethod
-    def of(cls, now: Attending) -> "Columns":
+    def of(cls, now: Attending, key_dim: int) -> "Columns":
         axes = now.encoding.claims.num_axes
         state = now.state
         shape = None if state is None else (state.shape[1], *state.shape[3:])
         kept = None if state is None or shape is None else (shape, state.dtype)
         dtype = torch.int64 if isinstance(now.positions, range) else now.positions.dtype
-        return cls(axes, dtype, kept)
+        return cls(key_dim, axes, dtype, kept)
 
     @property
     def nbytes(self) -> int:
@@ -61,10 +63,10 @@ class Columns:
         columns = torch.cat(parts, dim=-1).view(k.dtype).view(batch, length, heads, width)
         return torch.cat([k, columns.transpose(1, 2)], dim=-1)
 
-    def split(self, joined: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def split(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Split joined keys into keys, positions (batch, len) or (batch, len, axes), and states."""
         batch, _, length, _ = joined.shape
-        columns = joined[..., head_dim:].detach().transpose(1, 2).reshape(batch, length, -1)
+        columns = joined[..., self.key_dim :].detach().transpose(1, 2).reshape(batch, length, -1)
         raw = columns.contiguous().view(torch.uint8)
         end = self.axes * self.positions.itemsize
         positions = raw[..., :end].contiguous().view(self.positions)
@@ -75,7 +77,7 @@ class Columns:
             state = held.view(batch, length, *shape).movedim(1, 2)
         if self.axes == 1:
             positions = positions[..., 0]
-        return joined[..., :head_dim], positions, state
+        return joined[..., : self.key_dim], positions, state
 
 
 def self_attention(cache: Any) -> Any:
@@ -93,9 +95,9 @@ def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | Non
     if seen == 0:
         return None
     keys = layer.keys if layer.keys.shape[2] <= seen else layer.keys[:, :, :seen]
-    if keys.shape[-1] != now.layer.head_dim + columns.width(keys):
+    if keys.shape[-1] != columns.key_dim + columns.width(keys):
         raise ValueError(_STRANGE)
-    return columns.split(keys.to(device), now.layer.head_dim)[2]
+    return columns.split(keys.to(device))[2]
 
 
 def watch(cache: Any) -> None:
@@ -121,7 +123,7 @@ def _update(
     now = ATTENDING.get()
     if now is None:
         return update(self, key_states, value_states, layer_idx, *args, **options)
-    columns = Columns.of(now)
+    columns = Columns.of(now, key_states.shape[-1])
     now.layer.columns = columns
     before = _layer(self, layer_idx)
     width = key_states.shape[-1] + columns.width(key_states)
@@ -133,7 +135,7 @@ def _update(
     length = key_states.shape[2]
     if joined.shape[2] == length:  # nothing came before
         return key_states, value_states
-    keys, positions, state = columns.split(joined, key_states.shape[-1])
+    keys, positions, state = columns.split(joined)
     now.kv_positions = positions
     if now.state is not None and state is not None and now.state.requires_grad:
         state = torch.cat([state[:, :, :-length], now.state], dim=2)

@@ -53,7 +53,8 @@ class Attending:
 
 @dataclass(eq=False)
 class Reached:
-    """Record a call of transformers' attention interface: module and sizes of tensors."""
+    """Record a call of transformers' attention interface: module, sizes of tensors, and the
+    positions of the queries."""
 
     module: nn.Module
     num_heads: int
@@ -62,6 +63,7 @@ class Reached:
     q_len: int
     kv_len: int
     causal: bool
+    positions: Tensor | range
 
 
 @dataclass(eq=False)

@@ -1,6 +1,5 @@
 """Find a model's attention modules, and the stacks that contain them, by running it once."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +10,14 @@ from torch import Tensor, nn
 
 from posenc.encodings import ModelShape
 from posenc.hf.attachment.calls import TRIAL, Reached, Trial
+from posenc.hf.capabilities import takes
 
 LENGTH, SOURCE_LENGTH = 5, 7
 """Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""
+EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""Largest change of hidden states, relative to the largest, by another order of computation."""
+HALF = 5e-2
+"""The same for half-precision dtypes."""
 
 
 @dataclass(eq=False)
@@ -96,15 +100,27 @@ def trial(*, blind: bool = False) -> Iterator[Trial]:
 
 @torch.no_grad()
 def run(model: Any, example: dict[str, Any]) -> Any:
-    """Run one forward in evaluation mode without a cache, then restore the training flags."""
+    """Run one forward in evaluation mode, then restore the training flags. It uses no cache, unless
+    the example asks for one."""
     training = {module: module.training for module in model.modules()}
-    taken = inspect.signature(model.forward).parameters
-    options = {"use_cache": False} if "use_cache" in taken else {}
+    options = {"use_cache": False} if takes(model, "use_cache") else {}
     try:
-        return model.eval()(**example, **options)
+        return model.eval()(**{**options, **example})
     finally:
         for module, was in training.items():
             module.training = was
+
+
+def tolerance(model: Any) -> float:
+    """Return the largest difference of hidden states, relative to the largest, between two orders
+    of the same computation."""
+    device, exact = model.device.type, torch.get_float32_matmul_precision() == "highest"
+    rounded = (
+        getattr(model, "is_quantized", False)
+        or torch.is_autocast_enabled(device)
+        or (model.dtype == torch.float32 and not exact)  # TF32
+    )
+    return HALF if rounded else EQUAL.get(model.dtype, HALF)
 
 
 def shape_from(stack: Stack, config: Any) -> ModelShape:

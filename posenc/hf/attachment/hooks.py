@@ -12,6 +12,7 @@ from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
 from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward
+from posenc.hf.capabilities import cache_among
 from posenc.positions import counted, documents_from_positions, positions_from_mask, tensor
 
 
@@ -26,7 +27,6 @@ class Layer:
     stack: nn.Module
     index: int
     cache_index: int
-    head_dim: int
     own: PositionEncoding | None = None
     has_positions: bool = True
     columns: Columns | None = None
@@ -99,7 +99,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     if layer.own is not None:
         encoding = layer.own if type(encoding) is PositionEncoding else Compose(layer.own, encoding)
     now = Attending(module, forward, encoding, positions, None, positions, None, layer)
-    cache = next((v for v in everything if hasattr(v, "get_seq_length")), None)
+    cache = cache_among(everything)
     past = None
     if cache is not None:
         cache = self_attention(cache)
@@ -134,7 +134,7 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     if not isinstance(tokens, Tensor):
         return None, None
     length, device = tokens.shape[1], tokens.device
-    cache, mask = given.get("past_key_values"), given.get("attention_mask")
+    cache, mask = cache_among(given.values()), given.get("attention_mask")
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is not None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.encodings import ALiBi, T5Bias
 from posenc.hf.attachment.attention import attend
-from posenc.hf.attachment.find import Stack, run, trial
+from posenc.hf.attachment.find import Stack, run, tolerance, trial
 from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import table_of
 
@@ -17,11 +17,6 @@ TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to token embeddings."""
 ROWS = 2**31
 """Number of positions that a removed table accepts."""
-EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Largest change of hidden states, relative to the largest element, if tokens are permuted in a
-model that ignores order."""
-HALF = 5e-2
-"""The same for half-precision dtypes."""
 
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:
@@ -128,7 +123,7 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
         plain = _hidden(model, stack.module, example)
         moved = _hidden(model, stack.module, {**example, name: ids[:, order]})
         error = float((moved - plain[:, order]).abs().max() / plain.abs().max())
-        if not error <= EQUAL.get(plain.dtype, HALF):
+        if not error <= tolerance(model):
             raise ValueError(
                 f"attach: {type(stack.module).__name__} still depends on the order of its tokens "
                 f"after its rotations and tables were removed (by {error:.1e}): it has positions "

@@ -1,8 +1,6 @@
 """A stock model on posenc's attention: the same answers, padding and windows included, and no
 square mask."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,15 +62,6 @@ def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
     assert position_maps(checkpoint, 4 * checkpoint.trained_length) == []
 
 
-@contextmanager
-def rotated(model):
-    """A model that needs no encoding of ours, on our attention; outside the block on eager's."""
-    register_attention()
-    model.set_attn_implementation("posenc")
-    yield
-    model.set_attn_implementation("eager")
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("family", ["t5", "bloom", "llama"])
@@ -102,7 +91,8 @@ def test_attention_takes_memory_that_grows_with_the_length_alone(family, padded)
             model(tokens[:, :length], **{name: m[:, :length] for name, m in options.items()})
         return seen.elements
 
-    with rotated(model) if family == "llama" else attached(model, PositionEncoding(), own="keep"):
+    with attached(model, PositionEncoding(), own="keep"):
         short, long = largest(2048), largest(4096)
     assert long <= 2.1 * short
+    model.set_attn_implementation("eager")
     assert largest(1024) >= 4 * 1024**2  # what the stock model holds, and this test can see

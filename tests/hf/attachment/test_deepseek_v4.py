@@ -9,6 +9,7 @@ from torch import Tensor
 import posenc
 from posenc import masks
 from posenc.hf import attach, detach
+from posenc.hf.capabilities import continued
 from tests.hf.attachment.models import TOKENS
 from tests.hf_models import COMMON, transformers
 
@@ -79,7 +80,7 @@ def test_an_attached_rove_gives_the_stock_answers_and_another_does_not(model):
     attach(model, encoding())
     torch.testing.assert_close(model(TOKENS).logits, stock, rtol=1e-4, atol=1e-4)
     first = model(TOKENS[:, :9], use_cache=True)
-    rest = model(TOKENS[:, 9:], past_key_values=first.past_key_values).logits
+    rest = model(TOKENS[:, 9:], **continued(model, first)).logits
     torch.testing.assert_close(rest, stock[:, 9:], rtol=1e-4, atol=1e-4)
     detach(model)
     attach(model, encoding().rotation)  # values that are not rotated

@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc.hf import attach, detach, shape_of
+from posenc.hf.capabilities import continued
 from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
 
 
@@ -160,7 +161,7 @@ def test_tables_of_two_stacks_are_replaced_whatever_the_length_and_the_padding(f
     out = model(input_ids=texts, decoder_input_ids=texts[:, :30], use_cache=True)
     rest = model(
         encoder_outputs=(out.encoder_last_hidden_state,), decoder_input_ids=texts[:, 30:],
-        past_key_values=out.past_key_values,
+        **continued(model, out),
     )  # fmt: skip
     torch.testing.assert_close(rest.logits, whole[:, 30:], rtol=0, atol=1e-4)
     short = model(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9]).logits

@@ -6,6 +6,7 @@ import torch
 
 import posenc
 from posenc.hf import attach, detach, shape_of
+from posenc.hf.capabilities import cache_among, cache_argument, continued
 from tests.hf.attachment.models import TOKENS, build
 
 ENCODINGS = "rope alibi fox cope fire learned yarn self_extend transformer_xl".split()
@@ -38,10 +39,10 @@ def test_step_by_step_equals_at_once(family, name):
     out = model(TOKENS[:, :6], use_cache=True)
     logits = [out.logits]
     for first, last in ((6, 9), (9, 10), *((t, t + 1) for t in range(10, LENGTH))):
-        out = model(TOKENS[:, first:last], past_key_values=out.past_key_values, use_cache=True)
+        out = model(TOKENS[:, first:last], **continued(model, out))
         logits.append(out.logits)
     close(torch.cat(logits, 1), whole)
-    assert out.past_key_values.get_seq_length() == LENGTH
+    assert cache_of(out).get_seq_length() == LENGTH
 
 
 @torch.no_grad()
@@ -108,9 +109,9 @@ def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     attach(model, posenc.create("fox", shape_of(model)))
     out = model(TOKENS[:, :6], position_ids=torch.arange(1001, 1007)[None], use_cache=True)
     attention = model.model.layers[0].self_attn
-    layer, keys = vars(attention)["posenc_layer"], out.past_key_values.layers[0].keys
+    layer, keys = vars(attention)["posenc_layer"], cache_of(out).layers[0].keys
     assert keys.dtype == dtype
-    plain, positions, state = layer.columns.split(keys, layer.head_dim)
+    plain, positions, state = layer.columns.split(keys)
     assert torch.equal(positions, torch.arange(1001, 1007).expand(2, -1))
     assert state is not None
     assert state.dtype == torch.float64
@@ -124,20 +125,20 @@ def test_a_cropped_cache_goes_on_from_there():
     model = with_encoding("llama", "fox")
     whole = model(TOKENS, use_cache=False).logits
     out = model(TOKENS[:, :9], use_cache=True)
-    out.past_key_values.crop(-3)
-    out = model(TOKENS[:, 6:], past_key_values=out.past_key_values)
+    cache_of(out).crop(-3)
+    out = model(TOKENS[:, 6:], **continued(model, out))
     close(out.logits, whole[:, 6:])
 
 
 @torch.no_grad()
 def test_a_cache_of_another_model_is_refused():
     model = build("llama")
-    cache = model(TOKENS[:, :6], use_cache=True).past_key_values
+    cache = continued(model, model(TOKENS[:, :6], use_cache=True))
     attach(model, posenc.create("rope", shape_of(model)))
     with pytest.raises(ValueError, match="stored without their positions"):
-        model(TOKENS[:, 6:], past_key_values=cache)
+        model(TOKENS[:, 6:], **cache)
     again = model(TOKENS[:, :6], use_cache=True)  # and nothing is left half done
-    assert again.past_key_values.get_seq_length() == 6
+    assert cache_of(again).get_seq_length() == 6
 
 
 @torch.no_grad()
@@ -152,9 +153,9 @@ def test_a_cache_that_rounds_is_refused_before_it_holds_anything(name):
     except ValueError as error:  # the others need packages of their own
         pytest.skip(f"{error}: this transformers has no fp8 cache")
     with pytest.raises(ValueError, match="a quantised cache rounds what it stores"):
-        model(TOKENS[:, :6], past_key_values=cache, use_cache=True)
+        model(TOKENS[:, :6], **{str(cache_argument(model)): cache}, use_cache=True)
     assert cache.get_seq_length() == 0
-    assert model(TOKENS[:, :6], use_cache=True).past_key_values.get_seq_length() == 6
+    assert cache_of(model(TOKENS[:, :6], use_cache=True)).get_seq_length() == 6
 
 
 @torch.no_grad()
@@ -164,6 +165,10 @@ def test_embeddings_in_place_of_tokens_are_given_positions_too():
     close(model(inputs_embeds=embedded).logits, model(TOKENS).logits)
     detach(model)
     assert (model(TOKENS).logits - model(inputs_embeds=embedded).logits).abs().max() == 0
+
+
+def cache_of(out):
+    return cache_among(out.values())
 
 
 def close(got, expected):

@@ -123,9 +123,9 @@ def test_a_name_comes_back_and_a_file_that_it_names_is_never_run(tmp_path):
         "    claims = posenc.Claims(places=(3,), source='a test')\n"
         "    def __init__(self, num_heads: int):\n"
         "        super().__init__()\n"
-        "        self.slope = torch.nn.Parameter(torch.ones(num_heads, 1, 1))\n"
+        "        self.slope = torch.nn.Parameter(torch.ones(num_heads))\n"
         "    def bias(self, distance):\n"
-        "        return -self.slope * distance.abs()\n"
+        "        return -self.slope.view(-1, *[1] * distance.ndim) * distance.abs()\n"
     )
     here, there = tmp_path / "here" / "mine.py", tmp_path / "there" / "mine.py"
     for path in (here, there):

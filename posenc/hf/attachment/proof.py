@@ -1,0 +1,243 @@
+"""Prove an attached encoding on the model in hand: a few tokens read at once give what they give in
+steps through the model's own cache, and next to padding.
+
+A release of transformers may pass its cache, its mask or its positions in a new way. Nothing would
+fail then: the model would only compute other numbers.
+"""
+
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
+from posenc.hf.attachment.find import run, tolerance, trial
+from posenc.hf.capabilities import continued, takes, versions
+from posenc.positions import tensor
+from posenc.report.page.failure import one_line
+
+LOG = logging.getLogger("posenc.hf")
+"""Logger of what could not be checked; it writes to stderr, and applications may redirect it."""
+CUT = 2
+"""Tokens that the shorter row of a padded batch lacks."""
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What the last stack of a model computed.
+
+    hidden: its output, (batch, len, dim). positions: those of the queries in each of its
+    attentions, (batch, len) or (batch, len, axes). causal: none of its attentions looks ahead.
+    returned: what the model returned.
+    """
+
+    hidden: Tensor
+    positions: list[Tensor]
+    causal: bool
+    returned: Any
+
+    def rows(self, rows: slice, tokens: slice = slice(None)) -> "Outcome":
+        """Select some rows of the batch, and some tokens of them."""
+        places = [p[rows, tokens] for p in self.positions]
+        return Outcome(self.hidden[rows, tokens], places, self.causal, self.returned)
+
+
+def prove(model: Any, example: dict[str, Any]) -> None:
+    """Compare short forwards of a model with an attached encoding: at once, in steps, with padding.
+
+    They run in evaluation mode and without gradients. What cannot be compared is logged as a
+    warning.
+
+    Args:
+        model: the model.
+        example: arguments of one small forward.
+
+    Raises: ValueError, naming the installed releases, if outcomes differ or a forward fails.
+    """
+    if "pixel_values" in example and model.main_input_name == "pixel_values":
+        return  # images are read at once, and without padding
+    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(sorted(gpus, key=str)):
+        unknown = _Proof(model, example).run()
+    if unknown:
+        LOG.warning("attach: %s was not checked %s.", type(model).__name__, unknown)
+
+
+class _Proof:
+    """Forwards of one model and their comparisons.
+
+    per_token: names of the arguments that have an entry for each token of the last stack.
+    """
+
+    def __init__(self, model: Any, example: dict[str, Any]) -> None:
+        self.model, self.example = model, example
+        attachment = getattr(model, ATTACHMENT)
+        encodings: list[Any] = [getattr(stack, ENCODING) for stack in attachment.stacks]
+        self.stack: nn.Module = attachment.stacks[-1]
+        self.axes: int = encodings[-1].claims.num_axes
+        self.replaced = attachment.own == "replace"
+        self.two_stacks = len(encodings) == 2
+        self.per_token = ("input_ids", "inputs_embeds", "position_ids")
+        if self.two_stacks:
+            self.per_token = ("decoder_input_ids",)
+        self.tolerance = tolerance(model)
+        # Dynamic NTK rotates by the length read so far: steps differ from one pass by design.
+        self.compares_numbers = all(e.claims.cache_safe for e in encodings)
+
+    def run(self) -> str | None:
+        """Make all comparisons. Return in words what could not be compared, and why."""
+        tokens = [name for name in self.per_token[:2] if name in self.example]
+        others = sorted(set(self.example) - set(self.per_token))
+        if not tokens or (others and not self.two_stacks):
+            return f"in steps and with padding: its example has {', '.join(others) or 'no tokens'}"
+        whole = self.forward(self.example)
+        if not whole.hidden.isfinite().all():
+            raise ValueError(
+                f"attach: {type(self.model).__name__} returns NaN or infinity for a few tokens, so "
+                "that nothing can be checked. Load its weights first, or attach with check=False."
+            )
+        length = whole.hidden.shape[1]
+        if length <= CUT:
+            return f"in steps and with padding: its example has {length} tokens"
+        bounds = sorted({0, length // 2, length - 1, length})
+        stepwise = self.in_steps(self.example, bounds)
+        if stepwise is not None:
+            self.compare("in steps through its own cache", stepwise, whole)
+        if "input_ids" in self.example and takes(self.model, "attention_mask"):
+            self.prove_padding(whole, cached=stepwise is not None)
+        if stepwise is None and whole.causal and takes(self.model, "use_cache"):
+            return "in steps: it returned no cache"
+        return None
+
+    def prove_padding(self, whole: Outcome, *, cached: bool) -> None:
+        """Compare a row next to a shorter, padded one with the shorter row by itself."""
+        source = self.example["input_ids"]
+        batch, length = source.shape
+        short = self.cut_source(length - CUT)
+        alone = self.forward(short)
+        fill, other = int(source[0, 0]), int(source[0, -1])
+        for side in ("left", "right"):
+            padded = self.padded(short, side, fill)
+            if side == "left" and cached and not self.two_stacks:
+                got = self.in_steps(padded, [0, length - CUT, length])
+                assert got is not None
+            else:
+                got = self.forward(padded)
+            real = slice(None)
+            if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
+                real = slice(CUT, None) if side == "left" else slice(0, length - CUT)
+            what = f"next to padding on the {side}"
+            if side == "left" and not self.replaced:
+                # The model's own positions may count padding, but no token may read it.
+                again = self.forward(self.padded(short, side, other))
+                want = again.rows(slice(batch, None), real)
+                want.positions = alone.positions
+                self.compare(what, got.rows(slice(batch, None), real), want)
+                continue
+            self.compare(what, got.rows(slice(0, batch)), whole)
+            self.compare(what, got.rows(slice(batch, None), real), alone)
+
+    def cut_source(self, length: int) -> dict[str, Any]:
+        """Return the example with fewer tokens: the encoder's, if there is one."""
+        if self.two_stacks:
+            return {**self.example, "input_ids": self.example["input_ids"][:, :length]}
+        return self.part(self.example, 0, length)
+
+    def padded(self, short: dict[str, Any], side: str, fill: int) -> dict[str, Any]:
+        """Return a batch of the example's rows and the short ones, padded with the token `fill`."""
+        sizes = (CUT, 0) if side == "left" else (0, CUT)
+        found: dict[str, Any] = {}
+        for name, value in self.example.items():
+            row = short[name]
+            if row.shape != value.shape:
+                row = F.pad(row, sizes, value=fill if name == "input_ids" else 0)
+            rows_at = 1 if name == "position_ids" and row.ndim == 3 else 0
+            found[name] = torch.cat([value, row], dim=rows_at)
+        real = torch.ones_like(self.example["input_ids"])
+        hidden = F.pad(torch.ones_like(short["input_ids"]), sizes)
+        return {**found, "attention_mask": torch.cat([real, hidden])}
+
+    def part(self, arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+        """Return the arguments for the tokens first .. last of the last stack."""
+        found = dict(arguments)
+        for name in self.per_token:
+            if name in found:
+                tokens_at = 1 if name == "inputs_embeds" else -1
+                found[name] = found[name].narrow(tokens_at, first, last - first)
+        if "attention_mask" in found and not self.two_stacks:
+            found["attention_mask"] = found["attention_mask"][:, :last]
+        return found
+
+    def in_steps(self, arguments: dict[str, Any], bounds: list[int]) -> Outcome | None:
+        """Read the tokens in steps, through the cache that the model returns. Return None if it
+        returns none."""
+        if not takes(self.model, "use_cache"):
+            return None
+        steps: list[Outcome] = []
+        cache: dict[str, Any] = {"use_cache": True}
+        for first, last in pairwise(bounds):
+            if not cache:
+                return None
+            steps.append(self.forward({**self.part(arguments, first, last), **cache}))
+            cache = continued(self.model, steps[-1].returned)
+        by_layer = zip(*(step.positions for step in steps), strict=True)
+        joined = [torch.cat(places, dim=1) for places in by_layer]
+        hidden = torch.cat([step.hidden for step in steps], dim=1)
+        return Outcome(hidden, joined, steps[0].causal, None)
+
+    def forward(self, arguments: dict[str, Any]) -> Outcome:
+        """Run the model once. Raise ValueError if it fails."""
+        found: list[Tensor] = []
+
+        def note(module: nn.Module, args: tuple, out: Any) -> None:
+            found.append(out if isinstance(out, Tensor) else out[0])
+
+        handle = self.stack.register_forward_hook(note)
+        try:
+            with trial() as seen:
+                returned = run(self.model, arguments)
+        except Exception as error:  # a family's code may raise anything
+            given = ", ".join(arguments)
+            raise self.refusal(f"fails with {given} ({one_line(error)})") from error
+        finally:
+            handle.remove()
+        layers = [(vars(reached.module).get(LAYER), reached) for reached in seen.reached]
+        own = [reached for layer, reached in layers if layer and layer.stack is self.stack]
+        hidden = found[-1].float()
+        places = [self.placed(reached.positions, hidden) for reached in own]
+        return Outcome(hidden, places, all(reached.causal for reached in own), returned)
+
+    def placed(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
+        """Return positions with an axis for the rows of the batch."""
+        places = tensor(positions, hidden.device)
+        if places.ndim == 1 + (self.axes > 1):
+            places = places.expand(hidden.shape[0], *places.shape)
+        return places.expand(hidden.shape[0], *places.shape[1:])
+
+    def compare(self, what: str, got: Outcome, want: Outcome) -> None:
+        """Raise ValueError if positions differ, or hidden states by more than rounding."""
+        for found, meant in zip(got.positions, want.positions, strict=True):
+            if not torch.equal(found, meant):
+                raise self.refusal(
+                    f"gets positions {found[0].tolist()} {what}, and {meant[0].tolist()} without"
+                )
+        if not self.compares_numbers:
+            return
+        error = float((got.hidden - want.hidden).abs().max() / want.hidden.abs().max())
+        if not error <= self.tolerance:
+            raise self.refusal(
+                f"computes something else {what}: hidden states differ by {error:.1e} of the "
+                f"largest, expected at most {self.tolerance:.0e}"
+            )
+
+    def refusal(self, said: str) -> ValueError:
+        encoding = type(getattr(self.stack, ENCODING)).__name__
+        return ValueError(
+            f"attach: {type(self.model).__name__} with {encoding} {said}. Either this model or the "
+            f"encoding cannot do that, or these releases do not fit together: {versions()}. "
+            "check=False attaches it all the same, to read rows without padding in one pass."
+        )

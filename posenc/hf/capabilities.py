@@ -1,0 +1,75 @@
+"""Read what the installed transformers passes to a model's parts: its releases name and shape the
+same arguments differently, and no other file knows how."""
+
+from collections.abc import Iterable
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CACHE_ARGUMENTS = ("cache", "past_key_values")
+"""Names of a forward's cache argument, the newest first."""
+
+
+def is_cache(value: Any) -> bool:
+    """Return True for a KV cache of transformers, whatever its class and its argument are named."""
+    return hasattr(value, "get_seq_length") and not isinstance(value, nn.Module)
+
+
+def cache_among(values: Iterable[Any]) -> Any:
+    """Return the KV cache among the arguments of a forward; None if there is none."""
+    return next((value for value in values if is_cache(value)), None)
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Return True if the model's forward has an argument of this name."""
+    return name in signature(model.forward).parameters
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """Return the name under which the model's forward takes a KV cache; None if it takes none.
+
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> gpt2 = GPT2Model(GPT2Config(vocab_size=90, n_embd=32, n_layer=1, n_head=4))
+    >>> cache_argument(gpt2) in CACHE_ARGUMENTS
+    True
+    """
+    return next((name for name in CACHE_ARGUMENTS if takes(model, name)), None)
+
+
+def continued(model: nn.Module, out: Any) -> dict[str, Any]:
+    """Return the arguments with which the model's next forward goes on from the cache in its output
+    `out`. Empty if there is none, or the forward takes none."""
+    name = cache_argument(model)
+    cache = cache_among(out.values())
+    return {} if name is None or cache is None else {name: cache, "use_cache": True}
+
+
+def versions() -> str:
+    """Return the installed releases that have to fit together, in words."""
+    import transformers
+
+    import posenc
+
+    found = {"transformers": transformers, "torch": torch, "posenc": posenc}
+    return ", ".join(f"{name} {module.__version__}" for name, module in found.items())
+
+
+def queries_requested(request: dict[str, Any]) -> tuple[int, Any]:
+    """Return the number of queries for which a mask is requested, and the index of the first."""
+    if "cache_position" in request:  # before transformers 5.4: the index of every query
+        indices = request["cache_position"]
+        return len(indices), indices[0]
+    return request["q_length"], request.get("q_offset", 0)
+
+
+def padding_requested(request: dict[str, Any]) -> Tensor | None:
+    """Return the padding mask of a requested mask, (batch, keys), indexed from the first token on;
+    None if there is none."""
+    from transformers.masking_utils import prepare_padding_mask
+
+    # transformers 4 cuts off the tokens that have left a window, unless asked not to.
+    whole = {"_slice": False} if "_slice" in signature(prepare_padding_mask).parameters else {}
+    keys, offset = request["kv_length"], request.get("kv_offset", 0)
+    return prepare_padding_mask(request.get("attention_mask"), keys, offset, **whole)
