@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -44,16 +43,6 @@ def continued(model: nn.Module, out: Any) -> dict[str, Any]:
     name = cache_argument(model)
     cache = cache_among(out.values())
     return {} if name is None or cache is None else {name: cache, "use_cache": True}
-
-
-def versions() -> str:
-    """Return the installed releases that have to fit together, in words."""
-    import transformers
-
-    import posenc
-
-    found = {"transformers": transformers, "torch": torch, "posenc": posenc}
-    return ", ".join(f"{name} {module.__version__}" for name, module in found.items())
 
 
 def queries_requested(request: dict[str, Any]) -> tuple[int, Any]:

@@ -1,5 +1,6 @@
 """Remove a model's own positions, or compute them by posenc if they are a bias of the scores."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ ROWS = 2**31
 def hide(stack: nn.Module, model: Any) -> list[Any]:
     """Disable rotations and position tables of a stack; return the hook handles that undo it."""
     handles = [
-        child.register_forward_hook(no_turn)
+        child.register_forward_hook(NoTurn())
         for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
     ]
     known = table_of(model)
@@ -157,12 +158,25 @@ def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
     return found[-1]
 
 
-def no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
-    """Return the identity rotation in the form that a rotary module returns."""
-    if isinstance(out, Tensor):  # cosine + i sine
-        return torch.ones_like(out)
-    cos, sin = out
-    return torch.ones_like(cos), torch.zeros_like(sin)
+@dataclass
+class NoTurn:
+    """Forward hook of a rotary module: return the identity rotation in the form of its output.
+
+    sine_at: index of the sines, which most families return second, and GPT-J first. It is read from
+    the first output, where position 0 has sine 0.
+    """
+
+    sine_at: int | None = None
+
+    def __call__(self, module: nn.Module, args: tuple, out: Any) -> Any:
+        if isinstance(out, Tensor):  # cosine + i sine
+            return torch.ones_like(out)
+        if self.sine_at is None:
+            sums = [float(part.detach().float().abs().sum(-1).min()) for part in out]
+            self.sine_at = sums.index(min(sums))
+        found = [torch.ones_like(part) for part in out]
+        found[self.sine_at].zero_()
+        return tuple(found)
 
 
 def _zeros(module: nn.Module, args: tuple, out: Tensor) -> Tensor:

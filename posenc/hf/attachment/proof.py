@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import run, tolerance, trial
-from posenc.hf.capabilities import continued, takes, versions
+from posenc.hf.capabilities import continued, takes
 from posenc.positions import tensor
+from posenc.report.machine.facts import versions
 from posenc.report.page.failure import one_line
 
 LOG = logging.getLogger("posenc.hf")
@@ -236,8 +237,10 @@ class _Proof:
 
     def refusal(self, said: str) -> ValueError:
         encoding = type(getattr(self.stack, ENCODING)).__name__
+        installed = versions("transformers", "torch")
+        releases = ", ".join(f"{name} {number}" for name, number in installed.items())
         return ValueError(
             f"attach: {type(self.model).__name__} with {encoding} {said}. Either this model or the "
-            f"encoding cannot do that, or these releases do not fit together: {versions()}. "
+            f"encoding cannot do that, or these releases do not fit together: {releases}. "
             "check=False attaches it all the same, to read rows without padding in one pass."
         )

@@ -9,6 +9,7 @@ import posenc
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.capabilities import continued
 from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
+from tests.hf_models import transformers
 
 
 @torch.no_grad()
@@ -29,6 +30,25 @@ def test_rope_with_the_models_own_theta_gives_the_stock_answers(family):
         assert (model(TOKENS).logits - stock).abs().max() > 1e-3
         detach(model)
     assert torch.equal(model(TOKENS).logits, stock)
+
+
+@torch.no_grad()
+def test_gptj_returns_its_sines_first(monkeypatch):
+    model = build("gptj")
+    stock, rope = model(TOKENS).logits, posenc.RoPE(8, interleaved=True, rotary_dim=4)
+    try:
+        attach(model, rope)
+    except ValueError as error:  # its attention is not on the interface before transformers 5.24
+        assert "cannot be replaced: transformers has" in str(error)
+        return
+    torch.testing.assert_close(model(TOKENS).logits, stock, rtol=1e-4, atol=1e-4)
+    detach(model)
+    # What is left is no rotation at all, also for pairs of other channels.
+    attach(model, posenc.RoPE(8, interleaved=False))
+    other = model(TOKENS).logits
+    gptj = transformers.models.gptj.modeling_gptj
+    monkeypatch.setattr(gptj, "apply_rotary_pos_emb", lambda x, sines, cosines: x)
+    torch.testing.assert_close(model(TOKENS).logits, other, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
