@@ -1,5 +1,8 @@
 """Attention of timm's Vision Transformers with a position encoding."""
 
+import inspect
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,9 +12,28 @@ from posenc.arguments import answered
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding, check_encoding, one_per_model
 from posenc.masks import Mask, causal
-from posenc.positions import counted, grid, tensor
+from posenc.positions import counted, grid, normalized_grid, tensor
 
 _PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
+_ARGUMENTS = ("self", "x", "attn_mask", "is_causal")
+"""Arguments of the forward of timm's Attention."""
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Make the positions of a picture's tokens from the model's current grid of patches.
+
+    It reads patch_embed.grid_size at each call, which the model's set_input_size changes.
+    """
+
+    patch_embed: Any
+    class_tokens: int
+    normalized: bool
+
+    def positions(self, device: torch.device | None = None) -> Tensor:
+        height, width = self.patch_embed.grid_size
+        make = normalized_grid if self.normalized else grid
+        return make(height, width, class_tokens=self.class_tokens, device=device)
 
 
 class VisionAttention(nn.Module):
@@ -24,7 +46,8 @@ class VisionAttention(nn.Module):
         encoding: the position encoding; None for none.
         positions: positions of the tokens, (len) or (len, axes); None counts tokens from 0.
 
-    Raises: TypeError for a module with other submodules.
+    Raises: TypeError for a module with other submodules, parameters or arguments of forward;
+    ValueError for one that computes something else from the same parts.
     """
 
     qkv: Any
@@ -45,20 +68,22 @@ class VisionAttention(nn.Module):
         positions: Tensor | None = None,
     ) -> None:
         super().__init__()
-        missing = [n for n in ("qkv", "proj", "num_heads", "scale") if not hasattr(attention, n)]
-        unknown = [n for n, _ in attention.named_children() if n not in _PARTS]
-        if missing or unknown:
-            what = f"without {missing[0]}" if missing else f"with {unknown[0]}"
+        if difference := _difference(attention):
             raise TypeError(
-                f"VisionAttention: expected an attention like timm's, with one layer qkv, got a "
-                f"{type(attention).__name__} {what}."
+                "VisionAttention: expected an attention like timm.layers.Attention, with one layer "
+                f"qkv, got a {type(attention).__name__} {difference}."
             )
         for name in _PARTS:
             setattr(self, name, getattr(attention, name, None))
         self.num_heads, self.scale = attention.num_heads, attention.scale
+        self.encoding = PositionEncoding()
+        self.register_buffer("positions", None, persistent=False)
+        self._grid: _Grid | None = None
+        self.training = attention.training
+        if not isinstance(attention, VisionAttention):  # which has an encoding of its own
+            _check_same(attention, self)
         self.encoding = check_encoding("VisionAttention", encoding)
-        self.register_buffer("positions", positions, persistent=False)
-        self.train(attention.training)
+        self.positions = positions
 
     @answered
     def forward(
@@ -68,14 +93,7 @@ class VisionAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
-        positions = self.positions
-        if positions is None:
-            positions = counted(0, x.shape[1], x.device)
-        elif len(positions) != x.shape[1]:
-            raise ValueError(
-                f"VisionAttention: made for {len(positions)} tokens, got {x.shape[1]}: the "
-                "picture has another size. Attach again with its positions."
-            )
+        positions = self._positions(x)
         state = self.encoding.state(x, tensor(positions, x.device))
         dropout = 0.0 if self.attn_drop is None or not self.training else self.attn_drop.p
         out = attention(
@@ -103,6 +121,21 @@ class VisionAttention(nn.Module):
         usual = head_dim**-0.5
         return self.scale / usual * self.encoding.scale(head_dim)
 
+    def _positions(self, x: Tensor) -> Tensor | range:
+        """Return the positions of the tokens of x."""
+        if self._grid is not None:
+            positions = self._grid.positions(x.device)
+        elif self.positions is not None:
+            positions = self.positions
+        else:
+            return counted(0, x.shape[1], x.device)
+        if len(positions) != x.shape[1]:
+            raise ValueError(
+                f"VisionAttention: made for {len(positions)} tokens, got {x.shape[1]}: the "
+                "picture has another size. Attach again with its positions."
+            )
+        return positions
+
     @staticmethod
     def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
         return x if norm is None else norm(x)
@@ -119,27 +152,133 @@ def attach_to_vit(
     Args:
         model: a model with `blocks`, each with an `attn` like timm's.
         encoding: one of scope "layer" is copied, with fresh parameters, for every block.
-        positions: positions of the tokens. None counts tokens; for an encoding with two components
-            it uses rows and columns of the patches, with NaN for class and register tokens.
+        positions: positions of the tokens. None counts tokens; an encoding with two components gets
+            the patches' rows and columns, or their normalized coordinates if it claims these
+            (AxialRoPE.dinov3), and NaN for class and register tokens. They follow the model's
+            set_input_size.
 
-    Raises: TypeError or ValueError for a model with other attention.
+    Raises: TypeError or ValueError, before anything is changed, for a model with other attention or
+    windows, and for one whose tokens have no fixed place: pictures of any size, dropped patches.
     """
     blocks = list(getattr(model, "blocks", ()))
     if not blocks or not all(hasattr(block, "attn") for block in blocks):
         raise TypeError(
             f"attach_to_vit: {type(model).__name__} has no blocks with an attn, as timm's Vision "
-            "Transformers have."
+            "Transformers have; those with windows, such as Swin, have stages."
         )
     whole = one_per_model(check_encoding("attach_to_vit", encoding), len(blocks))
-    if positions is None and whole.claims.num_axes > 1:
-        height, width = model.patch_embed.grid_size
-        positions = grid(height, width, class_tokens=model.num_prefix_tokens)
-    made = [
-        VisionAttention(block.attn, whole.for_layer(i), positions) for i, block in enumerate(blocks)
-    ]
+    made = []
+    for index, block in enumerate(blocks):
+        own = whole.for_layer(index)
+        attn = VisionAttention(block.attn, own, positions)
+        if own.claims.places or own.claims.num_axes > 1:
+            _check_places(model, own, positions)
+        if own.claims.num_axes > 1 and positions is None:
+            normalized = own.claims.coordinates == "normalized"
+            attn._grid = _Grid(model.patch_embed, model.num_prefix_tokens, normalized)
+        made.append(attn)
     for block, attn in zip(blocks, made, strict=True):
         block.attn = attn
     return model
+
+
+def _difference(attention: Any) -> str:
+    """Return how a module differs from timm's Attention, "" if it does not."""
+    for name in ("qkv", "proj", "num_heads", "scale"):
+        if getattr(attention, name, None) is None:
+            return f"without {name}"
+    ours = ("encoding",) if isinstance(attention, VisionAttention) else ()
+    for name, _ in attention.named_children():
+        if name not in (*_PARTS, *ours):
+            return f"with {name}"
+    for name in inspect.signature(type(attention).forward).parameters:
+        if name not in _ARGUMENTS:
+            own = ": it rotates queries and keys itself" if name == "rope" else ""
+            return f"whose forward takes {name}{own}"
+    for name, _ in attention.named_parameters(recurse=False):
+        return f"with parameters of its own, such as {name}"
+    return ""
+
+
+@torch.no_grad()
+def _check_same(attention: nn.Module, ours: VisionAttention) -> None:
+    """Raise ValueError unless both compute the same from a few random tokens, without positions."""
+    width = getattr(attention.qkv, "in_features", None)
+    weights = [p for p in attention.parameters() if p.is_floating_point()]
+    if width is None or not weights or weights[0].is_meta:
+        return
+    x = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(0)).to(weights[0])
+    name, training = type(attention).__name__, {m: m.training for m in attention.modules()}
+    attention.eval()
+    ours.eval()
+    try:
+        want, got = attention.forward(x), ours(x)
+    except Exception as error:
+        raise ValueError(
+            f"VisionAttention: a {name} cannot be called with tokens (batch, len, {width}), as "
+            f"timm.layers.Attention is: {' '.join(str(error).split())[:200]}"
+        ) from error
+    finally:
+        ours.training = training[attention]
+        for module, before in training.items():
+            module.training = before
+    allowed = max(1e-3, 50 * torch.finfo(x.dtype).eps)
+    if got.shape != want.shape or not (got - want).abs().max() <= allowed * want.abs().max():
+        raise ValueError(
+            f"VisionAttention: a {name} has the parts of timm.layers.Attention and computes "
+            "something else from them."
+        )
+
+
+def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | None) -> None:
+    """Raise unless each token of the model has a fixed place that the encoding can take."""
+    name, kind, axes = type(model).__name__, type(encoding).__name__, encoding.claims.num_axes
+    if getattr(getattr(model, "patch_drop", None), "prob", 0):
+        raise ValueError(
+            f"attach_to_vit: {name} drops patches in training, and its attention does not see "
+            "which are left. Build it with patch_drop_rate=0, or set model.patch_drop to "
+            "torch.nn.Identity()."
+        )
+    patches = getattr(model, "patch_embed", None)
+    counted = hasattr(patches, "grid_size") and hasattr(model, "num_prefix_tokens")
+    any_size = counted and (
+        patches.grid_size is None or not getattr(patches, "strict_img_size", True)
+    )
+    if positions is not None:
+        needed = None
+        if counted and not any_size:
+            needed = model.num_prefix_tokens + math.prod(patches.grid_size)
+        if needed not in (None, len(positions)):
+            raise ValueError(
+                f"attach_to_vit: {name} has {needed} tokens, {model.num_prefix_tokens} of them "
+                f"before the patches; got {len(positions)} positions."
+            )
+        if positions.ndim != 1 + (axes > 1) or (axes > 1 and positions.shape[-1] != axes):
+            wanted = f"(len, {axes})" if axes > 1 else "(len)"
+            raise ValueError(
+                f"attach_to_vit: positions for {kind} must have shape {wanted}, got "
+                f"{tuple(positions.shape)}."
+            )
+        return
+    if not counted:
+        raise TypeError(
+            f"attach_to_vit: {name} has no patch_embed with a grid_size and no num_prefix_tokens, "
+            "as timm's VisionTransformer has, so the places of its tokens are unknown. Give "
+            "positions=, if all its pictures have one size."
+        )
+    if axes == 1:
+        return
+    if axes > 2:
+        raise ValueError(
+            f"attach_to_vit: {kind} takes {axes} components, and a patch has a row and a column. "
+            "Give positions=."
+        )
+    if any_size:
+        raise ValueError(
+            f"attach_to_vit: {name} takes pictures of any size, and its attention does not see the "
+            "grid of patches. Build it with dynamic_img_size=False and call its set_input_size "
+            "for another size."
+        )
 
 
 def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:

@@ -1,6 +1,8 @@
 """timm's attention with posenc's inside: the same answers without an encoding, and a grid of
 positions with one."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 
 import posenc
 from posenc.nn import VisionAttention, attach_to_vit
+from tests.golden_values import Case, cases
 
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -49,6 +52,169 @@ def test_the_same_parts_give_the_same_answers():
         VisionAttention(stock, posenc.ALiBi(4), torch.arange(9))(x[:, :8])
 
 
+class Vit(nn.Module):
+    """Two blocks over a grid of patches, with the attributes of timm's VisionTransformer."""
+
+    def __init__(self, attention=Stock, height=2, width=3, class_tokens=1, **patches) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Module() for _ in range(2))
+        for block in self.blocks:
+            block.attn = attention()
+        self.patch_embed = nn.Identity()
+        self.patch_embed.grid_size = (height, width)
+        vars(self.patch_embed).update(patches)
+        self.num_prefix_tokens = class_tokens
+        self.patch_drop = nn.Identity()
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block.attn(x)
+        return x
+
+
+DINO = posenc.AxialRoPE.dinov3(8)
+
+
+@pytest.mark.parametrize("case", cases("vit_attention_dinov3_timm"))
+def test_dinov3s_rotation_is_timms(case: Case):
+    """Normalized coordinates, and class and register tokens that are not rotated."""
+    p, weights = case.params, dict(case.inputs)
+    x = weights.pop("x")
+    model = Vit(lambda: Stock(p["dim"], p["num_heads"]), p["height"], p["width"], p["n_prefix"])
+    for block in model.blocks:
+        if not p["qk_norm"]:
+            block.attn.q_norm = block.attn.k_norm = nn.Identity()
+        block.attn.load_state_dict(weights)
+    rope = posenc.AxialRoPE.dinov3(p["dim"] // p["num_heads"], p["base"])
+    attach_to_vit(model.eval(), rope)
+    case.assert_close("out", model.blocks[1].attn(x))
+    cells = posenc.positions.grid(p["height"], p["width"], class_tokens=p["n_prefix"])
+    attach_to_vit(model, rope, cells)  # rows and columns are another model
+    assert (model.blocks[1].attn(x) - case.expected["out"]).abs().max() > 0.1
+
+
+def test_each_layer_gets_the_coordinates_that_its_encoding_declares():
+    cells = posenc.AxialRoPE(8, interleaved=False)
+    model = attach_to_vit(Vit(), posenc.PerLayer([DINO, cells]))
+    first, second = (block.attn._grid.positions() for block in model.blocks)
+    torch.testing.assert_close(
+        first, posenc.positions.normalized_grid(2, 3, class_tokens=1), equal_nan=True
+    )
+    torch.testing.assert_close(second, posenc.positions.grid(2, 3, class_tokens=1), equal_nan=True)
+    mixed = attach_to_vit(Vit(), posenc.PerLayer([cells, posenc.ALiBi(4)]))
+    assert mixed(torch.randn(1, 7, 32)).isfinite().all()
+
+
+@torch.no_grad()
+def test_positions_follow_the_models_input_size_and_its_copies():
+    model, x = attach_to_vit(Vit().eval(), DINO), torch.randn(1, 7, 32)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    assert twin.blocks[0].attn._grid.patch_embed is twin.patch_embed
+    twin.patch_embed.grid_size = (3, 2)  # as set_input_size does; as many tokens, other places
+    assert not torch.allclose(twin(x), model(x))
+    other = Vit(height=3, width=2).eval()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(twin(x), attach_to_vit(other, DINO)(x))
+    twin.patch_embed.grid_size = (3, 3)
+    with pytest.raises(ValueError, match="made for 10 tokens, got 7"):
+        twin(x)
+
+
+def test_attaching_again_replaces_the_encoding_and_changes_nothing_else():
+    stock = Vit().train()
+    stock.blocks[0].attn.attn_drop.eval()
+    x, names = torch.randn(1, 7, 32), list(stock.state_dict())
+    plain = stock(x)
+    attach_to_vit(stock, DINO)
+    attach_to_vit(stock, None)
+    torch.testing.assert_close(stock(x), plain, rtol=0, atol=1e-6)
+    assert list(stock.state_dict()) == names
+    assert stock.blocks[0].attn.training and not stock.blocks[0].attn.attn_drop.training
+
+
+def test_a_compiled_model_has_the_same_places():
+    model, x = attach_to_vit(Vit().eval(), DINO), torch.randn(1, 7, 32)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+class Rotating(Stock):
+    def forward(self, x, rope=None, attn_mask=None):
+        return super().forward(x, attn_mask)
+
+
+class Separate(Stock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_bias = nn.Parameter(torch.zeros(32))
+
+
+class OfChannels(Stock):
+    """Attends from channel to channel, with the parts of an attention of tokens."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.proj(v @ (q.mT @ k).softmax(-1))
+
+
+class InWindows(Stock):
+    def forward(self, x):
+        return super().forward(x.unflatten(1, (-1, 4)).flatten(0, 1)).view_as(x)
+
+
+class OfTwoKinds(Stock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = None
+
+
+@pytest.mark.parametrize(
+    ("attention", "why"),
+    [
+        (Rotating, "whose forward takes rope: it rotates"),
+        (Separate, "parameters of its own, such as q_bias"),
+        (OfChannels, "computes something else"),
+        (InWindows, "cannot be called with tokens"),
+        (OfTwoKinds, "without qkv"),
+    ],
+)
+@pytest.mark.parametrize("encoding", [None, DINO, posenc.ALiBi(4)], ids=["none", "dino", "alibi"])
+def test_attention_of_another_kind_is_refused_before_anything_changes(attention, why, encoding):
+    model = Vit(attention).train()
+    before = [block.attn for block in model.blocks]
+    with pytest.raises((TypeError, ValueError), match=why):
+        attach_to_vit(model, encoding)
+    assert [block.attn for block in model.blocks] == before
+    assert all(module.training for module in model.modules())
+
+
+def test_tokens_without_a_fixed_place_are_refused():
+    unknown = Vit()
+    del unknown.patch_embed
+    with pytest.raises(TypeError, match="no patch_embed with a grid_size"):
+        attach_to_vit(unknown, DINO)
+    attach_to_vit(unknown, DINO, posenc.positions.normalized_grid(2, 3, class_tokens=1))
+    dropping = Vit()
+    dropping.patch_drop.prob = 0.5
+    for encoding in (DINO, posenc.ALiBi(4)):
+        with pytest.raises(ValueError, match="drops patches in training"):
+            attach_to_vit(dropping, encoding)
+    with pytest.raises(ValueError, match="takes pictures of any size"):
+        attach_to_vit(Vit(strict_img_size=False), DINO)
+    attach_to_vit(Vit(strict_img_size=False), posenc.ALiBi(4))
+    with pytest.raises(ValueError, match="MRoPE takes 3 components"):
+        attach_to_vit(Vit(), posenc.MRoPE(8, interleaved=False))
+    with pytest.raises(ValueError, match=r"must have shape \(len, 2\), got \(7,\)"):
+        attach_to_vit(Vit(), DINO, torch.arange(7))
+    with pytest.raises(ValueError, match="has 7 tokens, 1 of them before the patches; got 6"):
+        attach_to_vit(Vit(), DINO, posenc.positions.normalized_grid(2, 3))
+    with pytest.raises(ValueError, match="Learned2D acts at the embeddings"):
+        attach_to_vit(Vit(), posenc.Learned2D(2, 3, 32))
+    with pytest.raises(ValueError, match="RNoPE repeats after 4 layers, and the model has 2"):
+        attach_to_vit(Vit(), posenc.RNoPE(8, interleaved=False))
+
+
 def test_other_attentions_are_refused():
     with pytest.raises(TypeError, match="got a MultiheadAttention without qkv"):
         VisionAttention(nn.MultiheadAttention(32, 4))
@@ -84,7 +250,7 @@ def test_timms_model_feels_positions(name, vit):
     attach_to_vit(vit, encoding)
     assert (vit(PIXELS) - stock).abs().max() > 1e-4
     if name == "axial_rope":
-        places = vit.blocks[0].attn.positions
+        places = vit.blocks[0].attn._grid.positions()
         assert places[:3].isnan().all() and places.tolist()[3] == [0, 0]
         assert places.tolist()[-1] == [3, 3]
 
@@ -97,3 +263,18 @@ def test_timms_model_trains_an_encoding_of_each_layers_own(vit):
     tables = [p for n, p in vit.named_parameters() if "encoding" in n]
     assert len(tables) == 2
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in tables)
+
+
+@pytest.mark.parametrize("name", ["Eva", "NaFlexVit", "SwinTransformer", "Beit"])
+@pytest.mark.parametrize("encoding", [DINO, posenc.ALiBi(4)], ids=["dino", "alibi"])
+def test_timms_other_models_are_refused_in_one_sentence(name, encoding):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    made = {
+        "Eva": {"model_name": "vit_small_patch16_dinov3"},
+        "NaFlexVit": {"model_name": "naflexvit_base_patch16_gap"},
+        "SwinTransformer": {"model_name": "swin_tiny_patch4_window7_224"},
+        "Beit": {"model_name": "beit_base_patch16_224"},
+    }
+    model = timm.create_model(**made[name])
+    with pytest.raises(TypeError, match=r"^(attach_to_vit|VisionAttention): "):
+        attach_to_vit(model, encoding)
