@@ -10,6 +10,7 @@ from posenc.encodings import ByDistance, Dense, Term, Tokens
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.numbers.torch_abilities import autocast_enabled
 from posenc.masks import Mask
 from posenc.positions import same
 
@@ -58,8 +59,7 @@ class Problem:
 
     @property
     def autocast(self) -> bool:
-        device = self.q.device.type
-        return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        return autocast_enabled(self.q.device.type)
 
     @property
     def product_dtype(self) -> torch.dtype:

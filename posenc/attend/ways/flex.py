@@ -14,6 +14,7 @@ from posenc.attend.ways import diagonals
 from posenc.attend.ways.cost import Cost
 from posenc.encodings import ScoreMod, learned
 from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numbers.torch_abilities import compile_alone
 from posenc.masks import Mask
 from posenc.positions import tensor
 
@@ -329,10 +330,8 @@ def _compiled(
 ) -> Callable[..., Any]:
     """Return `_flex` compiled for one kind of score_mod and mask, and for fixed `lengths` or for
     any. It raises rather than to run uncompiled, which would compute all scores at once."""
-    return torch.compile(  # type: ignore[call-overload]
-        _flex, dynamic=None if lengths is None else False, fullgraph=True,
-        isolate_recompiles=True, recompile_limit=KEPT,
-    )  # fmt: skip
+    dynamic = None if lengths is None else False
+    return compile_alone(_flex, KEPT, dynamic=dynamic, fullgraph=True)
 
 
 def _flex(

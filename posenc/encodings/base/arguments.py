@@ -69,6 +69,7 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{owner}: __init__ must call super().__init__() first.") from early
         if early is not None:
             raise early
+        vars(args[0])["_attributes"] = tuple(vars(args[0]))  # the outermost constructor's are all
 
     return built
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import torch
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
@@ -65,6 +66,13 @@ class Pass:
     mask: "Mask | None" = None
 
 
+def _is_default(name: str, value: Any) -> bool:
+    """Return True for a class's attribute that is data, not a method, property or name of Python's,
+    nor one of the names below."""
+    behaves = callable(value) or hasattr(value, "__get__")
+    return not (behaves or name.startswith("__") or name in ("_attributes", "_defaults"))
+
+
 class PositionEncoding(nn.Module):
     """Base class of all position encodings; the class itself encodes nothing (NoPE).
 
@@ -96,12 +104,20 @@ class PositionEncoding(nn.Module):
     _kept: Kept | None = None
     """Cache of tables in an encoding that `prepare` returned; otherwise None."""
 
+    _attributes: tuple[str, ...] = tuple(vars(nn.Module()))
+    """Names of the attributes that the constructor set: compiled code up to torch 2.12 cannot list
+    them in `shallow_copy`."""
+    _defaults: tuple[str, ...] = ("_kept",)
+    """Names of the class's attributes that an instance may set later."""
+
     @answered
     def __init__(self) -> None:
         super().__init__()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        own = [name for name, value in vars(cls).items() if _is_default(name, value)]
+        cls._defaults = tuple(dict.fromkeys([*cls._defaults, *own]))
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
         for method, places in _PLACES.items():
@@ -144,7 +160,11 @@ class PositionEncoding(nn.Module):
     def shallow_copy(self) -> Self:
         """Copy the encoding, sharing all attributes; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
+        if not torch.compiler.is_compiling():
+            copied.__dict__.update(self.__dict__)
+            return copied
+        for name in (*self._attributes, *type(self)._defaults):
+            object.__setattr__(copied, name, getattr(self, name))
         return copied
 
     def with_kept_tables(self) -> Self:

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.base import PositionEncoding, require_encoding
 from posenc.encodings.base.placed import check_positions, positions_of
+from posenc.encodings.numbers.torch_abilities import autocast_enabled
 from posenc.encodings.numbers.tracking import free_ends
 from posenc.encodings.terms.tokens import Tokens
 
@@ -37,8 +38,7 @@ def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
     or the weights are quantised."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if autocast_enabled(x.device.type):
         return
     if x.dtype != weight.dtype:
         raise TypeError(

@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from posenc.encodings.numbers.torch_abilities import autocast_enabled
+
 
 def real(distance: Tensor) -> Tensor:
     """Convert a distance to float32, or keep float64."""
@@ -20,8 +22,7 @@ def per_head(values: Tensor, like: Tensor) -> Tensor:
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Return a context that disables autocast, for results that must be float32."""
     kind = device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if on else nullcontext()
+    return torch.autocast(kind, enabled=False) if autocast_enabled(kind) else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -98,7 +99,10 @@ class Term:
         return self
 
     def copy(self) -> Self:
-        """Copy the term, sharing its attributes; torch.compile cannot trace copy.copy."""
+        """Copy the term, sharing its attributes. Return the term itself in compiled code, where it
+        lives for one call, and which up to torch 2.12 can trace no copy."""
+        if torch.compiler.is_compiling():
+            return self
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied

@@ -89,8 +89,11 @@ class Tokens:
         return changed
 
     def _copy(self) -> "Tokens":
-        copied = object.__new__(Tokens)  # torch.compile cannot trace copy.copy
-        copied.__dict__.update(self.__dict__)
+        # One by one: torch.compile traces neither copy.copy nor, up to torch 2.12, a __dict__.
+        copied = object.__new__(Tokens)
+        copied.x, copied.state, copied.num_axes = self.x, self.state, self.num_axes
+        copied.true_positions, copied.device = self.true_positions, self.device
+        copied._tensor, copied.where = self._tensor, self.where
         return copied
 
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
