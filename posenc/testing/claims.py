@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from posenc import masks
-from posenc.attend.attention import attention
+from posenc.attend.attention import attention, attention_weights
 from posenc.encodings import PositionEncoding
+from posenc.encodings.base.base import without_position
 from posenc.testing.harness import (
     SHAPE,
     Make,
@@ -123,6 +124,41 @@ def assert_additive_as_claimed(make: Make) -> None:
         _hold("the term's additive", True, holds)
 
 
+def _gain(q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, Any]) -> Tensor:
+    """Return what the scores gain, up to a number per row, if all queries are doubled. What does
+    not depend on the query, such as the decay of FoX, is not in it."""
+    once, twice = (attention_weights(n * q, k, encoding, **options) for n in (1, 2))
+    gain = twice.log() - once.log()
+    return gain - gain.mean(-1, keepdim=True)
+
+
+def assert_own_scale_as_claimed(make: Make) -> None:
+    """Check that with parameters of zero the scores of tokens at one position are those without an
+    encoding, q . k / sqrt(head_dim), if and only if `own_scale` is not claimed. No verdict where
+    parameters of zero give no finite weights."""
+    encoding = build(make, dtype=torch.float64).for_layer(0)
+    claimed, limit = encoding.claims.own_scale, encoding.claims.max_positions
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.zero_()
+    length, far = 6, 8 * SHAPE.train_length  # beyond training, where a temperature may begin
+    x, (q, k, _) = hidden(length), heads(length)
+    changed = False
+    for place in (0, far if limit is None else limit - 1):
+        positions = torch.full_like(tokens(encoding, length), place)
+        state = encoding.state(x, positions)
+
+        where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
+        own = {**where, "q_state": state, "kv_state": state}
+        with torch.no_grad():
+            plain = without_position(encoding.claims.num_axes)
+            expected, found = _gain(q, k, plain, where), _gain(q, k, encoding, own)
+        if not found.isfinite().all():
+            return
+        changed = changed or differs(found, expected)
+    _hold("own_scale", claimed, changed)
+
+
 def assert_claims_have_their_types(make: Make) -> None:
     encoding = make(SHAPE)
     kinds = {
@@ -130,6 +166,7 @@ def assert_claims_have_their_types(make: Make) -> None:
         "permutation_invariant": bool,
         "causal_only": bool,
         "cache_safe": bool,
+        "own_scale": bool,
         "needs_raw_k": bool,
         "max_positions": (int, type(None)),
         "num_axes": int,

@@ -23,8 +23,8 @@ class Claims:
         needs_raw_k: the cache must store untransformed keys, because the term reads them or several
             passes transform them.
         additive: the term adds a bias that does not depend on the scores.
-        own_scale: without a bias, scores are not q . k / sqrt(head_dim): `scale` or `transform`
-            multiplies them by another factor at all positions.
+        own_scale: even while all parameters are zero, two tokens at one position do not score
+            q . k / sqrt(head_dim), as with YaRN's temperature and DeBERTa's factor.
         reads_scale: the term multiplies with scale(), so no other encoding may change the scale.
         state_kept: tokens whose state is cached: "all" if the term reads the states of keys, "last"
             if only `transform` and the next state read it.

@@ -54,6 +54,7 @@ class FoPE(QueryKeyEncoding):
         places=(2,),
         source="Hua et al. 2024, arXiv:2412.17739",
         shift_invariant=False,
+        own_scale=True,
         scope="layer",
     )
 

@@ -43,7 +43,10 @@ class PoPE(QueryKeyEncoding):
     """
 
     claims = Claims(
-        places=(2,), source="Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3", scope="layer"
+        places=(2,),
+        source="Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3",
+        own_scale=True,
+        scope="layer",
     )
 
     def __init__(self, head_dim: int, num_kv_heads: int, rope_theta: float = 10000.0) -> None:

@@ -22,7 +22,9 @@ Factors = Float[Tensor, "*where"]
 class QueryTemperature(QueryKeyEncoding):
     """Multiply each query by a factor that depends on its position; a subclass defines `factor`."""
 
-    claims = replace(QueryKeyEncoding.claims, shift_invariant=False, causal_only=True)
+    claims = replace(
+        QueryKeyEncoding.claims, shift_invariant=False, causal_only=True, own_scale=True
+    )
 
     def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
         """Return the factor of the query at each position. A subclass defines it."""

@@ -108,6 +108,7 @@ class RoPE(Rotation):
                 source=scaling.source,
                 cache_safe=not scaling.depends_on_length,
                 shift_invariant=not scaling.exempt_tokens,
+                own_scale=self.frequencies().attention_factor != 1 or scaling.logit_scale != 1,
             )
         self._rotate_by(self.frequencies())
 

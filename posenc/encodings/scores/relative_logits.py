@@ -66,7 +66,9 @@ class RelativeLogits(PositionEncoding):
         self.num_heads = num_heads
         self.log_scaling = log_scaling
         plain = log_scaling is None
-        self.claims = replace(self.claims, shift_invariant=plain, additive=plain)
+        self.claims = replace(
+            self.claims, shift_invariant=plain, additive=plain, own_scale=not plain
+        )
         self.state_proj = nn.Linear(embed_dim, num_heads * num_profiles, bias=False)
         self.profiles = nn.Parameter(torch.empty(num_profiles, extent))
         self.reset_parameters()

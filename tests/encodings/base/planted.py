@@ -36,6 +36,31 @@ class ThetaIgnored(Rotary):
         super().__init__(head_dim, 10000.0, interleaved=interleaved)
 
 
+class ScalesInSecret(ALiBi):
+    """A bias that also takes 1/sqrt(head_dim) away."""
+
+    def scale(self, head_dim: int) -> float:
+        return 1.0
+
+
+class DoublesItsQueries(Rotary):
+    def transform(self, q, k):
+        new_q, new_k = super().transform(q, k)
+        return 2 * new_q, new_k
+
+
+class HotAfterTraining(Rotary):
+    """A temperature that begins beyond the training length."""
+
+    def transform(self, q, k):
+        new_q, new_k = super().transform(q, k)
+        return torch.where(q.positions[:, None] > 100, 2 * new_q, new_q), new_k
+
+
+class ClaimsAScale(ALiBi):
+    claims = replace(ALiBi.claims, own_scale=True)
+
+
 class ThetaMissingFromTheCache(Rotary):
     """Equinox: tables of all instances in one dictionary, keyed by the size."""
 

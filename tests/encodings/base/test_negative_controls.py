@@ -48,6 +48,7 @@ MISTAKES = {
     "float64_is_kept": "AlwaysFloat32",
     "order_is_seen_without_a_mask": "BlindToOrder",
     "places_as_claimed": "ClaimsTooMuch ValuesInSecret",
+    "own_scale_as_claimed": "ScalesInSecret DoublesItsQueries HotAfterTraining ClaimsAScale",
     "additive_as_claimed": "PeeksAhead SumsByItsWord",
     "claims_have_their_types": "NamesNoPaper",
     "state_dict_round_trip": "DrawnAndForgotten",
