@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from posenc.arguments import answered
 from posenc.attend.attention import attention, attention_weights
 from posenc.encodings import ModelShape, PositionEncoding, check_encoding, named
-from posenc.masks import Mask, causal
+from posenc.masks import Mask, causal, padding
 from posenc.positions import as_range, counted, positions_from_mask, tensor
 
 
@@ -78,13 +78,15 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend like torch's layer, with positions (len) or (batch, len) of queries and keys.
 
-        By default both are counted from 0, without padding if there is a key_padding_mask, and if
-        query and key have one length. With is_causal, attn_mask is assumed to be causal.
+        If key is the same tensor as query, this is self-attention, and key_positions are positions
+        by default. Otherwise both are counted from 0. Tokens that key_padding_mask hides are not
+        counted: keys, and in self-attention queries. With is_causal, attn_mask is assumed to be
+        causal.
         """
         if query.is_nested or key.is_nested or value.is_nested:
             raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
         batched = query.ndim == 3
-        same = key is query and value is key
+        to_itself = key is query
         if not batched:
             query, key, value = (x[None] for x in (query, key, value))
             if key_padding_mask is not None:
@@ -94,15 +96,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         q_len, kv_len = query.shape[1], key.shape[1]
         sizes = (query.shape[0], self.num_heads, q_len, kv_len)
         if positions is None:
-            positions = _counted(query, key_padding_mask if q_len == kv_len else None)
+            positions = _counted(query, key_padding_mask if to_itself else None)
         if key_positions is None:
-            key_positions = positions if q_len == kv_len else counted(0, kv_len, key.device)
-        in_order = key_positions is positions and as_range(positions) is not None
+            key_positions = positions if to_itself else _counted(key, key_padding_mask)
+        run = as_range(positions)
+        in_order = run is not None and run == as_range(key_positions)
         mask = mask_of(attn_mask, key_padding_mask, sizes, is_causal, in_order)
         if mask is not None and self.encoding.claims.num_axes == 1:
             mask = mask.bind(positions, key_positions)
         kv_state = self.encoding.state(key, tensor(key_positions, key.device))
-        q_state = kv_state if same else self.encoding.state(query, tensor(positions, query.device))
+        q_state = kv_state
+        if key_positions is not positions or not to_itself:
+            q_state = self.encoding.state(query, tensor(positions, query.device))
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
             "q_positions": positions,
@@ -167,7 +172,8 @@ def mask_of(
     if is_causal:
         if q_len != kv_len:
             raise ValueError(f"is_causal needs as many queries as keys, got {q_len} and {kv_len}.")
-        found.append(causal if in_order else Mask(lambda sight: sight.q_idx >= sight.kv_idx))
+        by_index = Mask(lambda sight: sight.q_idx >= sight.kv_idx, separates=False)
+        found.append(causal if in_order else by_index)
     elif attn_mask is not None:
         seen = ~_hidden("attn_mask", attn_mask)
         if seen.shape == (q_len, kv_len):
@@ -188,8 +194,7 @@ def mask_of(
                 f"key_padding_mask must be ({batch}, {kv_len}), got "
                 f"{tuple(key_padding_mask.shape)}."
             )
-        real = ~_hidden("key_padding_mask", key_padding_mask)
-        found.append(Mask(lambda sight: real[sight.batch, sight.kv_idx]))
+        found.append(padding(~_hidden("key_padding_mask", key_padding_mask)))
     if len(found) == 2:
         return found[0] & found[1]
     return found[0] if found else None

@@ -119,6 +119,59 @@ def test_positions_are_felt_and_padding_on_either_side_is_not(name):
     assert (weights.triu(1) == 0).all()
 
 
+@pytest.mark.parametrize("name", ["alibi", "rope", "kerple"])
+@pytest.mark.parametrize("memory_len", [5, 6, 7])
+def test_a_hidden_key_before_the_others_changes_no_cross_attention(name, memory_len):
+    """Also where the memory is as long as the queries, with and without it."""
+    torch.manual_seed(0)
+    layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, encoding=name)
+    for parameter in layer.encoding.parameters():
+        parameter.data = torch.randn_like(parameter)
+    x, memory = torch.randn(1, 6, WIDTH), torch.randn(1, memory_len, WIDTH)
+    hidden = (torch.arange(memory_len) < 3)[None]
+    expected = layer(x, memory[:, 3:], memory[:, 3:])[0]
+    torch.testing.assert_close(layer(x, memory, memory, key_padding_mask=hidden)[0], expected)
+    longer = torch.cat([memory[:, :1], memory], 1)
+    more = torch.cat([hidden[:, :1], hidden], 1)
+    torch.testing.assert_close(layer(x, longer, longer, key_padding_mask=more)[0], expected)
+    p = torch.arange(6) + 2
+    moved = layer(x, memory[:, 3:], memory[:, 3:], positions=p)[0]
+    at = layer(x, memory, memory, key_padding_mask=hidden, positions=p)[0]
+    torch.testing.assert_close(at, moved)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_self_attention_is_one_tensor_as_query_and_key(batch_first):
+    """Padded on the left, with values of its own: queries are counted without padding."""
+    torch.manual_seed(0)
+    encoding = posenc.XPos(WIDTH // HEADS, interleaved=False)
+    layer = MultiheadAttention(WIDTH, HEADS, batch_first=batch_first, encoding=encoding)
+    x, v = torch.randn(2, 1, 5, WIDTH)
+    hidden = torch.tensor([[True, True, False, False, False]])
+
+    def run(x, v, **options):
+        x, v = (x, v) if batch_first else (x.transpose(0, 1), v.transpose(0, 1))
+        out = layer(x, x, v, **options)[0]
+        return out if batch_first else out.transpose(0, 1)
+
+    padded = run(x, v, key_padding_mask=hidden)[:, 2:]
+    torch.testing.assert_close(padded, run(x[:, 2:], v[:, 2:]))
+
+
+def test_packed_rows_are_refused_under_is_causal():
+    layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, encoding="rope")
+    x, p = torch.randn(1, 6, WIDTH), torch.tensor([0, 1, 2, 0, 1, 2])
+    with pytest.raises(ValueError, match="keys return to earlier positions"):
+        layer(x, x, x, is_causal=True, positions=p)
+    ids = torch.tensor([0, 0, 0, 1, 1, 1])
+    hidden = (ids[:, None] != ids) | torch.ones(6, 6, dtype=torch.bool).triu(1)
+    out = layer(x, x, x, attn_mask=hidden, positions=p)[0]
+    alone = layer(x[:, 3:], x[:, 3:], x[:, 3:], is_causal=True)[0]
+    torch.testing.assert_close(out[:, 3:], alone)
+    right = (torch.arange(6) > 3)[None]  # padding on the right has the first position again
+    layer(x, x, x, is_causal=True, key_padding_mask=right)
+
+
 def test_what_would_be_ignored_is_refused():
     _, mine = pair(batch_first=True)
     x = torch.randn(BATCH, LENGTH, WIDTH)
