@@ -1,7 +1,5 @@
 """Position encodings for Transformers: use, compare, extend, inspect."""
 
-from typing import Any
-
 from posenc import lazy
 
 __version__ = "0.1.0"
@@ -18,7 +16,7 @@ _PUBLIC = {name: where for name, where in _NAMES.items() if name not in _MODULES
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     try:
         if name in _PUBLIC:
             return getattr(lazy.load(_PUBLIC[name]), name)
@@ -38,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return lazy.shown(__name__, (*__all__, *_MODULES))
 
 
 def _hint(name: str) -> str:

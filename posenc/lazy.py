@@ -7,7 +7,7 @@ import ast
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,6 +76,13 @@ def listed(file: str) -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
+def shown(module: str, public: Iterable[str]) -> list[str]:
+    """Return what `dir` lists of a module: its public names, and Python's own such as __doc__. What
+    the module imports for itself is not completed."""
+    own = [name for name in vars(sys.modules[module]) if name.startswith("__")]
+    return sorted({*own, *public})
+
+
 def attach(
     package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -90,6 +97,6 @@ def attach(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *public})
+        return shown(package, public)
 
     return getattribute, names, sorted(public)

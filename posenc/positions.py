@@ -17,6 +17,20 @@ from torch import Tensor
 
 from posenc.arguments import answered
 
+__all__ = [
+    "distances",
+    "documents_from_positions",
+    "grid",
+    "normalized_grid",
+    "positions_from_documents",
+    "positions_from_mask",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Places = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
 """Positions as a tensor: (len) or (batch, len), with a last axis if they have components."""
 QueryPlaces = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
@@ -139,31 +153,38 @@ def join(first: Known, second: Known, axis: int, batch: int, device: torch.devic
 
 
 def goes_back(
-    positions: Real[Tensor, "*#batch len"] | range, *valid: Bool[Tensor, "batch len"]
+    positions: Real[Tensor, "*#batch len"] | range, valid: Bool[Tensor, "batch len"] | None = None
 ) -> bool:
-    """Return True if positions are known to restart in a row, as in packed documents: a token has a
-    position of an earlier token that is lower than that of the token before it. Tokens that are not
-    `valid` do not count.
+    """Return True if positions are known to restart in a row, as in packed documents: two of the
+    runs in which they do not fall have a position in common. Tokens that are not `valid` do not
+    count.
 
-    Repeats (0, 0, 1, 1) and another order (5, 6, 0, 1) are no restarts. Positions are read only on
+    Repeats (0, 0, 1, 1), another order (5, 6, 0, 1) and padding on the left, as in Hugging Face's
+    generate (1, 1, 1, 0, 1, 2), are no restarts. Positions are read only on
     the CPU and not while tracing, where this needs no synchronisation.
     """
-    if isinstance(positions, range) or not all(map(_readable, (positions, *valid))):
+    if isinstance(positions, range) or not _readable(positions):
+        return False
+    if valid is not None and not _readable(valid):
         return False
     if not (positions[..., 1:] < positions[..., :-1]).any():
         return False
-    if valid:  # an invalid token takes the position of the last valid one, or else of the first
-        known = torch.stack(valid).all(0)
-        index = torch.arange(positions.shape[-1]).where(known, known.int().argmax(-1, keepdim=True))
+    if valid is not None:
+        # An invalid token takes the position of the last valid one, or else of the first.
+        first_valid = valid.int().argmax(-1, keepdim=True)
+        index = torch.arange(positions.shape[-1]).where(valid, first_valid)
         positions = positions.expand(index.shape).gather(-1, index.cummax(-1).values)
-    here, before = positions[..., 1:], positions[..., :-1]
-    lower = (here < before) & (here >= before.cummin(-1).values)
-    if not lower.any():
-        return False
+    falls = torch.zeros_like(positions, dtype=torch.bool)
+    falls[..., 1:] = positions[..., 1:] < positions[..., :-1]
+    run = falls.cumsum(-1)
+    moves = (run == 0) & (positions != positions[..., :1])
+    padded = ~moves.any(-1, keepdim=True)  # the first run has one position
     ordered, index = positions.sort(dim=-1, stable=True)
-    again = torch.zeros_like(positions, dtype=torch.bool)
-    again.scatter_(-1, index[..., 1:], ordered[..., 1:] == ordered[..., :-1])
-    return bool((lower & again[..., 1:]).any())
+    run = run.gather(-1, index)
+    here, before = run[..., 1:], run[..., :-1]
+    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (here != before)
+    padding = padded & (before == 0) & (here == 1)
+    return bool((repeated & ~padding).any())
 
 
 def _readable(positions: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -55,6 +56,29 @@ def test_all_is_what_a_star_import_brings():
     scope: dict = {}
     exec("from posenc import *", scope)
     assert set(scope) - {"__builtins__"} == set(posenc.__all__)
+
+
+@pytest.mark.parametrize("where", ["posenc", *sorted(posenc._MODULES)])
+def test_completion_shows_public_names_only(where):
+    """Not what a module imports for itself, such as Any, Tensor or a submodule."""
+    if where == "keras":
+        pytest.importorskip("keras")
+        pytest.importorskip("tensorflow")
+    module = posenc if where == "posenc" else getattr(posenc, where)
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    modules = set(posenc._MODULES) if where == "posenc" else set()
+    assert shown == {*module.__all__, *modules}
+    for name in module.__all__:
+        found = getattr(module, name)
+        assert not inspect.ismodule(found) and getattr(found, "__module__", "posenc").startswith(
+            "posenc"
+        ), name
+
+
+def test_nothing_that_is_imported_for_itself_is_an_attribute():
+    assert not hasattr(posenc, "Any")
+    for name in ("compare", "extend", "inspect", "testing", "registry"):
+        assert not hasattr(getattr(posenc, name), "attach"), name
 
 
 def test_public_names_are_documented():

@@ -79,6 +79,8 @@ def problems_of(
         if own is not None:
             if own.bound or mask is None:  # to tensors, which may not be comparable with a range
                 own = own.bind(queries.where, keys.where)
+            if mask is None and axes == 1:
+                check_documents(own)
             visible = own if mask is None else own & mask
         read = (new_q, new_k, v, seen_q.x, seen_q.state, seen_k.x, seen_k.state)
         read += tuple(encoding.parameters()) if grad_enabled else ()

@@ -10,6 +10,6 @@
 True
 """
 
-from posenc import lazy
+from posenc.lazy import attach as _attach
 
-__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)

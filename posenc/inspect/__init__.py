@@ -11,7 +11,7 @@
 ('directed', True)
 """
 
-from posenc.lazy import attach
+from posenc.lazy import attach as _attach
 
 # No submodule may have the name of a function here: importing it would replace the function.
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)

@@ -26,3 +26,7 @@ __all__ = [
     "SinusoidalPositionEncoding",
     "T5RelativeBias",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

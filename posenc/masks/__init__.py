@@ -1,7 +1,7 @@
-"""Attention masks: which keys each query sees. Masks can be combined by & and |.
+"""Attention masks: which keys each query sees. Masks can be combined by &, | and ~.
 
 >>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
->>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+>>> mask.tensor(4).int()
 tensor([[1, 0, 0, 0],
         [1, 1, 0, 0],
         [0, 1, 1, 0],
@@ -37,3 +37,7 @@ __all__ = [
     "prefix",
     "sliding_window",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

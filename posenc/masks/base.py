@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import answered_class
-from posenc.positions import FlatKeys, FlatQueries, goes_back, same, take
+from posenc.positions import FlatKeys, FlatQueries, goes_back, length_of, same, take
 
 Predicate = Callable[["Sight"], Tensor]
 
@@ -50,10 +51,13 @@ class Mask:
     exact: causal and window describe the mask completely, so a kernel can use them instead of the
         predicate.
     reads: the tensors that the predicate reads.
-    separates: False if it cannot separate packed documents, because it only compares positions.
+    separates: False if it compares positions, which documents packed into one row repeat; None if
+        it compares neither positions nor documents, as `full` and `padding`; True if it may keep
+        documents apart. Read of a mask without parts.
+    operator, parts: "&", "|" or "~", and the masks that this one joins by it.
 
     >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
-    >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
+    >>> (even & posenc.masks.causal).tensor(3).int()
     tensor([[1, 0, 0],
             [1, 0, 0],
             [1, 0, 1]], dtype=torch.int32)
@@ -66,7 +70,9 @@ class Mask:
     q_positions: FlatQueries | range | None = None
     kv_positions: FlatKeys | range | None = None
     reads: tuple[Read, ...] = ()
-    separates: bool = True
+    separates: bool | None = True
+    operator: str = ""
+    parts: tuple["Mask", ...] = ()
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         q_position = take(self.q_positions, batch, q_idx)
@@ -82,7 +88,8 @@ class Mask:
             window=min(windows, default=None),
             exact=self.exact and other.exact,
             reads=self.reads + other.reads,
-            separates=self.separates or other.separates,
+            operator="&",
+            parts=(self, other),
         )._bound_like(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
@@ -93,8 +100,19 @@ class Mask:
             causal=self.causal and other.causal,
             window=max(windows) if len(windows) == 2 else None,
             reads=self.reads + other.reads,
-            separates=self.separates and other.separates,
+            operator="|",
+            parts=(self, other),
         )._bound_like(self, other)
+
+    def __invert__(self) -> "Mask":
+        return Mask(
+            partial(_not, self.predicate),
+            q_positions=self.q_positions,
+            kv_positions=self.kv_positions,
+            reads=self.reads,
+            operator="~",
+            parts=(self,),
+        )
 
     def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> "Mask":
         """Return the mask for tokens at these positions, each (len), (batch, len) or a range."""
@@ -119,6 +137,52 @@ class Mask:
     def bound(self) -> bool:
         return self.q_positions is not None
 
+    def tensor(
+        self, length: int | None = None, *, queries: int | None = None
+    ) -> Bool[Tensor, "*batch q_len kv_len"]:
+        """Return the mask as booleans, True where a query sees a key: (length, length), or (batch,
+        length, length) if rows of the batch differ.
+
+        Args:
+            length: number of tokens, at positions 0, 1, ...; None for a bound mask, which has
+                positions.
+            queries: number of queries, which are the last tokens; None for all.
+
+        A mask that differs between heads is that of the first head. Raises: ValueError if the
+        lengths do not fit the tensors that the mask reads, TypeError if they are no whole numbers.
+
+        >>> (posenc.masks.causal & posenc.masks.sliding_window(2)).tensor(4, queries=2).int()
+        tensor([[0, 1, 1, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+        """
+        if self.bound:
+            if length is not None or queries is not None:
+                raise ValueError(
+                    "Mask.tensor: this mask is bound to positions, which say how many tokens there "
+                    "are: leave out length and queries."
+                )
+            mask = self
+        else:
+            kv_len = _count("length", length)
+            q_len = kv_len if queries is None else _count("queries", queries)
+            if q_len > kv_len:
+                raise ValueError(
+                    f"Mask.tensor: queries are the last of the {kv_len} tokens, got {q_len}. For "
+                    "others bind the mask to positions: mask.bind(q_positions, kv_positions)."
+                )
+            mask = self.bind(range(kv_len - q_len, kv_len), range(kv_len))
+        assert mask.q_positions is not None and mask.kv_positions is not None
+        q_len, kv_len = length_of(mask.q_positions), length_of(mask.kv_positions)
+        read = [(read.tensor, read.axes[0] == "batch") for read in mask.reads]
+        read += [
+            (t, t.ndim == 2) for t in (mask.q_positions, mask.kv_positions) if isinstance(t, Tensor)
+        ]
+        batch = max((len(t) for t, batched in read if batched), default=1)
+        device = read[0][0].device if read else torch.device("cpu")
+        check_mask("Mask.tensor", mask, batch, q_len, kv_len)
+        seen = mask.rows(batch, 1, 0, q_len, kv_len, device)[:, 0].expand(-1, q_len, kv_len)
+        return seen[0] if len(seen) == 1 else seen
+
     def rows(
         self, batch: int, num_heads: int, start: int, stop: int, kv_len: int, device: torch.device,
         *, first_key: int = 0,
@@ -135,19 +199,67 @@ class Mask:
 
 
 _PACKED = (
-    "attention: keys return to earlier positions of their row, as packed documents do, and a "
-    "causal mask shows one document to another. Use mask & posenc.masks.document(ids), for example "
-    "with ids = posenc.positions.documents_from_positions(positions), or increasing positions."
+    "attention: keys return to earlier positions of their row, as packed documents do, and this "
+    "mask, which compares positions, shows one document to another. Use "
+    "mask & posenc.masks.document(ids), for example with "
+    "ids = posenc.positions.documents_from_positions(positions), or increasing positions."
 )
 
 
 def check_documents(mask: Mask) -> None:
     """Raise ValueError if positions show packed documents that a bound mask does not separate."""
-    if mask.causal and not mask.separates:
-        assert mask.kv_positions is not None
-        valid = [read.tensor for read in mask.reads if read.name == "padding"]
-        if goes_back(mask.kv_positions, *valid):
-            raise ValueError(_PACKED)
+    if _sees_others(mask) is not _Others.BY_POSITION:
+        return
+    assert mask.kv_positions is not None
+    if goes_back(mask.kv_positions, _valid_keys(mask)):
+        raise ValueError(_PACKED)
+
+
+class _Others(IntEnum):
+    """Which keys of other documents in its row a query may see."""
+
+    NONE = 0
+    ANY = 1
+    """Keys that the caller named otherwise than by positions: all of them, or those that are no
+    padding."""
+    BY_POSITION = 2
+    """Keys at the positions of its own document, which the other documents repeat."""
+
+
+def _sees_others(mask: Mask, inverted: bool = False) -> _Others:
+    """Return the keys of other documents that a mask may show, or its inverse."""
+    if mask.operator == "~":
+        return _sees_others(mask.parts[0], not inverted)
+    if not mask.parts:
+        kinds = {True: _Others.NONE, None: _Others.ANY, False: _Others.BY_POSITION}
+        return kinds[mask.separates]
+    found = [_sees_others(part, inverted) for part in mask.parts]
+    if _needs_all(mask, inverted) and _Others.NONE in found:
+        return _Others.NONE
+    return max(found)
+
+
+def _valid_keys(mask: Mask, inverted: bool = False) -> Tensor | None:
+    """Return the keys that padding does not hide from all queries, (batch, kv_len); None for all of
+    them."""
+    if mask.operator == "~":
+        return _valid_keys(mask.parts[0], not inverted)
+    if not mask.parts:
+        padding = [read.tensor for read in mask.reads if read.name == "padding"]
+        if not padding:
+            return None
+        return ~padding[0] if inverted else padding[0]
+    found = [_valid_keys(part, inverted) for part in mask.parts]
+    known = [valid for valid in found if valid is not None]
+    if _needs_all(mask, inverted):
+        return torch.stack(known).all(0) if known else None
+    return torch.stack(known).any(0) if len(known) == len(found) else None
+
+
+def _needs_all(mask: Mask, inverted: bool) -> bool:
+    """Return True if a key must be shown by all parts of a mask, or of its inverse: the inverse of
+    a & b is ~a | ~b."""
+    return (mask.operator == "&") != inverted
 
 
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
@@ -192,6 +304,20 @@ def _both(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
 
 def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
     return a(sight) | b(sight)
+
+
+def _not(a: Predicate, sight: Sight) -> Tensor:
+    return ~a(sight)
+
+
+def _count(name: str, count: Any) -> int:
+    """Return a number of tokens. Raise TypeError or ValueError unless it is whole and not below
+    0."""
+    if not hasattr(count, "__index__") or isinstance(count, bool):
+        raise TypeError(f"Mask.tensor: {name} must be a whole number of tokens, got {count!r}.")
+    if count < 0:
+        raise ValueError(f"Mask.tensor: {name} must be at least 0, got {count}.")
+    return int(count)
 
 
 def _require_mask(other: object, operator: str) -> None:

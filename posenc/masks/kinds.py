@@ -19,15 +19,16 @@ def _not_later(sight: Sight) -> Tensor:
     return sight.q_position >= sight.kv_position
 
 
-full = Mask(_everyone, exact=True, separates=False)
+full = Mask(_everyone, exact=True, separates=None)
 """Mask that shows all keys to all queries."""
 
 causal = Mask(_not_later, causal=True, exact=True, separates=False)
 """Mask that shows keys at the query's own and at earlier positions, in any order in memory.
 
 Documents packed into one row, each with positions from 0 on, see one another: add `&
-document(ids)`. Without it attention raises ValueError if keys return to earlier positions.
-Positions are checked on the CPU only, and not under torch.compile, export or tracing.
+document(ids)`. Without it attention raises ValueError if keys return to earlier positions, and so
+it does for every mask that compares positions, however joined. Positions are checked on the CPU
+only, and not under torch.compile, export or tracing.
 """
 
 
@@ -59,7 +60,7 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
         )
     valid = valid.bool()
     read = Read("padding", valid, ("batch", "kv_len"))
-    return Mask(partial(_valid, valid), reads=(read,), separates=False)
+    return Mask(partial(_valid, valid), reads=(read,), separates=None)
 
 
 def _valid(valid: Tensor, sight: Sight) -> Tensor:
@@ -155,10 +156,11 @@ def permutation(
         stream: "content": tokens also see themselves; "query": they do not, so they can be
             predicted.
 
+    The queries must be the tokens of the keys, all of them: attention raises ValueError for fewer.
     Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
 
     >>> mask = posenc.masks.permutation(order=torch.tensor([2, 1, 3, 0]), stream="query")
-    >>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+    >>> mask.tensor(4).int()
     tensor([[0, 1, 1, 1],
             [0, 0, 1, 0],
             [0, 0, 0, 0],
@@ -179,7 +181,11 @@ def permutation(
             )
     return Mask(
         partial(_earlier, rank, stream == "content"),
-        reads=(Read("rank", rank, ("batch", "kv_len")[-rank.ndim :]),),
+        reads=(
+            Read("rank", rank, ("batch", "kv_len")[-rank.ndim :]),
+            Read("rank of queries", rank, ("batch", "q_len")[-rank.ndim :]),
+        ),
+        separates=None,
     )
 
 

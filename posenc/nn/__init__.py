@@ -11,3 +11,7 @@ from posenc.nn.multihead import MultiheadAttention
 from posenc.nn.vision import VisionAttention, attach_to_vit
 
 __all__ = ["MultiheadAttention", "TransformerEncoderLayer", "VisionAttention", "attach_to_vit"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,7 @@
 """Documents packed into one row are refused under a causal mask that does not keep them apart."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -34,6 +36,20 @@ def valid(text: str) -> torch.Tensor:
         masks.attention_sinks(1, 3),
         masks.causal.bind(PACKED, PACKED),
         (masks.causal & masks.document(IDS)) | masks.attention_sinks(1, 3),
+        masks.sliding_window(3),
+        masks.chunked(4),
+        masks.causal | masks.prefix(2),
+        (masks.causal | masks.prefix(1)) & masks.sliding_window(4),
+        masks.causal | masks.sliding_window(2),
+        masks.causal & masks.permutation(rank=torch.arange(12), stream="content"),
+        masks.causal & masks.full,
+        masks.causal | masks.document(IDS),
+        masks.causal | masks.Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]),
+        ~masks.causal,
+        ~(masks.document(IDS) & masks.causal),
+        ~~(masks.causal | masks.prefix(2)),
+        masks.causal | masks.padding(torch.arange(12)[None].expand(2, -1) < 5),
+        masks.causal & ~(masks.padding(torch.arange(12)[None].expand(2, -1) < 5) & masks.full),
     ],
 )
 @pytest.mark.parametrize("encoding", [ROPE, posenc.ALiBi(2), posenc.CoPE(8)])
@@ -66,14 +82,20 @@ def test_the_line_that_it_gives_keeps_documents_apart():
 @pytest.mark.parametrize(
     "mask",
     [
+        None,
+        masks.full,
+        masks.padding(torch.ones(2, 12)),
+        masks.permutation(rank=torch.arange(12), stream="content"),
         masks.document(IDS),
-        masks.sliding_window(3),
-        masks.causal | masks.prefix(2),
+        masks.document(IDS) & (masks.causal | masks.prefix(2)) & masks.sliding_window(3),
+        masks.causal & ~(~masks.document(IDS) | ~masks.sliding_window(3)),
+        masks.causal & masks.padding(torch.arange(12)[None].expand(2, -1) < 5),
+        masks.causal & ~(masks.padding(torch.arange(12)[None].expand(2, -1) < 5)),
         masks.causal & masks.Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]),
         masks.Mask(lambda sight: sight.q_idx >= sight.kv_idx),
     ],
 )
-def test_masks_that_may_keep_them_apart_or_are_not_causal_run(mask):
+def test_masks_that_may_keep_them_apart_or_compare_no_positions_run(mask):
     attend(PACKED, mask)
 
 
@@ -108,6 +130,7 @@ def test_neither_repeats_nor_another_order_are_refused(positions):
         ([0, 5, 6, 0, 1], "01111", False),  # a ring buffer whose first place is empty
         ([0, 1, 2, 0, 0, 1], "111011", True),
         ([0, 1, 2, 9, 0, 1], "111011", True),
+        ([3, 4, 5, 1, 2, 3], "111111", True),  # two texts that begin elsewhere
     ],
 )
 def test_padding_does_not_count_where_the_mask_hides_it(positions, text, refused):
@@ -126,9 +149,22 @@ def test_it_goes_back_as_the_words_say():
     for _ in range(2000):
         length = int(torch.randint(1, 8, (), generator=generator))
         row = torch.randint(6, (length,), generator=generator).tolist()
-        want = any(row[i] < row[i - 1] and row[i] in row[:i] for i in range(1, length))
-        assert goes_back(torch.tensor(row)) == want, row
-        seen.add(want)
+        runs = [[row[0]]]
+        for before, here in itertools.pairwise(row):
+            if here < before:
+                runs.append([])
+            runs[-1].append(here)
+        shared = [
+            (a, b)
+            for a, b in itertools.combinations(range(len(runs)), 2)
+            if set(runs[a]) & set(runs[b])
+        ]
+        if len(set(runs[0])) == 1:  # padding on the left, before its own text
+            shared = [pair for pair in shared if pair != (0, 1)]
+        assert goes_back(torch.tensor(row)) == bool(shared), row
+        again = any(row[i] < row[i - 1] and row[i] in row[:i] for i in range(1, length))
+        assert not again or shared, "a text that begins at an earlier token's position"
+        seen.add(bool(shared))
     assert seen == {True, False}
 
 

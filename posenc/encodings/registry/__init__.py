@@ -6,6 +6,6 @@
 True
 """
 
-from posenc.lazy import attach
+from posenc.lazy import attach as _attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)
