@@ -4,7 +4,9 @@ import contextlib
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -227,3 +229,23 @@ def _listed(parameters: Mapping[str, inspect.Parameter]) -> str:
         if p.kind not in _COLLECTING
     ]
     return ", ".join(shown) or "none"
+
+
+def check_count(
+    owner: str, name: str, value: Any, least: int | None = 1, most: int | None = None
+) -> None:
+    """Raise TypeError unless `value` is a whole number, ValueError unless it is within bounds."""
+    check_number(owner, name, value, whole=True)
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{owner}: {name} must be {bounds}, got {value}.")
+
+
+def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> None:
+    """Raise TypeError unless `value` is a real number, with `whole` a whole one; ValueError for NaN
+    and infinity. True and False are no numbers."""
+    kind, words = (Integral, "a whole number") if whole else (Real, "a finite number")
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
+    if not math.isfinite(value):
+        raise ValueError(f"{owner}: {name} must be {words}, got {value}.")

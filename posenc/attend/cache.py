@@ -7,10 +7,15 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import answered, check_count, check_number
 from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.placed import check_whole
 from posenc.positions import join, tensor
+
+_MADE = "made "
+"""Before the name of a buffer: keys or values as they were made, before any shift."""
+_FAR = 2**62
 
 
 class KVCache:
@@ -26,6 +31,14 @@ class KVCache:
     ...     out = layer(torch.randn(1, 1, 64), torch.tensor([step]), cache=cache)
     >>> cache.length
     3
+
+    `crop`, `drop` and `shift` cut and move what is cached. A window that keeps the first token and
+    slides on by one, its tokens numbered from 0:
+
+    >>> cache.drop(1, 2)
+    >>> cache.shift(-1, start=1)
+    >>> cache.positions
+    tensor([0, 1])
     """
 
     @answered
@@ -34,6 +47,9 @@ class KVCache:
         self.where: Tensor | range | None = None
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
+        # Shifted keys are rotated anew from the keys as they were made, so that rounding does not
+        # grow with the number of shifts.
+        self._made_at: Tensor | range | None = None
         self._made_by: PositionEncoding | None = None
 
     def belong_to(self, encoding: PositionEncoding) -> None:
@@ -70,6 +86,8 @@ class KVCache:
         if k.shape[2] != v.shape[2]:
             raise ValueError(f"KVCache: k has {k.shape[2]} tokens and v has {v.shape[2]}.")
         for name, buffer in self._buffers.items():
+            if name.startswith(_MADE):
+                continue
             if name not in new:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
             t = new[name]
@@ -128,7 +146,11 @@ class KVCache:
                     self._buffers[name] = new[:, :, -1:].clone()
             else:
                 self._write(name, new, end)
+            if _MADE + name in self._buffers:
+                self._write(_MADE + name, new, end)
         self._token_axis = position_axis
+        if self._made_at is not None:
+            self._made_at = join(self._made_at, positions, position_axis, len(k), k.device)
         if self.where is None:  # a caller may count on in place
             self.where = positions.clone() if isinstance(positions, Tensor) else positions
         else:
@@ -158,9 +180,146 @@ class KVCache:
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
-        if isinstance(self.where, Tensor) and self.where.ndim + self._token_axis > 0:
-            if self.where.shape[0] > 1:
-                self.where = self.where.index_select(0, rows)
+        self.where = self._rows_of(self.where, rows)
+        self._made_at = self._rows_of(self._made_at, rows)
+
+    def _rows_of(self, where: Tensor | range | None, rows: Tensor) -> Tensor | range | None:
+        """Return the positions of batch rows; those that all rows share stay."""
+        if not isinstance(where, Tensor) or where.ndim + self._token_axis <= 0:
+            return where
+        return where.index_select(0, rows) if where.shape[0] > 1 else where
+
+    @answered
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens, as after rejected tokens of a draft.
+
+        Raises: ValueError if the cache has fewer tokens, or if it keeps the state of its newest
+        token only and that token goes.
+        """
+        check_count("KVCache.crop", "length", length, 0, self.length)
+        self.drop(length, self.length)
+
+    @answered
+    def drop(self, start: int, stop: int) -> None:
+        """Remove the tokens with indices start .. stop - 1. The others keep their positions:
+        `shift` closes the gap.
+
+        Raises: ValueError as `crop`.
+        """
+        check_count("KVCache.drop", "start", start, 0, self.length)
+        check_count("KVCache.drop", "stop", stop, start, self.length)
+        if start == stop:
+            return
+        if stop - start == self.length:
+            vars(self).update(vars(KVCache()))
+            return
+        state = self._buffers.get("state")
+        only_last = state is not None and state.shape[2] < self.length
+        if only_last and stop == self.length:
+            raise ValueError(
+                "KVCache: it keeps the state of its newest token only, so that token cannot be "
+                "removed. Compute the tokens again with a new cache."
+            )
+        if stop < self.length:
+            for name, buffer in self._buffers.items():
+                if name != "state" or not only_last:
+                    parts = [buffer[:, :, :start], buffer[:, :, stop : self.length]]
+                    self._buffers[name] = torch.cat(parts, dim=2)
+        self.where = self._without(self.where, start, stop)
+        self._made_at = self._without(self._made_at, start, stop)
+        self.length -= stop - start
+
+    def _without(
+        self, where: Tensor | range | None, start: int, stop: int
+    ) -> Tensor | range | None:
+        if where is None:
+            return None
+        if isinstance(where, range) and stop == self.length:
+            return where[:start]
+        if isinstance(where, range) and start == 0:
+            return where[stop:]
+        where, axis = tensor(where, self._buffers["k"].device), self._token_axis
+        before = where.narrow(axis, 0, start)
+        after = where.narrow(axis, stop, self.length - stop)
+        return torch.cat([before, after], dim=axis)
+
+    @answered
+    def shift(self, delta: float, start: int = 0) -> None:
+        """Add `delta` to the positions of the tokens from index `start` on.
+
+        Cached keys become those that the encoding makes at the new positions, whatever scaling it
+        has: R(after) R(before)^-1 k for a rotation R. Any number of shifts rounds as one does; from
+        the first one on, the cache also keeps keys as they were made. Hidden states, and so values
+        and later layers, stay as they were computed.
+
+        Args:
+            delta: a whole number; for real positions also a real one. All components move alike.
+            start: index of the first token that moves.
+
+        Raises: ValueError where keys at other positions are not determined by the cached ones:
+        frequencies that depend on the length, positions that are part of hidden states, encodings
+        that do not say how to move keys.
+        """
+        check_count("KVCache.shift", "start", start, 0, self.length)
+        real = isinstance(self.where, Tensor) and self.where.is_floating_point()
+        check_number("KVCache.shift", "delta", delta, whole=not real)
+        if not abs(delta) < _FAR:
+            raise ValueError(f"KVCache.shift: delta must be below 2^62, got {delta}.")
+        if start == self.length or not delta:
+            return
+        encoding = self._mover()
+        assert self.where is not None  # only an empty cache has no positions
+        after = self._moved(start, delta)
+        made_at = tensor(self.where if self._made_at is None else self._made_at, self.k.device)
+        buffers = dict(self._buffers)
+        moves = {"v": encoding.move_values}
+        if not encoding.claims.needs_raw_k:
+            moves["k"] = encoding.move_keys
+        for name, move in moves.items():
+            made = buffers.get(_MADE + name, buffers[name])
+            tail = made[:, :, start : self.length]
+            at = (
+                t.narrow(self._token_axis, start, self.length - start)
+                for t in (made_at, tensor(after, self.k.device))
+            )
+            moved = move(tail, *at)
+            if moved is not tail:  # the encoding changes them
+                kept = buffers[name][:, :, :start]
+                buffers |= {_MADE + name: made, name: torch.cat([kept, moved], dim=2)}
+        self._buffers, self.where, self._made_at = buffers, after, made_at
+
+    def _mover(self) -> PositionEncoding:
+        """Return the encoding that made the keys. Raise ValueError if it cannot move them."""
+        encoding = self._made_by
+        if encoding is None:
+            raise ValueError(
+                "KVCache.shift: no encoding made these keys. Say which one does: "
+                "cache.belong_to(encoding)."
+            )
+        if encoding.embedded_by:
+            raise ValueError(
+                f"KVCache.shift: {encoding.embedded_by} added positions to the embeddings, so "
+                "cached keys and values contain them. Compute the tokens again at their new "
+                "positions."
+            )
+        if not encoding.claims.cache_safe:
+            raise ValueError(
+                f"KVCache.shift: the frequencies of {type(encoding).__name__} depend on the length "
+                f"({encoding.extra_repr()}), so keys cached at one length cannot be moved exactly. "
+                "Use a scaling with fixed frequencies."
+            )
+        return encoding
+
+    def _moved(self, start: int, delta: float) -> Tensor | range:
+        """Return the positions after a shift. Raise ValueError for numbers that are too large."""
+        where = self.where
+        if isinstance(where, range) and start == 0:
+            after = range(where.start + int(delta), where.stop + int(delta), where.step)
+        else:
+            after = tensor(where, self.k.device).clone()
+            after.narrow(self._token_axis, start, self.length - start).add_(delta)
+        check_whole("KVCache.shift", "positions", after)
+        return after
 
     def _write(self, name: str, new: Tensor, end: int) -> None:
         buffer = self._buffers.get(name, new[:, :, :0])

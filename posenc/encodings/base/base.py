@@ -1,4 +1,4 @@
-"""The base class of every position encoding: ten methods and the claims."""
+"""The base class of every position encoding: its methods and the claims."""
 
 import dataclasses
 import inspect
@@ -34,6 +34,9 @@ QueriesKeys = tuple[
     Float[Tensor, "batch num_kv_heads {len(k)} width"],
 ]
 """Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
+Cached = Float[Tensor, "batch num_kv_heads moved width"]
+"""Cached keys or values, see PositionEncoding.move_keys."""
+CachedPlaces = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes"]
 Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
@@ -100,6 +103,10 @@ class PositionEncoding(nn.Module):
         source="Kazemnejad et al. 2023, arXiv:2305.19466; Haviv et al. 2022, arXiv:2203.16634",
         causal_only=True,
     )
+
+    embedded_by: str = ""
+    """Name of the encoding of the same model that acts at the embeddings: what attention sees then
+    depends on positions in a way that this encoding does not know. Set by `for_layer`."""
 
     _kept: Kept | None = None
     """Cache of tables in an encoding that `prepare` returned; otherwise None."""
@@ -180,7 +187,11 @@ class PositionEncoding(nn.Module):
     def for_layer(self, index: int) -> "PositionEncoding":
         """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
         embeddings, where the model applies it."""
-        return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
+        if self.claims.places != (1,):
+            return self
+        nope = without_position(self.claims.num_axes)
+        nope.embedded_by = type(self).__name__
+        return nope
 
     def prepare(self, positions: Positions, length: int | None = None) -> "PositionEncoding":
         """Return a copy with everything that depends only on `positions` precomputed.
@@ -231,6 +242,29 @@ class PositionEncoding(nn.Module):
         With a cache, k has only the new tokens unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None
         return q.x, k.x
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        """Return keys that `transform` made at the positions `before` as it makes them at `after`;
+        for `KVCache.shift`. Keys that do not depend on positions are returned as they are.
+
+        Raises: ValueError if they are not determined; this class, for an encoding that claims place
+        2 and does not override this method.
+        """
+        if 2 in self.claims.places:
+            raise ValueError(
+                f"KVCache.shift: {type(self).__name__} changes keys by their positions, and does "
+                "not define move_keys, so cached keys cannot be moved. Compute them again."
+            )
+        return k
+
+    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        """Do for values and `transform_values` what `move_keys` does for keys."""
+        if type(self).transform_values is not PositionEncoding.transform_values:
+            raise ValueError(
+                f"KVCache.shift: {type(self).__name__} changes values by their positions, and does "
+                "not define move_values, so cached values cannot be moved. Compute them again."
+            )
+        return v
 
     def transform_values(self, v: Tokens) -> Values:
         """Encode values (place 4) before they are cached and summed, at their true positions."""

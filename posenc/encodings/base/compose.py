@@ -7,6 +7,8 @@ from typing import Self
 from torch import nn
 
 from posenc.encodings.base.base import (
+    Cached,
+    CachedPlaces,
     Embedded,
     EmbeddedPositions,
     Hidden,
@@ -124,9 +126,12 @@ class Compose(PositionEncoding):
         if 1 not in self.claims.places:
             return self
         acting = [e for e in self.members if e.claims.places != (1,)]
-        if len(acting) < 2:
-            return acting[0] if acting else without_position(self.claims.num_axes)
-        return Compose(*acting)
+        if not acting:
+            left = without_position(self.claims.num_axes)
+        else:
+            left = Compose(*acting) if len(acting) > 1 else acting[0].shallow_copy()
+        left.embedded_by = _names([e for e in self.members if 1 in e.claims.places])
+        return left
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
@@ -163,6 +168,22 @@ class Compose(PositionEncoding):
             q, k = q.given(new_q), k.given(new_k)
         assert q.x is not None and k.x is not None
         return q.x, k.x
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        changed = [
+            (e, moved) for e in self.members if (moved := e.move_keys(k, before, after)) is not k
+        ]
+        if len(changed) > 1:  # their changes need not commute
+            raise ValueError(
+                f"KVCache.shift: {_names([e for e, _ in changed])} both change keys by their "
+                "positions, so cached keys cannot be moved exactly. Compute them again."
+            )
+        return changed[0][1] if changed else k
+
+    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        for e in self.members:  # one at most changes them
+            v = e.move_values(v, before, after)
+        return v
 
     def transform_values(self, v: Tokens) -> Values:
         for e in self.members:

@@ -121,6 +121,15 @@ def _as_tensor(
     return tensor(positions, device)
 
 
+def check_whole(owner: str, name: str, positions: Tensor | range) -> None:
+    """Raise ValueError for whole positions whose differences could overflow int64. Those of a
+    tensor are read on the CPU only."""
+    if isinstance(positions, range):
+        _check_span(owner, name, positions.start, positions.stop)
+    elif not positions.is_floating_point():
+        _check_span(owner, name, *(free_ends(positions) or (0, 0)))
+
+
 def _check_span(owner: str, name: str, low: float, high: float) -> None:
     """Raise ValueError for whole positions whose differences could overflow int64."""
     if torch.compiler.is_compiling():

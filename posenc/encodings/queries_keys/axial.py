@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import answered
+from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
@@ -166,6 +167,9 @@ class MixedRoPE(QueryKeyEncoding):
         assert q.x is not None and k.x is not None
         check_keys(self, k.x)
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        return self._rotate(k, after - before)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)

@@ -7,11 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
+from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Positions
 
@@ -78,6 +80,10 @@ class PoPE(QueryKeyEncoding):
         delta_cos, delta_sin = delta.cos(), delta.sin()
         k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
         return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        cos, sin = self.angles.cos_sin(after - before, torch.float64)
+        return rotate(k, cos, sin, interleaved=False)  # channel c and its sine at c + head_dim
 
     def _cos_sin(self, tokens: Tokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the angles, (..., 1, len, head_dim), to broadcast over heads."""

@@ -8,7 +8,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.arguments import answered
-from posenc.encodings.base.base import QueriesKeys
+from posenc.encodings.base.base import Cached, CachedPlaces, QueriesKeys
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
@@ -34,6 +34,9 @@ class QueryTemperature(QueryKeyEncoding):
         assert q.x is not None and k.x is not None
         factor = self.factor(q.positions, at_least_float32(q.x.dtype))
         return (q.x * factor[..., None, :, None]).to(q.x.dtype), k.x
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        return k  # only queries change
 
 
 class LogN(QueryTemperature):

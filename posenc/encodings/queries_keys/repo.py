@@ -4,7 +4,7 @@ from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import PositionEncoding, check_head_dim
+from posenc.encodings.base.base import Cached, CachedPlaces, PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
@@ -84,6 +84,9 @@ class RePo(PositionEncoding):
         Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
     ]:
         return self._rotated(q), self._rotated(k)
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        return k  # positions come from the content
 
     def _rotated(self, tokens: Tokens) -> Tensor:
         x = tokens.x

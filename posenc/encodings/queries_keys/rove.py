@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import answered
-from posenc.encodings.base.base import Output, PositionEncoding, QueriesKeys, Values
+from posenc.encodings.base.base import (
+    Cached,
+    CachedPlaces,
+    Output,
+    PositionEncoding,
+    QueriesKeys,
+    Values,
+)
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32
@@ -88,6 +95,13 @@ class RoVE(PositionEncoding):
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         return self._current.transform(q, k) if self.scores else super().transform(q, k)
 
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        return self._current.move_keys(k, before, after) if self.scores else k
+
+    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        tables = (self._unit_tables(at, torch.float64) for at in (before, after))
+        return self._current.rotate_on(v, *tables)
+
     def transform_values(self, v: Tokens) -> Values:
         return self._turned(v, 1)
 
@@ -102,8 +116,16 @@ class RoVE(PositionEncoding):
                 f"RoVE: values must have the rotation's head_dim={rotation.head_dim}, got "
                 f"{tuple(x.shape)}."
             )
-        cos, sin = rotation.cos_sin(tokens.where, at_least_float32(x.dtype), tokens.device)
-        if rotation.attention_factor != 1:  # not of every token: longrope exempts some
-            size = torch.hypot(cos, sin)
-            cos, sin = cos / size, sin / size
+        cos, sin = self._unit_tables(tokens.where, at_least_float32(x.dtype), tokens.device)
         return rotation.turn((x,), cos, direction * sin)[0]
+
+    def _unit_tables(
+        self, where: Positions, dtype: torch.dtype, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of the rotation without its attention factor."""
+        rotation = self._current
+        cos, sin = rotation.cos_sin(where, dtype, device)
+        if rotation.attention_factor == 1:
+            return cos, sin
+        size = torch.hypot(cos, sin)  # not attention_factor of every token: longrope exempts some
+        return cos / size, sin / size

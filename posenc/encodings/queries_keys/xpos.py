@@ -90,6 +90,11 @@ class XPos(Rotation):
             out.append(rotate(x, *tables, interleaved=self.interleaved))
         return out[0], out[1]
 
+    def _key_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        # Checked for float32: a cache of float16 would overflow earlier, to infinity.
+        self._check_reach(positions, torch.float32)
+        return self._faded_tables(Tokens(None, positions), torch.float64, -1)
+
     def _faded_tables(self, tokens: Tokens, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin times the decay at each position; for keys (sign=-1) its inverse."""
 

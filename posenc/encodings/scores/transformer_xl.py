@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import PositionEncoding, QueriesKeys, check_head_dim, check_heads
+from posenc.encodings.base.base import (
+    Cached,
+    CachedPlaces,
+    PositionEncoding,
+    QueriesKeys,
+    check_head_dim,
+    check_heads,
+)
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
@@ -101,6 +108,9 @@ class TransformerXL(PositionEncoding):
         check_head_dim(self, self.u.shape[1], q.x)
         dtype = at_least_float32(q.x.dtype)
         return (q.x.to(dtype) + self.u.to(dtype)[:, None]).to(q.x.dtype), k.x
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        return k  # only queries change
 
     def term(self, q: Tokens, k: Tokens) -> "DistanceVectors":
         assert q.x is not None

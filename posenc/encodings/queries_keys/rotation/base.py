@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
@@ -80,6 +81,31 @@ class Rotation(QueryKeyEncoding):
         (new_q,) = self.turn((q.x,), cos, sin)
         (new_k,) = self.turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
         return new_q, new_k
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        kind = type(self)
+        own = kind.transform is not Rotation.transform
+        if own and kind._key_tables is Rotation._key_tables:  # a transform that nobody described
+            return super().move_keys(k, before, after)
+        return self.rotate_on(k, self._key_tables(before), self._key_tables(after))
+
+    def _key_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin by which keys at these positions are rotated, in float64."""
+        return self.cos_sin(positions, torch.float64)
+
+    def rotate_on(
+        self, x: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Rotate x, which was rotated by the tables `before`, so that it is rotated by `after`.
+
+        As complex numbers: (cos' + i sin') / (cos + i sin) is the remaining rotation, in which a
+        factor of both cancels. In float64, so that only the result is rounded.
+        """
+        (cos, sin), (new_cos, new_sin) = before, after
+        size = cos.square() + sin.square()
+        real = (new_cos * cos + new_sin * sin) / size
+        imaginary = (new_sin * cos - new_cos * sin) / size
+        return self.turn((x,), real, imaginary)[0]
 
     def turn(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
         """Rotate the channels of each x that this encoding rotates."""
