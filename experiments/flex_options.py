@@ -197,15 +197,20 @@ def exact(q: Any, k: Any, v: Any, grad: Any, row: Any, heads: list[int]) -> list
     """Return output and gradients of some heads, from scores in float32."""
     import torch
 
-    index = torch.arange(LENGTH, device="cuda")
-    found = []
+    index, found = torch.arange(LENGTH, device="cuda"), []
     for h in heads:
-        mine = [t[0, h].float().requires_grad_() for t in (q, k, v)]
-        scores = mine[0] @ mine[1].T * WIDTH**-0.5
-        scores = scores + row[h][LENGTH - 1 - index[:, None] + index]
-        scores = scores.masked_fill(index[:, None] < index, -torch.inf)
-        out = scores.softmax(-1) @ mine[2]
-        found.append([out.detach(), *torch.autograd.grad(out, mine, grad[0, h].float())])
+        keys, values = (t[0, h].float().requires_grad_() for t in (k, v))
+        outs, of_q, of_k, of_v = [], [], torch.zeros_like(keys), torch.zeros_like(values)
+        for rows in index.split(1024):
+            queries = q[0, h, rows].float().requires_grad_()
+            scores = queries @ keys.T * WIDTH**-0.5 + row[h][LENGTH - 1 - rows[:, None] + index]
+            out = scores.masked_fill(rows[:, None] < index, -torch.inf).softmax(-1) @ values
+            grads = torch.autograd.grad(out, [queries, keys, values], grad[0, h, rows].float())
+            outs.append(out.detach())
+            of_q.append(grads[0])
+            of_k += grads[1]
+            of_v += grads[2]
+        found.append([torch.cat(outs), torch.cat(of_q), of_k.detach(), of_v.detach()])
     return [torch.stack(parts) for parts in zip(*found, strict=True)]
 
 

@@ -27,9 +27,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
-from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.tracking import readable, transformed
 
 WAYS: dict[str, ModuleType] = {"reference": reference, "blocks": blocks, "sdpa": sdpa, "flex": flex}

@@ -31,6 +31,7 @@ from posenc.encodings.queries_keys.rope_scaling import NTKByParts as NTKByParts
 from posenc.encodings.queries_keys.rope_scaling import Proportional as Proportional
 from posenc.encodings.queries_keys.rope_scaling import YaRN as YaRN
 from posenc.encodings.queries_keys.rope_scaling import rope_frequencies as rope_frequencies
+from posenc.encodings.queries_keys.rotation.rotate import has_triton as has_triton
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry.build import create as create
 from posenc.encodings.registry.build import named as named

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from posenc.attend.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash, reference
-from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings import Dense
 from posenc.encodings.numbers.precision import without_autocast
 

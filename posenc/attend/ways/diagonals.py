@@ -20,11 +20,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
+from posenc.encodings import has_triton
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK = 128
-"""Queries, and keys, of a block."""
+"""Queries, and keys, of a block, if plain operations of torch compute it."""
 BYTES = {"cpu": 8 * 2**20}
 DEVICE_BYTES = 512 * 2**20
 """Maximum size of the scores of blocks that are computed at once."""
@@ -76,27 +77,64 @@ def _gradient(
 ) -> Tensor:
     """Return the gradient of the row."""
     q, k, v, out, lse, row = saved
-    dtype, (batch, heads, q_len, _), kv_len = row.dtype, q.shape, k.shape[2]
-    q_blocks, k_blocks = (-(-n // BLOCK) for n in (q_len, kv_len))
-    mean = (grad.to(dtype) * out.to(dtype)).sum(-1)
+    mean = (grad.to(row.dtype) * out.to(row.dtype)).sum(-1)
     if grad_lse is not None:
         mean = mean - grad_lse
-    # exp(-inf) = 0 is the weight of all keys for queries that see none, and for queries of padding.
+    # exp(-inf) = 0 is the weight of all keys for queries that see none.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    query_blocks = [_in_blocks(t.to(dtype), q_blocks) for t in (q * problem.scale, grad)]
-    query_blocks += [
-        _in_blocks(lse[..., None], q_blocks, torch.inf), _in_blocks(mean[..., None], q_blocks)
-    ]  # fmt: skip
-    key_blocks = [_in_blocks(for_every_head(t, heads).to(dtype), k_blocks) for t in (k, v)]
-
-    d_row = torch.zeros_like(row)
-    least, most = problem.distances
     constant = _constant_from(problem)  # by index, as all distances here
+    q, k, v, grad = (t.to(problem.product_dtype) for t in (q, k, v, grad))
+    tensors = q, k, v, grad, lse, mean, row
+    if _kernel_runs(problem, tensors):
+        from posenc.attend.ways import diagonals_kernel as kernel
+
+        aparts = _aparts(problem, kernel.block_of(q, v), constant)
+        tensors = (*tensors[:4], *(t.contiguous() for t in tensors[4:]))
+        found = kernel.totals(*tensors, problem.scale, problem.distances, aparts)
+    else:
+        aparts = _aparts(problem, BLOCK, constant)
+        found = _totals(problem, tensors, aparts)
+    d_row = _along_diagonals(found, aparts[0], problem.q_len, row.shape[1])
+    if constant <= problem.q_len - 1:
+        # The gradients of a query's scores sum to that of its log-sum-exp, so the rest is that of
+        # the one parameter which all entries of the row for far keys are.
+        whole = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
+        d_row[:, 0] += whole - d_row.sum(-1)
+    return d_row.to(row.dtype)
+
+
+def _kernel_runs(problem: Problem, tensors: tuple[Tensor, ...]) -> bool:
+    """Return True if one kernel can do it: on CUDA, with a mask that depends on distance only."""
+    mask, on_cuda = problem.mask, problem.q.device.type == "cuda"
+    exact = mask is None or (mask.exact and problem.mask_shift is not None)
+    alike = len({t.dtype for t in tensors[:4]}) == 1 and tensors[-1].dtype == torch.float32
+    return exact and alike and on_cuda and has_triton()
+
+
+def _aparts(problem: Problem, block: int, constant: int) -> range:
+    """Return how many blocks queries may be after the keys whose bias matters, in falling order."""
+    least, most = problem.distances
+    most = min(most, constant - 1)
+    # The distances of a pair of blocks are those of their first tokens, up to block - 1 off.
+    high = min((most + block - 1) // block, (problem.q_len - 1) // block)
+    low = max(-((block - 1 - least) // block), -((problem.kv_len - 1) // block))
+    return range(high, min(low, high) - 1, -1)
+
+
+def _totals(problem: Problem, tensors: tuple[Tensor, ...], aparts: range) -> Tensor:
+    """Return the sums of the gradients of scores of blocks that are `aparts` apart: (len(aparts),
+    num_heads, BLOCK, BLOCK)."""
+    q, k, v, grad, lse, mean, row = tensors
+    dtype, (batch, heads, q_len, _), kv_len = row.dtype, q.shape, k.shape[2]
+    q_blocks, k_blocks = (-(-n // BLOCK) for n in (q_len, kv_len))
+    query_blocks = [_in_blocks(t.to(dtype), q_blocks) for t in (q * problem.scale, grad)]
+    # Queries of padding have weights exp(-inf) = 0.
+    query_blocks += [_in_blocks(lse[..., None], q_blocks, torch.inf)]
+    query_blocks += [_in_blocks(mean[..., None], q_blocks)]
+    key_blocks = [_in_blocks(for_every_head(t, heads).to(dtype), k_blocks) for t in (k, v)]
     at_once = max(1, _most_bytes(q.device) // (4 * batch * heads * BLOCK**2))
-    for apart in range(1 - k_blocks, q_blocks):
-        nearest, farthest = (apart * BLOCK + end for end in (1 - BLOCK, BLOCK - 1))
-        if farthest < least or nearest > most or nearest >= constant:
-            continue
+    found = []
+    for apart in aparts:
         bias = _tile(row, apart, q_len)
         total = torch.zeros_like(bias)
         for first in range(max(0, apart), min(q_blocks, k_blocks + apart), at_once):
@@ -104,13 +142,8 @@ def _gradient(
             mine = [t[:, :, first:last] for t in query_blocks]
             theirs = [t[:, :, first - apart : last - apart] for t in key_blocks]
             total += _of_blocks(problem, mine, theirs, bias, first, first - apart)
-        _add_diagonals(total, d_row, apart, q_len)
-    if constant <= q_len - 1:
-        # The gradients of a query's scores sum to that of its log-sum-exp, so the rest is that of
-        # the one parameter which all entries of the row before `constant` are.
-        whole = 0 if grad_lse is None else grad_lse.to(dtype).sum((0, 2))
-        d_row[:, 0] += whole - d_row.sum(-1)
-    return d_row
+        found.append(total)
+    return torch.stack(found)
 
 
 def _constant_from(problem: Problem) -> int:
@@ -175,15 +208,19 @@ def _hidden(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor
     return ~seen | padding
 
 
-def _add_diagonals(total: Tensor, d_row: Tensor, apart: int, q_len: int) -> None:
-    """Add the sums along the diagonals of a block (num_heads, BLOCK, BLOCK) to the row's."""
-    # Row i of the buffer is row BLOCK - 1 - i of the block shifted right by i, so that diagonals
-    # become columns. The first column is for the last query and the first key of the block.
-    heads, width = total.shape[0], 2 * BLOCK - 1
-    buffer = total.new_zeros(heads, BLOCK, width + 1)
-    shifted = buffer.as_strided((heads, BLOCK, BLOCK), (BLOCK * (width + 1), width + 2, 1))
-    shifted.copy_(total.flip(1))
-    sums = buffer.sum(1)[:, :width]
-    first = q_len - 1 - apart * BLOCK - (BLOCK - 1)  # place of the first column in the row
-    begin, end = max(0, first), min(d_row.shape[1], first + width)
-    d_row[:, begin:end] += sums[:, begin - first : end - first]
+def _along_diagonals(totals: Tensor, apart: int, q_len: int, row_len: int) -> Tensor:
+    """Return the gradient of the row from sums of blocks (aparts, num_heads, block, block), whose
+    queries are `apart` blocks after their keys in the first, and one block less in each next."""
+    count, heads, block, _ = totals.shape
+    # Row i of the buffer is row block - 1 - i of the total shifted right by i, so that diagonals
+    # become columns. The first column is for the last query and the first key of a block.
+    buffer = totals.new_zeros(count, heads, block, 2 * block)
+    strides = (heads * 2 * block**2, 2 * block**2, 2 * block + 1, 1)
+    buffer.as_strided(totals.shape, strides).copy_(totals.flip(2))
+    sums = buffer.sum(2).transpose(0, 1)  # (num_heads, count, 2 * block)
+    # The second half of each has the distances of the first half of the next one.
+    first, second = (half.flatten(1) for half in sums.split(block, -1))
+    joined = F.pad(first, (0, block)) + F.pad(second, (block, 0))
+    begin = q_len - 1 - apart * block - (block - 1)  # place of the first column in the row
+    before, after = begin, row_len - begin - joined.shape[1]
+    return F.pad(joined, (before, after))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.attend.cost import Cost
 from posenc.attend.problem import FAR, Problem
 from posenc.attend.ways import diagonals
-from posenc.attend.ways.cost import Cost
 from posenc.encodings import ScoreMod, learned
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.numbers.torch_abilities import compile_alone

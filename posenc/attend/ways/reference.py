@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.attend.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings.numbers.tracking import readable, transformed
 
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from posenc import masks
+from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
-from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.attend.ways.second_derivatives import twice_differentiable
 from posenc.encodings.numbers.precision import without_autocast
 

@@ -1,0 +1,135 @@
+"""Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_BYTES, SHARED_BYTES = 64 * 2**10, 96 * 2**10
+"""Maximum bytes of the queries, keys, values and gradients of a block, and of those in shared
+memory: more than one block if they are small, so that the next one loads during this one."""
+PARTS = 4
+"""Programs that share the blocks along one diagonal."""
+WARPS = 8
+
+
+def block_of(q: Tensor, v: Tensor) -> int:
+    """Return the number of queries, and of keys, of a block."""
+    block = 64
+    while block > 16 and _block_bytes(q, v, block) > BLOCK_BYTES:
+        block //= 2
+    return block
+
+
+def _block_bytes(q: Tensor, v: Tensor, block: int) -> int:
+    return 2 * block * (_padded(q) + _padded(v)) * q.element_size()
+
+
+def _padded(t: Tensor) -> int:
+    return max(16, triton.next_power_of_2(t.shape[-1]))
+
+
+@triton.jit
+def _kernel(
+    q, k, v, grad, lse, mean, row, out,
+    q_batch, q_head, q_token, q_channel,
+    k_batch, k_head, k_token, k_channel,
+    v_batch, v_head, v_token, v_channel,
+    grad_batch, grad_head, grad_token, grad_channel,
+    batch, heads, q_len, kv_len, row_len, last_apart, least, most, scale,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, V_PADDED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the sum of the gradients of the scores of all blocks of one head whose queries are
+    `apart` blocks after their keys, of one part of them: (BLOCK, BLOCK)."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    part = tl.program_id(0)
+    place = tl.program_id(1)
+    head = tl.program_id(2)
+    apart = last_apart - place
+    within = tl.arange(0, BLOCK)
+    # All blocks of a diagonal of blocks have the same distances, and so the same bias.
+    distance = apart * BLOCK + within[:, None] - within[None, :]
+    entry = q_len - 1 - distance
+    seen = (distance >= least) & (distance <= most) & (entry >= 0) & (entry < row_len)
+    bias = tl.load(row + head.to(tl.int64) * row_len + entry, mask=seen, other=0.0)
+    bias = tl.where(seen, bias, float("-inf")) * LOG2_E
+
+    first = tl.maximum(apart, 0)
+    stop = tl.minimum(tl.cdiv(q_len, BLOCK), tl.cdiv(kv_len, BLOCK) + apart)
+    share = tl.cdiv(tl.maximum(stop - first, 0), PARTS)
+    begin = first + part * share
+    end = tl.minimum(begin + share, stop)
+    channel, v_channels = tl.arange(0, PADDED), tl.arange(0, V_PADDED)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    head64 = head.to(tl.int64)
+    for b in range(batch):
+        batch64 = tl.full((), 0, tl.int64) + b
+        q_from = q + batch64 * q_batch + head64 * q_head
+        k_from = k + batch64 * k_batch + (head64 // GROUPS) * k_head
+        v_from = v + batch64 * v_batch + (head64 // GROUPS) * v_head
+        grad_from = grad + batch64 * grad_batch + head64 * grad_head
+        rows_from = (batch64 * heads + head64) * q_len
+        for block in range(begin, end):
+            i = block * BLOCK + within
+            j = (block - apart) * BLOCK + within
+            i_in, j_in = i < q_len, j < kv_len
+            wide_i, wide_j = i.to(tl.int64)[:, None], j.to(tl.int64)[:, None]
+            in_q, in_v = channel[None, :] < WIDTH, v_channels[None, :] < V_WIDTH
+            qs = tl.load(
+                q_from + wide_i * q_token + channel[None, :] * q_channel,
+                mask=i_in[:, None] & in_q, other=0.0,
+            )  # fmt: skip
+            ks = tl.load(
+                k_from + wide_j * k_token + channel[None, :] * k_channel,
+                mask=j_in[:, None] & in_q, other=0.0,
+            )  # fmt: skip
+            grads = tl.load(
+                grad_from + wide_i * grad_token + v_channels[None, :] * grad_channel,
+                mask=i_in[:, None] & in_v, other=0.0,
+            )  # fmt: skip
+            vs = tl.load(
+                v_from + wide_j * v_token + v_channels[None, :] * v_channel,
+                mask=j_in[:, None] & in_v, other=0.0,
+            )  # fmt: skip
+            # Padded queries have weights exp(-inf) = 0.
+            lses = tl.load(lse + rows_from + i, mask=i_in, other=float("inf"))
+            means = tl.load(mean + rows_from + i, mask=i_in, other=0.0)
+            scores = tl.dot(qs, tl.trans(ks), input_precision=PRECISION) * (scale * LOG2_E) + bias
+            scores = tl.where(j_in[None, :], scores, float("-inf"))
+            weights = tl.math.exp2(scores - (lses * LOG2_E)[:, None])
+            d_weights = tl.dot(grads, tl.trans(vs), input_precision=PRECISION)
+            total += weights * (d_weights - means[:, None])
+    target = ((place * PARTS + part).to(tl.int64) * heads + head64) * BLOCK * BLOCK
+    tl.store(out + target + within[:, None] * BLOCK + within[None, :], total)
+
+
+def totals(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, mean: Tensor, row: Tensor,
+    scale: float, visible: tuple[int, int], aparts: range,
+) -> Tensor:  # fmt: skip
+    """Return the sums of the gradients of scores of blocks that are `aparts` apart, in falling
+    order: (len(aparts), num_heads, block, block), with `block_of` queries in a block.
+
+    q, grad (batch, num_heads, q_len, ...), k, v (batch, num_kv_heads, kv_len, ...), all of one
+    dtype; lse, mean (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
+    contiguous. `visible`: the least and the greatest distance by index at which a key is visible.
+    """
+    (batch, heads, q_len, width), kv_len, v_width = q.shape, k.shape[2], v.shape[-1]
+    block = block_of(q, v)
+    out = row.new_empty(len(aparts), PARTS, heads, block, block)
+    ends = [max(-(2**31), min(end, 2**31 - 1)) for end in visible]
+    kernel: Any = _kernel  # without triton, a type checker sees a plain function
+    with torch.cuda.device_of(q):  # triton launches on the current device
+        kernel[(PARTS, len(aparts), heads)](
+            q, k, v, grad, lse, mean, row, out,
+            *q.stride(), *k.stride(), *v.stride(), *grad.stride(),
+            batch, heads, q_len, kv_len, row.shape[1], aparts[0], *ends, scale,
+            GROUPS=heads // k.shape[1], WIDTH=width, V_WIDTH=v_width,
+            PADDED=_padded(q), V_PADDED=_padded(v), BLOCK=block, PARTS=PARTS, PRECISION="ieee",
+            num_warps=WARPS, num_stages=max(1, min(3, SHARED_BYTES // _block_bytes(q, v, block))),
+        )  # fmt: skip
+    return out.sum(1)
