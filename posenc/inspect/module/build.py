@@ -14,7 +14,7 @@ from posenc.report.page.failure import one_line
 
 SCORE_MOD = 5
 """Arguments of a FlexAttention score_mod: score, batch, head, query index, key index."""
-_HEADS = ("num_heads", "heads", "H", "n_heads", "num_attention_heads")
+HEAD_NAMES = ("num_heads", "heads", "H", "n_heads", "num_attention_heads")
 
 
 class Function(nn.Module):
@@ -114,7 +114,9 @@ def _as_module(made: Any, path: str, options: dict[str, Any]) -> nn.Module:
             "out the arguments that say how many positions there are."
         )
     if _is_score_mod(made):
-        heads = next((options[name] for name in _HEADS if isinstance(options.get(name), int)), 8)
+        heads = next(
+            (options[name] for name in HEAD_NAMES if isinstance(options.get(name), int)), 8
+        )
         return ScoreMod(made, heads)
     return Function(made)
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.module.build import parse_arguments
+from posenc.inspect.module.build import HEAD_NAMES, parse_arguments
 from posenc.inspect.module.form import CALL_HELP, Form, Unbound, forms, from_expression, methods
-from posenc.inspect.module.inputs import Inputs
+from posenc.inspect.module.inputs import HEADS, Inputs
 from posenc.inspect.module.returned import gap, position_axes, rows, same, tensors
 from posenc.inspect.module.subject import Subject, stated_positions, with_length
 from posenc.inspect.module.view import CLOSE, Unfit, find_view
@@ -20,6 +20,8 @@ from posenc.report.page.failure import one_line
 COUNTS = (7, 11)
 """Two lengths that no other axis has, so that axes of positions can be recognized."""
 
+MOST_HEADS = 256
+"""A longer list of numbers is taken for no list of heads."""
 _SIZES = tuple(
     "head_dim dim channels embed_dim embedding_dim d_model dim_model hidden_size rotary_dim "
     "dim_head".split()
@@ -48,12 +50,14 @@ def find_subject(
     Raises: ValueError with the calls that were tried, and a hint.
     """
     fresh = _copies(module, remake)
-    widths = _widths(module, arguments)
+    widths, heads = _widths(module, arguments), _heads(module, arguments)
     tried: dict[str, str] = {}
     ignored = None
-    for form, width in product(_every_form(module, call, tried), widths):
+    for form, width, count in product(_every_form(module, call, tried), widths, heads):
+        if count != heads[0] and not form.roles & {"q", "k", "scores"}:
+            continue  # heads are no part of this call
         try:
-            found = _proved(fresh, form, width)
+            found = _proved(fresh, form, width, count)
         except Unfit as unfit:
             ignored = form.name if isinstance(unfit, Ignores) else ignored
             if form.name not in tried or isinstance(unfit, Mixes):
@@ -108,11 +112,26 @@ def _widths(module: nn.Module, arguments: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(n for n in [*said, 64, *held[:4]] if isinstance(n, int) and n > 1))
 
 
-def _proved(fresh: Callable[[], nn.Module], form: Form, width: int) -> Subject:
+def _heads(module: nn.Module, arguments: Sequence[str]) -> list[int]:
+    """Return the numbers of heads to try: as given, as the module or its config says, 2, and the
+    lengths of the module's lists of numbers, such as slopes."""
+    given, config = parse_arguments(arguments), getattr(module, "config", None)
+    said = [
+        held
+        for name in HEAD_NAMES
+        for held in (given.get(name), getattr(module, name, None), getattr(config, name, None))
+    ]
+    tensors = [*vars(module).values(), *module.state_dict().values()]
+    lists = [t.shape[0] for t in tensors if isinstance(t, Tensor) and t.ndim == 1]
+    known = [n for n in said if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    return list(dict.fromkeys([*known, HEADS, *(n for n in lists[:2] if 0 < n <= MOST_HEADS)]))
+
+
+def _proved(fresh: Callable[[], nn.Module], form: Form, width: int, heads: int) -> Subject:
     """Return the subject of this form. Raises: Unfit, with the reason."""
 
     def run(inputs: Inputs) -> Any:
-        return form.call(fresh(), inputs)
+        return form.call(fresh(), replace(inputs, heads=heads))
 
     def seen(**given: Any) -> list[Tensor]:
         positions = given.pop("positions", torch.arange(COUNTS[1]))
@@ -145,7 +164,7 @@ def _proved(fresh: Callable[[], nn.Module], form: Form, width: int) -> Subject:
             raise Ignores("the positions it is given change nothing")
     view = find_view(run, width, axes)
     module = fresh()
-    return Subject(module, fresh, form, view, width, stated=stated_positions(module))
+    return Subject(module, fresh, form, view, width, heads, stated=stated_positions(module))
 
 
 def _refuse_mixing(form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], seen: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 HEADS = 2
-"""Heads of queries and keys: more than one, so that heads are not mistaken for tokens."""
+"""Heads of a module that states none: more than one, so that they are not mistaken for tokens."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Inputs:
     positions: (len) or (batch, len), int64. width: width of one token, or of one head.
     probe: the content (width) of every token; None: random, and the same for all tokens, so that
         rows can differ by position only. changed: index of a token that has another content.
+    heads: heads of queries, keys and scores.
     last: the number of tokens at the end that are queries; None: all.
     offset: a number that the module adds to the positions it counts itself, as after a cache.
     starts: (batch), the index of each sequence's first token that is not padding.
@@ -28,6 +29,7 @@ class Inputs:
     dtype: torch.dtype = torch.float32
     probe: Tensor | None = None
     changed: int | None = None
+    heads: int = HEADS
     last: int | None = None
     offset: int = 0
     starts: Tensor | None = None
@@ -65,7 +67,7 @@ class Inputs:
                 rows = self.content(name)[:, queries] if role == "q" else self.content(name)
                 if layout in ("bnw", "nbw"):
                     return rows if layout == "bnw" else rows.transpose(0, 1)
-                split = rows[:, :, None].repeat(1, 1, HEADS, 1)
+                split = rows[:, :, None].repeat(1, 1, self.heads, 1)
                 return split if layout == "bnhw" else split.transpose(1, 2)
             case "q_len":
                 return self.count if self.last is None else self.last
@@ -74,7 +76,7 @@ class Inputs:
             case "tokens":
                 return torch.full((self.batch, self.count), 5)
             case "scores":
-                return torch.zeros(1, HEADS, self.count, self.count, dtype=self.dtype)
+                return torch.zeros(1, self.heads, self.count, self.count, dtype=self.dtype)
             case "mask":
                 return torch.ones(self.batch, self.count, dtype=torch.int64)
             case "offset":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.inspect.module.form import Form
-from posenc.inspect.module.inputs import Inputs
+from posenc.inspect.module.inputs import HEADS, Inputs
 from posenc.inspect.module.view import View
 from posenc.report.page.failure import one_line
 
@@ -47,6 +47,7 @@ class Subject:
     form: Form
     view: View
     width: int
+    heads: int = HEADS
     length: int = LONGEST
     limit: Limit | None = None
     stated: int | None = None
@@ -56,7 +57,7 @@ class Subject:
         """Return the inputs of a call at these positions, or at the first `positions` ones."""
         if isinstance(positions, int):
             positions = torch.arange(positions)
-        return Inputs(positions, self.width, probe=self.view.probe, **given)
+        return Inputs(positions, self.width, probe=self.view.probe, heads=self.heads, **given)
 
     def see(
         self,

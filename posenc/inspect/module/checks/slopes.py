@@ -1,16 +1,21 @@
-"""Check that the slopes of linear biases are those of ALiBi."""
+"""Check that the slopes of linear biases are those of ALiBi, and name known mistakes."""
+
+import math
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.encodings import ALiBi
 from posenc.inspect.module.subject import Measured, Subject
 
 _CLOSE = 1e-3
+_USUAL = 8.0
+"""ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
 
 def slopes(subject: Subject) -> Measured:
-    """Compare with the authors' slopes, and with 2^(-8h/H), which is theirs for powers of two."""
+    """Compare with the authors' slopes, and with the mistakes in `_mistakes`."""
     if subject.view.kind != "bias":
         return None, "no bias"
     bias = subject.see(subject.inputs(min(64, subject.length)))
@@ -19,23 +24,122 @@ def slopes(subject: Subject) -> Measured:
     found = steps[:, -1]
     if not (steps - found[:, None]).abs().le(_CLOSE * found.abs()[:, None] + 1e-9).all():
         return None, "no straight line"
-    if not (found > 0).all():
+    rewarded = bool((found < 0).all())
+    if not (rewarded or (found > 0).all()):
         return None, "does not fall with distance"
+    size, count = found.abs(), len(found)
+    shown = f"{count} heads: {_few(found)}, ...{_ahead(bias)}"
+    power = _stated_power(subject.module)
+    authors = _authors(count, power)
+    wrong = ["the sign: distance is rewarded"] if rewarded else []
+    if not _equal(size, authors):
+        name = _mistake(size, power)
+        if name is None:
+            return None, f"slopes of its own: {shown}{_multiple(size, authors)}"
+        wrong.append(name)
+    if wrong:
+        return False, f"{shown}; the authors' {_few(authors)}, ...: {'; '.join(wrong)}"
+    return True, shown
+
+
+def _mistake(found: Tensor, usual: float) -> str | None:
+    """Return the name of the known mistake that gives these slopes."""
+    return next((name for name, each in _mistakes(found, usual) if _equal(found, each)), None)
+
+
+def _mistakes(found: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield names of known mistakes, with the slopes that they give for this number of heads.
+
+    usual: the exponent b of the right slopes 2^(-b h / H).
+    """
     count = len(found)
-    ahead = _ahead(bias)
-    authors = torch.tensor(ALiBi(count).slopes, dtype=torch.float64)
-    plain = 2.0 ** (-8 * torch.arange(1, count + 1, dtype=torch.float64) / count)
-    shown = ", ".join(f"{slope:.3g}" for slope in found[:3].tolist())
-    if _equal(found, authors):
-        return True, f"{count} heads: {shown}, ...{ahead}"
-    if _equal(found, plain):
-        want = ", ".join(f"{slope:.3g}" for slope in authors[:3].tolist())
-        return False, f"{count} heads: {shown}, ...; the authors' {want}, ...{ahead}"
-    return None, f"slopes of its own: {shown}, ...{ahead}"
+    if count == 1:  # one slope may be anything
+        return
+    heads = torch.arange(1, count + 1, dtype=torch.float64)
+    power = 1 << (count.bit_length() - 1)
+    authors, twice = _authors(count, usual), _authors(2 * power, usual)
+    yield "heads are in reversed order", authors.flip(0)
+    if count > power:  # the authors add every second slope of twice as many heads
+        own, more = authors[:power], count - power
+        only = "holds for powers of two only"
+        yield f"2^(-{usual:g} h / H) {only}", _geometric(heads, count, usual)
+        yield "further heads repeat the first ones", torch.cat([own, own[:more]])
+        every = f"further heads take the first slopes of {2 * power} heads, not every second one"
+        yield every, torch.cat([own, twice[:more]])
+        yield f"the slopes are the first ones of {2 * power} heads", twice[:count]
+    for start in (0, 2, 0.5, 1.5):
+        shift, said = start - 1, f"heads are counted from {start:g}, not from 1"
+        yield said, _geometric(heads + shift, count, usual)
+        for between in (shift, 2 * shift):  # further heads, where they are counted as the others
+            further = torch.arange(1, 2 * power + 1, 2)[: count - power] + between
+            whole = [
+                _geometric(heads[:power] + shift, power, usual),
+                _geometric(further, 2 * power, usual),
+            ]
+            yield said, torch.cat(whole)
+    order = torch.empty_like(authors)
+    order[found.argsort(stable=True)] = authors.sort().values
+    yield "heads are in another order", order
+    natural = "the base is e, not 2"
+    yield natural, torch.exp(-usual * heads / count)
+    yield natural, _authors(count, usual / math.log(2))
+    if count < 3:  # any two slopes are of some exponent
+        return
+    for name, exponent, slopes in _of_exponents(found, heads, power):
+        yield f"{name}the exponent is {exponent:.3g}, not {usual:g}", slopes
+
+
+def _of_exponents(found: Tensor, heads: Tensor, power: int) -> Iterator[tuple[str, float, Tensor]]:
+    """Yield slopes 2^(-b h / H) with the exponent b of the first head, or of the first two."""
+    count, first = len(found), -math.log2(found[0].item())
+    if first > 0:
+        yield "", first * power, _authors(count, first * power)
+        yield (
+            "2^(-b h / H) holds for powers of two only, and ",
+            first * count,
+            _geometric(heads, count, first * count),
+        )
+    ratio = -math.log2((found[1] / found[0]).item()) * count
+    if ratio > 0:
+        yield (
+            "heads are counted from 0, not from 1, and ",
+            ratio,
+            _geometric(heads - 1, count, ratio),
+        )
+
+
+def _geometric(heads: Tensor, count: int, exponent: float) -> Tensor:
+    return 2.0 ** (-exponent * heads.double() / count)
+
+
+def _authors(count: int, power: float = _USUAL) -> Tensor:
+    return torch.tensor(ALiBi(count, bias_max=power).slopes, dtype=torch.float64)
+
+
+def _stated_power(module: nn.Module) -> float:
+    """Return the exponent that the module or its config states, as MPT's alibi_bias_max; or 8."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in ("bias_max", "alibi_bias_max"):
+            stated = getattr(holder, name, None)
+            if isinstance(stated, int | float) and 0 < stated < math.inf:
+                return float(stated)
+    return _USUAL
+
+
+def _multiple(found: Tensor, authors: Tensor) -> str:
+    """Return that the slopes are a multiple of the authors', as in Falcon, which adds its bias
+    before the division by sqrt(head_dim); "" if they are not."""
+    factor = (found[0] / authors[0]).item()
+    same = _equal(found, factor * authors)
+    return f"; {factor:.4g} times the authors'" if same else ""
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(((a - b).abs() <= _CLOSE * b).all())
+    return a.shape == b.shape and bool(((a - b).abs() <= _CLOSE * b).all())
+
+
+def _few(slopes: Tensor) -> str:
+    return ", ".join(f"{slope:.3g}" for slope in slopes[:3].tolist())
 
 
 def _ahead(bias: Tensor) -> str:

@@ -1,0 +1,132 @@
+"""Slopes of ALiBi: the authors' for any number of heads pass, and each known mistake has a name."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from posenc.inspect.module.checks.slopes import slopes as check
+from posenc.inspect.module.find import find_subject
+from posenc.inspect.module.sheet import measure_module
+
+COUNTS = (1, 2, 3, 5, 8, 12, 20, 32, 40)
+
+
+def authors(n: int, bias_max: float = 8.0) -> list[float]:
+    """As github.com/ofirpress/attention_with_linear_biases computes them, with its recursion."""
+    if math.log2(n).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(n) - math.log2(bias_max))))
+        return [start * start**i for i in range(n)]
+    closest = 2 ** math.floor(math.log2(n))
+    return authors(closest, bias_max) + authors(2 * closest, bias_max)[0::2][: n - closest]
+
+
+class Linear(nn.Module):
+    def __init__(self, slopes: list[float], **stated) -> None:
+        super().__init__()
+        self.slopes = torch.tensor(slopes, dtype=torch.float64)
+        vars(self).update(stated)
+
+    def forward(self, q_len: int, kv_len: int, dtype: torch.dtype) -> torch.Tensor:
+        far = torch.arange(kv_len) - torch.arange(kv_len - q_len, kv_len)[:, None]
+        return -(self.slopes[:, None, None] * far.abs()).to(dtype)
+
+
+def judged(slopes: list[float], **stated) -> tuple[bool | None, str]:
+    return check(find_subject(Linear(slopes, **stated)))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_authors_slopes_pass_for_any_number_of_heads(count):
+    holds, said = judged(authors(count))
+    assert holds is True, said
+    holds, said = judged(authors(count, 4.0), alibi_bias_max=4)  # as MPT states another exponent
+    assert holds is True, said
+    holds, said = judged(authors(count), alibi_bias_max=4)
+    assert holds is (False if count > 2 else None), said
+
+
+def from_zero(n: int) -> list[float]:
+    return [2 ** (-8 * h / n) for h in range(n)]
+
+
+def closest(n: int) -> int:
+    return 2 ** math.floor(math.log2(n))
+
+
+MISTAKES = {
+    "counted from 0": from_zero,
+    "counted from 2": lambda n: [2 ** (-8 * (h + 2) / n) for h in range(n)],
+    "reversed order": lambda n: authors(n)[::-1],
+    "another order": lambda n: sorted(authors(n))[1:] + sorted(authors(n))[:1],
+    "the sign": lambda n: [-slope for slope in authors(n)],
+    "the base is e": lambda n: [math.exp(-8 * h / n) for h in range(1, n + 1)],
+    "the exponent is 4, not 8": lambda n: authors(n, 4.0),
+    "the exponent is 16, not 8": lambda n: authors(n, 16.0),
+    "counted from 0, not from 1, and the exponent is 4": lambda n: [
+        2 ** (-4 * h / n) for h in range(n)
+    ],
+}
+OF_OTHER_COUNTS = {
+    "holds for powers of two only": lambda n: [2 ** (-8 * h / n) for h in range(1, n + 1)],
+    "further heads repeat the first ones": lambda n: (
+        authors(closest(n)) + authors(2 * closest(n))[1::2][: n - closest(n)]
+    ),
+    "not every second one": lambda n: (
+        authors(closest(n)) + authors(2 * closest(n))[: n - closest(n)]
+    ),
+    "the first ones of": lambda n: authors(2 * closest(n))[:n],
+    "counted from 0": lambda n: (
+        from_zero(closest(n)) + from_zero(2 * closest(n))[0::2][: n - closest(n)]
+    ),
+    "and the exponent is 4": lambda n: [2 ** (-4 * h / n) for h in range(1, n + 1)],
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("count", [4, 6, 12, 16])
+def test_a_known_mistake_gets_its_name(name, count):
+    holds, said = judged(MISTAKES[name](count))
+    assert holds is False and name in said, said
+
+
+@pytest.mark.parametrize("name", OF_OTHER_COUNTS)
+@pytest.mark.parametrize("count", [6, 12, 20])
+def test_a_mistake_of_counts_that_are_no_power_of_two_gets_its_name(name, count):
+    holds, said = judged(OF_OTHER_COUNTS[name](count))
+    assert holds is False and name in said, said
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_other_slopes_are_neither_right_nor_a_known_mistake(count):
+    generator = torch.Generator().manual_seed(count)
+    learned = (torch.rand(count, generator=generator) * 0.5 + 0.01).tolist()
+    assert judged(learned)[0] is None
+    falcon = [slope / math.sqrt(24) for slope in authors(count)]  # before the division
+    holds, said = judged(falcon)
+    assert holds is None and "0.2041 times the authors'" in said, said
+
+
+OFF = """
+import torch
+
+
+class Off(torch.nn.Module):
+    def __init__(self, num_heads=8):
+        super().__init__()
+        self.m = torch.tensor([2.0 ** (-8 * h / num_heads) for h in range(num_heads)])
+
+    def forward(self, scores):
+        far = torch.arange(scores.shape[-1])
+        return scores - self.m[:, None, None] * (far[:, None] - far).abs()
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("num_heads=8",), ("num_heads=12",)])
+def test_a_module_that_adds_to_scores_gets_as_many_heads_as_it_has(arguments, tmp_path):
+    path = tmp_path / "off.py"
+    path.write_text(OFF)
+    sheet = measure_module(f"{path}:Off", arguments)
+    assert [verdict.check for verdict in sheet.wrong] == ["slopes of ALiBi are the authors'"]
+    assert "counted from 0, not from 1" in sheet.wrong[0].measured
