@@ -26,9 +26,9 @@ def initialise(
     tied to them, the last norm's gain starts at embed_dim^-3/4, so that logits start small; only a
     token's own logit, which its embedding in the residual stream favours, starts at embed_dim^1/4.
     The forward pass needs no multiplier. q and k get a standard deviation of fan_in^-1/2
-    head_dim^-1/4: scores start at size 1 for an encoding that does not divide by sqrt(head_dim)
-    (T5), and below 1 for the others. Layers that add to the residual stream are divided by the
-    square root of the number of additions.
+    head_dim^-1/4: scores start at size 1 without a division by sqrt(head_dim), as with
+    T5Bias(unscaled=True), and below 1 with it. Layers that add to the residual stream are divided
+    by the square root of the number of additions.
 
     Args:
         model: the model, whose parameters are set.

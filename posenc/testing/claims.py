@@ -1,6 +1,5 @@
 """Check that each claim holds if and only if it is made."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attend.attention import attention, attention_weights
-from posenc.encodings import PositionEncoding
+from posenc.encodings import PositionEncoding, without_position
 from posenc.testing.harness import (
     SHAPE,
     Make,
@@ -151,8 +150,7 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
         own = {**where, "q_state": state, "kv_state": state}
         with torch.no_grad():
-            plain = PositionEncoding()
-            plain.claims = replace(plain.claims, num_axes=encoding.claims.num_axes)
+            plain = without_position(encoding.claims.num_axes)
             expected, found = _gain(q, k, plain, where), _gain(q, k, encoding, own)
         if not found.isfinite().all():
             return

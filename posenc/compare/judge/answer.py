@@ -20,6 +20,8 @@ from posenc.statistics.pairs import Gap, level_of
 from posenc.tasks.known import TEXT
 
 ANSWER_WORDS, LIMIT_WORDS = 60, 40
+LAST_UNSCALED_T5 = 5
+"""The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
 BASELINES = ("rope", "alibi", "nope", "t5", "sinusoidal", "learned")
 """What an encoding of the user's own is compared with: the first of these in the study."""
 Said = tuple[str, Sequence[str]]
@@ -86,8 +88,11 @@ def limits(study: Study) -> str:
     parts.append(phrase(parameters, millions=size / 1e6, size=size))
     parts += [phrase("{steps:,} steps", steps=min(steps))] if len(steps) == 1 else []
     first = phrase("{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_may_turn(study))
-    said = [first, *_left_out(study)]
-    return phrase(" ").join(said[i] for i in _within(LIMIT_WORDS, said, {0}))
+    older = any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials)
+    named = [phrase("Its t5 is today's t5:unscaled=true.")] if older else []
+    said = [first, *named, *_left_out(study)]
+    needed = set(range(1 + len(named)))
+    return phrase(" ").join(said[i] for i in _within(LIMIT_WORDS, said, needed))
 
 
 def _may_turn(study: Study) -> str:

@@ -64,6 +64,26 @@ def test_who_is_tied_in_one_place_and_first_in_the_other_is_used():
     assert ", tied; alibi +0.2" in text and "and lowest at 512 bytes" in text
 
 
+def test_an_older_t5_is_named_as_it_is_today():
+    """Until recipe 5 it had T5's own scale."""
+
+    def of_recipe(number, given):
+        old = [
+            dataclasses.replace(each, config=dataclasses.replace(each.config, recipe=number))
+            for each in given.results
+        ]
+        return study(*old)
+
+    says = "Its t5 is today's t5:unscaled=true."
+    for number in (4, 5):
+        text = limits(of_recipe(number, six()))
+        assert says in text and len(text.split()) <= LIMIT_WORDS
+    assert says not in limits(of_recipe(6, six())) and says not in limits(six())
+    others = [r for r in six().results if r.config.encoding != "t5"]
+    assert says not in limits(of_recipe(5, study(*others)))
+    assert says in limits(leaderboard.study_of(leaderboard.published()))
+
+
 def test_many_ties_are_counted():
     close = {f"e{i}": (2.36, 2.4, 2.5) for i in range(8)}
     assert "others tied" in said(six(**close))
