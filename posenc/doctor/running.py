@@ -28,8 +28,6 @@ from posenc.report.page.failure import in_words
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
-SETTLED = ("PD002", "PD003", "PD006", "PD018")
-"""Contradictions that are settled as transformers 5 does."""
 UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
 """Errors that a fix would have to guess at."""
 GRAVITY = (0, 3, 1, 2)
@@ -110,9 +108,8 @@ def _json(answer: Any) -> str:
 def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
     """Return the first finding that --fix leaves to the file's author."""
     for each in found if case.metadata is None else ():
-        unclear = each.contradiction and each.code not in SETTLED
         guessed = each.severity == "E" and (case.why_unclear or each.code in UNCLEAR)
-        if unclear or guessed:
+        if each.contradiction or guessed:
             return each
     return None
 

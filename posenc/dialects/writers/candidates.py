@@ -11,8 +11,9 @@ from posenc.dialects.runtimes.transformers5 import PHI3
 from posenc.dialects.writers import dual
 
 TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
-SECTIONS = ("mrope_section", "mrope_interleaved")
-"""Which pairs turn by time, height and width: part of what is computed, whatever the scaling."""
+APART = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+"""Keys of a rope dict that decide more than frequencies and a multiplier: which pairs turn by time,
+height and width; and a temperature of the queries that grows with the position."""
 NEW_ONLY = "longrope with short = long, in the newer dialect only"
 Parameters = dict[str, Any]
 
@@ -49,8 +50,8 @@ def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Pa
         yield "the base and nothing else, in both dialects", simple, 1.0
     if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
         yield "the same settings in both dialects", own, 1.0
-    if any("mrope_section" in p for p in own.values()):
-        return  # servers read sections with these types only
+    if any(p.get(key) is not None for p in own.values() for key in APART):
+        return  # they are read with these types only
     if set(meaning.parameters) != {"all"} or meaning.model.mla:
         yield "the same settings in both dialects", own, 1.0
         yield "longrope with short = long per kind, in both dialects", _kinds(meaning, own), 1.0
@@ -114,7 +115,7 @@ def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
     simple: Parameters = {"rope_type": "default", "rope_theta": theta}
     if meaning.model.owns_partial:
         simple["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
-    simple |= {key: p[key] for key in SECTIONS if key in p}
+    simple |= {key: p[key] for key in APART if key in p}
     return {"all": simple}
 
 

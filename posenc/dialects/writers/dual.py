@@ -8,7 +8,7 @@ from typing import Any
 from posenc.dialects import formulas
 from posenc.dialects.computed import Layer
 from posenc.dialects.meaning import Meaning
-from posenc.dialects.model import INNER, Model
+from posenc.dialects.model import Model, inner_key
 from posenc.dialects.runtimes.transformers5 import PHI3
 
 STANDSTILL = 1e30
@@ -42,8 +42,8 @@ def write(
 def _cleared(config: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a copy without rotary keys, and the dict in it that has the language model's keys."""
     result = deepcopy(dict(config))
-    inner = (result.get(name) for name in INNER)
-    holder = next((each for each in inner if isinstance(each, dict)), result)
+    inner = inner_key(config)
+    holder = result[inner] if inner else result
     for place in (result, holder):
         for key in OURS:
             place.pop(key, None)

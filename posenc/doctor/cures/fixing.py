@@ -1,23 +1,33 @@
 """`--fix --out`: write a copy that the named runtimes read alike, checked by their emulators."""
 
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
+from posenc.dialects.files.spelling import DICTS, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning, meaning_of, naming
+from posenc.dialects.model import inner_key
 from posenc.dialects.runtimes import NEWEST, emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood
 from posenc.dialects.writers import gguf_edit
+from posenc.dialects.writers.candidates import APART
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import best, misread, require_static
 from posenc.report.files.new_folder import new_folder
 
-CONFIG = "config.json"
+CONFIG, ORIGINAL = "config.json", "original_max_position_embeddings"
+SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
+OTHERS = (0.5, 3.0, 100.0)
+"""A number is read if one of these times it means another rotation; ramps round to whole pairs."""
+SMALLER = (0.5, 0.75)
+"""The same for a share, which is 1 at most."""
 INSTEAD = {
     "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
     "posenc doctor model.gguf --like CONFIG --fix --out NEW",
@@ -44,6 +54,9 @@ def fix(
     meaning = meaning_of(source.config, length)
     require_static(meaning, length)
     require_understood(source.config, meaning.model)
+    if not meaning.computed.layers:
+        raise ValueError(f"{meaning.model.model_type} rotates no layer; there is nothing to fix.")
+    _require_nothing_lost(source.config, meaning, length)
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))
     why, looked_at = "a config alone has no weights", "config.json"
@@ -55,6 +68,7 @@ def fix(
         looked_at += f", {checked(source.folder, meaning.model)}"
     recipe = best(source.raw, meaning, named, fold=not why, versions=versions)
     lines = [f"{out}: {recipe.name}"]
+    unread = _unread_of_dicts(source.config, meaning, length)
     # The family's own class reads what is written; code of the folder stays behind.
     config = {key: value for key, value in recipe.config.items() if key != "auto_map"}
     with new_folder(out) as folder:
@@ -63,6 +77,9 @@ def fix(
             behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
         write_config(folder / CONFIG, config)
         lines += [f"  {line}" for line in config_changes(source.raw, config)]
+        lines += [
+            f"left out, as it is not read for {meaning.model.model_type}: {each}" for each in unread
+        ]
         if recipe.folded != 1:
             from posenc.dialects.weights.fold import fold
 
@@ -87,6 +104,82 @@ def fix(
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
     return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> None:
+    """Raise ValueError if a base or a share would be deleted that nothing was read from."""
+    bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
+    inner = inner_key(config)
+    place = config[inner] if inner else config
+    where = f" in {inner}" if inner else ""
+    for key in OURS:
+        value = place.get(key)
+        if key == ORIGINAL or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if value in bases or (key in SHARES and value == 1):
+            continue
+        if not _reads(config, (key,), value, meaning, length):
+            raise ValueError(
+                f"{key} {value:g}{where} is not read for {meaning.model.model_type}, and a copy "
+                "would be without it: --fix writes nothing. Remove the key if it has no effect, "
+                "or write the value where it is read."
+            )
+
+
+def _unread_of_dicts(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> list[str]:
+    """Return the numbers of the rope dicts that nothing was read from, each with its place."""
+    inner = inner_key(config)
+    place = config[inner] if inner else config
+    found = []
+    for name in DICTS:
+        given = place.get(name)
+        for where, value in _numbers(given, (name,)) if isinstance(given, Mapping) else ():
+            kept = [p.get(where[-1]) for p in meaning.parameters.values()]
+            if value in (0, 1) or where[-1] in APART or (value in kept and _both(place)):
+                continue
+            if where[-1] != ORIGINAL and not _reads(config, where, value, meaning, length):
+                found.append(f"{'.'.join(where)} {value!r:.60}")
+    return found
+
+
+def _both(place: Mapping[str, Any]) -> bool:
+    """Return True if both rope dicts are given: they say the same, or --fix refuses the file."""
+    return all(place.get(name) for name in DICTS)
+
+
+def _numbers(given: Mapping[str, Any], where: tuple[str, ...]) -> Iterator[tuple[tuple, Any]]:
+    """Yield the place and value of each number, and of each list, in a rope dict."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, (*where, key))
+        elif isinstance(value, int | float | list) and not isinstance(value, bool):
+            yield (*where, key), value
+
+
+def _reads(
+    config: Mapping[str, Any],
+    where: tuple[str, ...],
+    value: Any,
+    meaning: Meaning,
+    length: int | None,
+) -> bool:
+    """Return True if another value at this place of the language model's keys means another
+    rotation, or nothing that can be read."""
+    inner = inner_key(config)
+    for factor in SMALLER if where[-1] in SHARES else OTHERS:
+        other = copy.deepcopy(dict(config))
+        place = other[inner] if inner else other
+        for key in where[:-1]:
+            place = place[key]
+        one = isinstance(value, int | float)
+        place[where[-1]] = factor * value if one else [factor * each for each in value]
+        try:
+            changed = meaning_of(other, length)
+        except (ValueError, TypeError):
+            return True
+        if changed.computed != meaning.computed:
+            return True
+    return False
 
 
 def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:

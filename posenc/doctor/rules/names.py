@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION, all_families, table
-from posenc.dialects.files.spelling import ROTARY_BASES, ROTARY_SHARES
+from posenc.dialects.files.spelling import DICTS, ROTARY_BASES, ROTARY_SHARES
+from posenc.dialects.meaning import OLD_NAMES, differing_keys
 from posenc.dialects.model import INNER, LAYER_KINDS, OUTSIDE, ROTARY, TRAINED_KEY, inner_key
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import ALL, Case, type_of
@@ -172,14 +173,14 @@ def outside(case: Case) -> Iterator[Hit]:
     parts = [(f"in {n}", own) for n in unread if isinstance(own := config.get(n), Mapping)]
     for at, own in parts + [("at the top level", config)] * bool(inner):
         for key in OUTSIDE:
-            value, said = own.get(key), read.get(key)
-            if value is not None and value != said:
+            value, said = own.get(key), _read_as(read, key)
+            if value is not None and not _alike(value, said):
                 yield Hit(
                     f"{key} {value!r:.60} stands {at}, where it is not read; {place} has "
                     + ("none" if said is None else f"{said!r:.60}"),
                     (),
                     ALL,
-                    contradiction=said is None or not inner,
+                    contradiction=said is None or not inner or key in ROTARY,
                     cure=f"Move {key} into {place}.",
                 )
     for name, value in case.config.items():
@@ -194,6 +195,34 @@ def outside(case: Case) -> Iterator[Hit]:
                     contradiction=case.config.get("rope_theta", case.model.inner_theta) is None,
                     cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
                 )
+
+
+def _read_as(read: Mapping[str, Any], key: str) -> Any:
+    """Return what a config says by a key: also by the other name of a rope dict, and inside of it
+    for a base."""
+    said = read.get(key)
+    if said is None and key in DICTS:
+        said = next((read[name] for name in DICTS if read.get(name) is not None), None)
+    if said is None and key in ("rope_theta", "partial_rotary_factor"):
+        dicts = [read[name] for name in DICTS if isinstance(read.get(name), Mapping)]
+        said = next((p[key] for p in dicts if p.get(key) is not None), None)
+    return said
+
+
+def _alike(value: Any, said: Any) -> bool:
+    """Return True if two values of a key mean the same, whatever the type is called."""
+    if not (isinstance(value, Mapping) and isinstance(said, Mapping)):
+        return value == said
+    return not differing_keys(_plainly(value), _plainly(said), {})
+
+
+def _plainly(p: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rope dict with one type of today's name, and without its base, which may stand
+    outside of it."""
+    kind = type_of(p)
+    return {k: v for k, v in p.items() if k not in ("type", "rope_theta")} | {
+        "rope_type": OLD_NAMES.get(kind, kind)
+    }
 
 
 @rule("PD048", "E")
