@@ -2,11 +2,17 @@
 
 Text counts on from 0, starts again with each packed document, and is not looked at under padding.
 Qwen2-VL and Qwen3-VL give every token three numbers (t, h, w), which are equal in text.
+
+What follows an image or a video starts at the largest number before it plus 1: so say the paper
+(arXiv:2409.12191, section 2.1), transformers 4.57.3 (run) and vLLM 0.33.0 (qwen2_vl.py:1370, read).
+transformers 5.12.1, 5.23.0 (run) and 5.24.0 (read, qwen2_vl/modeling_qwen2_vl.py:989) go on after
+the larger of height and width, which is less after a video of more frames than rows; their own
+decoding goes on at the largest number plus 1, so that a generated token does not follow its prompt.
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.dialects.meaning import UnknownFamilyError
 from posenc.dialects.model import Model
@@ -15,6 +21,8 @@ MROPE = {"qwen2_vl_text": False, "qwen3_vl_text": True, "qwen3_vl_moe_text": Tru
 """Families with (t, h, w) positions -> True if each frame of a video is a grid of its own. Read in
 transformers 5.23: get_rope_index in qwen2_vl/modeling_qwen2_vl.py and
 qwen3_vl/modeling_qwen3_vl.py."""
+AUTHORS = "the paper, transformers 4.57 and vLLM 0.33"
+LATER = "transformers 5.12 to 5.24"
 TEXT, IMAGE, VIDEO = 0, 1, 2
 MULTIMODAL = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 LARGEST = 1 << 24
@@ -22,8 +30,16 @@ LARGEST = 1 << 24
 Grid = tuple[int, int, int]
 
 
-def problems(batch: Mapping[str, Any], model: Model) -> list[str]:
-    """Return one line per row whose position ids are not what the family's code makes.
+class Judged(NamedTuple):
+    """differences: a line for each row whose position ids are not those that are meant. notes:
+    where the runtimes' own code makes others."""
+
+    differences: list[str]
+    notes: list[str]
+
+
+def judged(batch: Mapping[str, Any], model: Model) -> Judged:
+    """Compare a batch's position ids with those that the family's code makes.
 
     Args:
         batch: `position_ids` as lists, (batch, tokens) or (3, batch, tokens) with M-RoPE; with it
@@ -47,29 +63,45 @@ def problems(batch: Mapping[str, Any], model: Model) -> list[str]:
     documents = _beside(batch, "documents", shape, None)
     grids = {IMAGE: _grids(batch, "image_grid_thw"), VIDEO: _grids(batch, "video_grid_thw")}
     if MROPE.get(model.model_type):
-        grids[VIDEO] = iter([(1, h, w) for t, h, w in grids[VIDEO] for _ in range(t)])
+        grids[VIDEO] = [(1, h, w) for t, h, w in grids[VIDEO] for _ in range(t)]
     vision = model.config.get("vision_config")
     merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
     if type(merge) is not int or merge < 1:
         raise ValueError(
             f"config.json: spatial_merge_size must be an integer above 0, got {merge!r}."
         )
-    found = []
+    differences: list[str] = []
+    notes: list[str] = []
+    left = {kind: iter(each) for kind, each in grids.items()}
+    left_later = {kind: iter(each) for kind, each in grids.items()}
     for i, (row, mask, kind, ids) in enumerate(zip(rows, masks, kinds, documents, strict=True)):
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [tuple(axis[j] for axis in row) for j in seen]
-        if three:
-            wanted = []
-            for _, own in groupby([(ids[j], kind[j]) for j in seen], lambda token: token[0]):
-                wanted += _mrope([of_token for _, of_token in own], grids, merge)
-        else:
+        if not three:
             named = None if ids[0] is None else [ids[j] for j in seen]
             wanted = _text([p for (p,) in got], named)
-        found += _differences(i, seen, got, wanted)
-    for kind, rest in grids.items():
-        if left := len(list(rest)):
-            raise ValueError(f"{left} grids of the kind {kind} have no tokens.")
-    return found
+            differences += _differences(i, seen, got, wanted, "the family's code")
+            continue
+        tokens = [(ids[j], kind[j]) for j in seen]
+        wanted = _documents(tokens, left, merge, sides_only=False)
+        later = _documents(tokens, left_later, merge, sides_only=True)
+        who = "the family's code" if wanted == later else AUTHORS
+        differences += _differences(i, seen, got, wanted, who)
+        if got == later != wanted:
+            notes.append(
+                f"row {i}: these are the numbers of {LATER}, whose own decoding goes on at the "
+                f"largest number plus 1, as {AUTHORS} do after a video, too"
+            )
+        elif wanted != later:
+            at = next(k for k, (a, b) in enumerate(zip(wanted, later, strict=True)) if a != b)
+            notes.append(
+                f"row {i}: runtimes differ after a video: token {seen[at]} has {wanted[at]} in "
+                f"{AUTHORS}, and {later[at]} in {LATER}"
+            )
+    for kind, rest in left.items():
+        if count := len(list(rest)):
+            raise ValueError(f"{count} grids of the kind {kind} have no tokens.")
+    return Judged(differences, notes)
 
 
 def _text(got: list[int], documents: list[Any] | None) -> list[tuple[int, ...]]:
@@ -84,9 +116,28 @@ def _text(got: list[int], documents: list[Any] | None) -> list[tuple[int, ...]]:
     return wanted
 
 
-def _mrope(kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int) -> list[Any]:
-    """Return (t, h, w) of each token: text has three equal numbers, an image or a video its grid,
-    and what follows goes on after the largest of its sides."""
+def _documents(
+    tokens: list[tuple[Any, int]],
+    grids: Mapping[int, Iterator[Grid]],
+    merge: int,
+    *,
+    sides_only: bool,
+) -> list[Any]:
+    """Return (t, h, w) of a row's tokens, given as (document, kind); each document starts again."""
+    wanted = []
+    for _, own in groupby(tokens, lambda token: token[0]):
+        wanted += _mrope([kind for _, kind in own], grids, merge, sides_only=sides_only)
+    return wanted
+
+
+def _mrope(
+    kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int, *, sides_only: bool
+) -> list[Any]:
+    """Return (t, h, w) of each token: text has three equal numbers, an image or a video its grid.
+
+    What follows goes on at the largest number before it plus 1; sides_only: after the larger of
+    height and width, whatever the number of frames, as LATER do.
+    """
     wanted: list[Any] = []
     position = 0
     for kind, group in groupby(kinds):
@@ -106,20 +157,22 @@ def _mrope(kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int) ->
                 )
             cells = ((a, b, c) for a in range(t) for b in range(h) for c in range(w))
             wanted += [(position + a, position + b, position + c) for a, b, c in cells]
-            position += max(grid[1], grid[2]) // merge
+            position += max(h, w) if sides_only else max(t, h, w)
             count -= t * h * w
     return wanted
 
 
-def _differences(row: int, seen: list[int], got: list[Any], wanted: list[Any]) -> list[str]:
+def _differences(
+    row: int, seen: list[int], got: list[Any], wanted: list[Any], who: str
+) -> list[str]:
     wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b]
     if not wrong:
         return []
     first = wrong[0]
     ours, theirs = (v[first][0] if len(v[first]) == 1 else v[first] for v in (got, wanted))
     return [
-        f"row {row}: token {seen[first]} has the position {ours}, {theirs} is made by the family's "
-        f"code; {len(wrong)} of {len(got)} tokens differ"
+        f"row {row}: token {seen[first]} has the position {ours}, {theirs} is made by {who}; "
+        f"{len(wrong)} of {len(got)} tokens differ"
     ]
 
 
@@ -148,8 +201,8 @@ def _beside(batch: Mapping[str, Any], name: str, shape: list[int], usual: Any) -
     return value
 
 
-def _grids(batch: Mapping[str, Any], name: str) -> Iterator[Grid]:
+def _grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
     value = [] if batch.get(name) is None else _lists(batch, name, 2)
     if not all(len(grid) == 3 and min(grid) > 0 for grid in value):
         raise ValueError(f"{name} must have (t, h, w) of each, above 0.")
-    return iter([tuple(grid) for grid in value])
+    return [tuple(grid) for grid in value]

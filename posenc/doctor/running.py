@@ -257,16 +257,18 @@ def _need_config(source: Source, what: str) -> None:
 
 def _positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
     """Return how a batch's position ids differ from the family's own, and 1 if they do."""
-    from posenc.dialects.position_ids import problems
+    from posenc.dialects.position_ids import judged
 
     _need_config(case.source, "--positions")
     with naming(path):
-        lines = problems(read_json(path, LARGEST_INDEX), case.model)
+        lines, notes = judged(read_json(path, LARGEST_INDEX), case.model)
+    code = int(bool(lines))
     if as_json:
-        return _json({"same": not lines, "differences": lines}), int(bool(lines))
-    said = "" if lines else f"position ids are as the code of {case.model.model_type} makes them."
-    said = "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in lines)])
-    return said, int(bool(lines))
+        return _json({"same": not lines, "differences": lines, "notes": notes}), code
+    who = "the paper makes" if notes else f"the code of {case.model.model_type} makes"
+    said = "" if lines else f"position ids are as {who} them."
+    more = [*lines, *(f"note: {note}" for note in notes)]
+    return "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in more)]), code
 
 
 def _case(source: Source, options: Options) -> Case:

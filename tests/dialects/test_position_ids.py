@@ -7,7 +7,7 @@ import pytest
 
 from posenc.dialects.meaning import UnknownFamilyError
 from posenc.dialects.model import model_of
-from posenc.dialects.position_ids import problems
+from posenc.dialects.position_ids import judged
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.threads import BASE
@@ -19,6 +19,10 @@ VISION = {"qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VL"}
 def model(name):
     text = {"model_type": f"{name}_text", "hidden_size": 64, "num_attention_heads": 4}
     return model_of({"model_type": name, "text_config": text, "vision_config": {}})
+
+
+def problems(batch, own):
+    return judged(batch, own).differences
 
 
 def test_plain_packed_and_padded_text_is_right():
@@ -84,6 +88,87 @@ def random_batch(draw, split):
     return kinds, mask, images, videos
 
 
+def of_paper(kinds, images, videos, framewise):
+    """(t, h, w) by arXiv:2409.12191, section 2.1: a modality starts at the largest number before it
+    plus 1."""
+    images, videos, found, j = [*images], [*videos], [], 0
+    while j < len(kinds):
+        start = max((max(cell) for cell in found), default=-1) + 1
+        if kinds[j] == 0:
+            found.append((start,) * 3)
+            j += 1
+            continue
+        grid = (images if kinds[j] == 1 else videos)[0]
+        frames = 1 if kinds[j] == 1 or framewise else grid[0]
+        for t in range(frames):
+            for h in range(grid[1] // 2):
+                for w in range(grid[2] // 2):
+                    found.append((start + t, start + h, start + w))
+        j += frames * grid[1] * grid[2] // 4
+        if kinds[j - 1] == 2 and framewise and grid[0] > 1:
+            videos[0] = [grid[0] - 1, *grid[1:]]
+        else:
+            (images if kinds[j - 1] == 1 else videos).pop(0)
+    return found
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_m_rope_positions_are_those_of_the_paper(name):
+    draw, noted = random.Random(name), 0
+    for _ in range(200):
+        kinds, mask, images, videos = random_batch(draw, split=name == "qwen3_vl")
+        rest = {1: [*images], 2: [*videos]}
+        rows = []
+        for row, visible in zip(kinds, mask, strict=True):
+            own = [kind for kind, seen in zip(row, visible, strict=True) if seen]
+            cells = of_paper(own, rest[1], rest[2], name == "qwen3_vl")
+            rows.append([(0, 0, 0)] * (len(row) - len(own)) + cells)
+            for kind in (1, 2):
+                tokens = own.count(kind)
+                while tokens:
+                    t, h, w = rest[kind].pop(0)
+                    tokens -= t * h * w // 4
+        batch = {
+            "position_ids": [[[cell[a] for cell in row] for row in rows] for a in range(3)],
+            "attention_mask": mask, "mm_token_type_ids": kinds,
+            "image_grid_thw": images or None, "video_grid_thw": videos or None,
+        }  # fmt: skip
+        differences, notes = judged(batch, model(name))
+        assert differences == []
+        noted += bool(notes)
+    assert noted > 20 if name == "qwen2_vl" else not noted
+
+
+def after_video(first):
+    """3 tokens of text, a video of 8 frames of 2 x 2, 2 tokens of text that start at `first`."""
+    cells = [(j,) * 3 for j in range(3)]
+    cells += [(3 + t, 3 + h, 3 + w) for t in range(8) for h in range(2) for w in range(2)]
+    cells += [(first,) * 3, (first + 1,) * 3]
+    return {
+        "position_ids": [[[cell[a] for cell in cells]] for a in range(3)],
+        "mm_token_type_ids": [[0] * 3 + [2] * 32 + [0] * 2], "video_grid_thw": [[8, 4, 4]],
+    }  # fmt: skip
+
+
+def test_text_after_a_video_goes_on_at_the_largest_number_plus_1():
+    """Run in transformers 4.57.3: 11; in 5.12.1 and 5.23.0: 5, and 11 for a generated token."""
+    differences, (note,) = judged(after_video(11), model("qwen2_vl"))
+    assert differences == []
+    assert "token 35 has (11, 11, 11) in the paper, transformers 4.57 and vLLM 0.33" in note
+    assert "(5, 5, 5) in transformers 5.12 to 5.24" in note
+    (line,), (note,) = judged(after_video(5), model("qwen2_vl"))
+    assert "token 35 has the position (5, 5, 5), (11, 11, 11) is made by the paper" in line
+    assert "these are the numbers of transformers 5.12 to 5.24, whose own decoding" in note
+    (line,), (note,) = judged(after_video(4), model("qwen2_vl"))
+    assert "(4, 4, 4), (11, 11, 11)" in line and "runtimes differ after a video" in note
+
+
+def test_the_paper_s_numbers_are_those_of_mrope_positions():
+    posenc = pytest.importorskip("posenc")
+    got = posenc.mrope_positions([3, (8, 2, 2), 2]).T.tolist()
+    assert [axis[0] for axis in after_video(11)["position_ids"]] == got
+
+
 @pytest.mark.parametrize("name", VISION)
 def test_m_rope_positions_are_those_of_transformers(name):
     torch = pytest.importorskip("torch")
@@ -108,10 +193,13 @@ def test_m_rope_positions_are_those_of_transformers(name):
             "position_ids": wanted.tolist(), "attention_mask": mask, "mm_token_type_ids": kinds,
             "image_grid_thw": images or None, "video_grid_thw": videos or None,
         }  # fmt: skip
-        assert problems(batch, model(name)) == []
+        differences, notes = judged(batch, model(name))
+        assert len(differences) == sum("these are the numbers" in note for note in notes)
         at = mask[1].index(1)
         batch["position_ids"][draw.randrange(3)][1][at + draw.randrange(sum(mask[1]))] += 1
-        assert len(problems(batch, model(name))) == 1
+        changed, notes = judged(batch, model(name))
+        assert any("row 1: " in line for line in changed)
+        assert not any("row 1: these" in note for note in notes)
 
 
 def test_grids_that_do_not_fit_are_refused():
