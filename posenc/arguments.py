@@ -244,8 +244,29 @@ def check_count(
 def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> None:
     """Raise TypeError unless `value` is a real number, with `whole` a whole one; ValueError for NaN
     and infinity. True and False are no numbers."""
-    kind, words = (Integral, "a whole number") if whole else (Real, "a finite number")
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
-    if not math.isfinite(value):
+    words = "a whole number" if whole else "a finite number"
+    kind = type(value)
+    if kind is not int and (whole or kind is not float):  # NumPy's numbers are registered as these
+        if kind is bool or not isinstance(value, Integral if whole else Real):
+            raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
+    if not -math.inf < value < math.inf:
         raise ValueError(f"{owner}: {name} must be {words}, got {value}.")
+
+
+def check_share(owner: str, name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a real number, ValueError unless 0 <= value < 1."""
+    check_number(owner, name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f"{owner}: {name} must be at least 0 and below 1, got {value}.")
+
+
+def check_flag(owner: str, name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is True or False."""
+    if value is not True and value is not False:
+        raise TypeError(f"{owner}: {name} must be True or False, got {value!r}.")
+
+
+def check_choice(owner: str, name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ValueError unless `value` is one of the names."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(choices)}, got {value!r}.")

@@ -187,6 +187,28 @@ def goes_back(
     return bool((repeated & ~padding).any())
 
 
+def held_already(cached: Known, new: Known) -> int | float | None:
+    """Return a position of a new token that an earlier token of its row has; None if there is none,
+    or if positions are not known, see `as_range`."""
+    if isinstance(cached, range) and isinstance(new, range):
+        both = range(max(cached.start, new.start), min(cached.stop, new.stop))
+        return both.start if len(both) else None
+    if torch.compiler.is_compiling():
+        return None
+    cached, new = (tensor(t).expand(1, -1) if isinstance(t, range) else t for t in (cached, new))
+    if not (_readable(cached) and _readable(new)) or not cached.numel() or not new.numel():
+        return None
+    cached, new = (t[None] if t.ndim == 1 else t for t in (cached, new))
+    if bool((new.amin(-1) > cached.amax(-1)).all()):  # as nearly always
+        return None
+    rows = max(len(cached), len(new))
+    for held, came in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):
+        again = came[torch.isin(came, held)]
+        if again.numel():
+            return again[0].item()
+    return None
+
+
 def _readable(positions: Tensor) -> bool:
     """Return True if reading positions neither waits for a device nor breaks a trace."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -168,3 +170,24 @@ def test_every_replacement_is_an_argument_somewhere():
 
 def test_what_is_not_near_is_not_suggested():
     assert instead_of("max_position_embeddings", ["head_dim", "rope_theta"]) == ""
+
+
+@pytest.mark.parametrize("optimized", [False, True], ids=["python", "python -O"])
+def test_attention_without_a_state_says_where_to_take_it(optimized):
+    code = (
+        "import posenc, torch\n"
+        "q = torch.randn(1, 4, 3, 16)\n"
+        "for name in ('repo', 'fox', 'inkling'):\n"
+        "    encoding = posenc.create(name, posenc.ModelShape(64, 4))\n"
+        "    for states in ({}, {'q_state': q, 'kv_state': q[:, :3]}):\n"
+        "        try:\n"
+        "            posenc.attention(q, q, q, encoding, q_positions=range(3),"
+        " kv_positions=range(3), mask=posenc.masks.causal, **states)\n"
+        "        except ValueError as error:\n"
+        "            print(error)\n"
+    )
+    flags = ["-O"] if optimized else []
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6 and all("state" in line for line in lines), lines

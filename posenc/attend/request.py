@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.arguments import check_flag, check_share
 from posenc.attend.cache import KVCache
 from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
@@ -14,7 +15,7 @@ from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask, check_documents, check_mask
-from posenc.positions import counted, run_shift
+from posenc.positions import counted, held_already, run_shift
 
 _OWNER = "attention"
 
@@ -46,8 +47,8 @@ def problems_of(
         keys = Tokens(k, at_k, kv_state, axes)
     boundary.check_state("q_state", q_state, q)
     boundary.check_state("kv_state", kv_state, k)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"{_OWNER}: dropout_p must be at least 0 and below 1, got {dropout_p}.")
+    check_share(_OWNER, "dropout_p", dropout_p)
+    check_flag(_OWNER, "return_lse", return_lse)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + (cache.length if cache else 0))
     keep_raw, rotated = encoding.claims.needs_raw_k, None
     v = encoding.transform_values(keys.given(v))
@@ -55,6 +56,7 @@ def problems_of(
         if not keep_raw:
             rotated = _transformed(encoding, queries, keys)
             keys = keys.given(rotated[1])
+        _check_new(cache, keys, mask)
         keys, v = _with_past(cache, encoding, keys, v)
     mask = _bound(mask, queries, keys)
     passes = _passes(encoding, queries, keys)
@@ -98,6 +100,22 @@ def problems_of(
         )  # fmt: skip
         problems.append(one)
     return problems
+
+
+def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
+    """Raise ValueError if a causal mask would show a new token earlier ones at its own position, as
+    where two layers share a cache or positions do not advance."""
+    if mask is None or not mask.causal or mask.bound or mask.separates or new.num_axes > 1:
+        return
+    padded = any(read.name == "padding" for read in mask.reads)  # padding may have any position
+    if cache.where is None or padded:
+        return
+    position = held_already(cache.where, new.where)
+    if position is not None:
+        raise ValueError(
+            f"{_OWNER}: the cache already holds position {position:g}. One KVCache per layer; the "
+            "next position is cache.length. For packed rows: mask & masks.document(ids)."
+        )
 
 
 def _with_past(

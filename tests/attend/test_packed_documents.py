@@ -68,7 +68,7 @@ def test_one_packed_row_of_a_batch_is_enough_and_real_positions_too():
 def test_a_cache_is_read_as_a_whole():
     cache = posenc.KVCache()
     attend(torch.arange(5), masks.causal, cache=cache)
-    with pytest.raises(ValueError, match=REFUSED):
+    with pytest.raises(ValueError, match=r"^attention: the cache already holds position 0"):
         attend(torch.arange(3), masks.causal, cache=cache)
     assert cache.length == 5
 
@@ -183,3 +183,40 @@ def test_nothing_is_read_in_a_trace():
     meta = call(x.to("meta"), PACKED.to("meta"))
     assert meta.shape == compiled.shape
     torch.compiler.reset()
+
+
+def layers():
+    return [posenc.Attention(32, 2, encoding="rope").eval() for _ in range(2)]
+
+
+def test_two_layers_cannot_share_a_cache():
+    cache, x = posenc.KVCache(), torch.randn(1, 4, 32)
+    first, second = layers()
+    first(x, range(4), cache=cache, mask=masks.causal)
+    said = (
+        r"^attention: the cache already holds position 0\. One KVCache per layer; the next "
+        r"position is cache\.length\. For packed rows: mask & masks\.document\(ids\)\.$"
+    )
+    with pytest.raises(ValueError, match=said):
+        second(x, range(4), cache=cache, mask=masks.causal)
+    assert cache.length == 4
+
+
+@pytest.mark.parametrize("again", [0, 2, 3])
+def test_positions_of_a_cache_must_advance(again):
+    cache, (layer, _) = posenc.KVCache(), layers()
+    layer(torch.randn(2, 4, 32), torch.arange(4).expand(2, -1), cache=cache, mask=masks.causal)
+    with pytest.raises(ValueError, match=f"the cache already holds position {again}"):
+        layer(torch.randn(2, 1, 32), torch.tensor([[9], [again]]), cache=cache, mask=masks.causal)
+    layer(torch.randn(2, 1, 32), torch.tensor([[9], [4]]), cache=cache, mask=masks.causal)
+    assert cache.length == 5
+
+
+def test_a_position_of_padding_may_come_again():
+    cache, (layer, _) = posenc.KVCache(), layers()
+    valid = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    layer(torch.randn(2, 4, 32), range(4), cache=cache, mask=masks.causal & masks.padding(valid))
+    valid = torch.cat([valid, torch.ones(2, 1, dtype=torch.bool)], 1)
+    mask = masks.causal & masks.padding(valid)
+    layer(torch.randn(2, 1, 32), torch.tensor([[4], [2]]), cache=cache, mask=mask)
+    assert cache.length == 5

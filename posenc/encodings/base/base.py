@@ -315,6 +315,16 @@ def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
         )
 
 
+def check_state_shape(encoding: PositionEncoding, state: Tensor, heads: int, *rest: int) -> None:
+    """Raise ValueError unless a state has the shape (batch, heads, len, *rest)."""
+    if (state.shape[1], *state.shape[3:]) != (heads, *rest):
+        wanted = ", ".join(map(str, ("batch", heads, "len", *rest)))
+        raise ValueError(
+            f"{type(encoding).__name__}: q_state and kv_state must be ({wanted}), as "
+            f"state(x, positions) returns them, got {tuple(state.shape)}."
+        )
+
+
 def check_head_dim(encoding: PositionEncoding, head_dim: int, q: Tensor) -> None:
     """Raise ValueError unless q (batch, num_heads, len, width) has width `head_dim`."""
     if q.shape[-1] != head_dim:

@@ -4,7 +4,13 @@ from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import Cached, CachedPlaces, PositionEncoding, check_head_dim
+from posenc.encodings.base.base import (
+    Cached,
+    CachedPlaces,
+    PositionEncoding,
+    check_head_dim,
+    check_state_shape,
+)
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
@@ -89,10 +95,16 @@ class RePo(PositionEncoding):
         return k  # positions come from the content
 
     def _rotated(self, tokens: Tokens) -> Tensor:
-        x = tokens.x
-        assert x is not None and tokens.state is not None
+        x, state = tokens.x, tokens.state
+        assert x is not None
+        if state is None:
+            raise ValueError(
+                "RePo: attention needs q_state and kv_state, the positions of queries and keys; "
+                "take them from state(x, positions), or use posenc.Attention, which does."
+            )
         check_head_dim(self, self.head_dim, x)
-        angle = for_every_head(self.angles.reduced(tokens.state), x.shape[1]).flatten(0, 1)
+        check_state_shape(self, state, self.final.out_features)
+        angle = for_every_head(self.angles.reduced(state), x.shape[1]).flatten(0, 1)
         dtype = at_least_float32(x.dtype)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import answered
-from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
@@ -100,6 +100,9 @@ class FoX(PositionEncoding):
             )
         assert q.x is not None
         check_heads(self, q.state.shape[1], q.x)
+        ways = (2,) if self.bidirectional else ()
+        for state in (q.state, k.state):
+            check_state_shape(self, state, q.x.shape[1], *ways)
         return ForgottenBetween(q, k, _both_ways if self.bidirectional else _backwards)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.terms.by_distance import ByDistance
@@ -96,6 +96,7 @@ class RelativeLogits(PositionEncoding):
             )
         assert q.x is not None
         check_heads(self, self.num_heads, q.x)
+        check_state_shape(self, q.state, self.num_heads, len(self.profiles))
         # Zeros at both ends, for the future and for distances beyond `extent`.
         profiles = F.pad(self.profiles.to(q.state.dtype), (1, 1)).T
         extent = self.profiles.shape[1]
