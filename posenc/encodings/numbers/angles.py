@@ -16,10 +16,10 @@ _RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
 class Angles:
     """Compute cos and sin of p * inv_freq for integer or real positions p.
 
-    The angle is reduced modulo a full turn in 64-bit fixed point before anything is rounded: cos
-    and sin are accurate to 1.5e-7 in float32 at every integer position up to 2^31, and to 5e-7 up
-    to 2^40. Real positions are split into a whole and a fractional part and add no error of their
-    own.
+    The angle is reduced modulo a full turn in 64-bit fixed point before anything is rounded, and
+    what fixed point cannot hold of a frequency is added in float64: cos and sin are accurate to
+    1.5e-7 in float32 at every int64 position. Real positions are split into a whole and a
+    fractional part and add no error of their own.
 
     The frequencies are Python numbers, copied to each device, so casting a module does not round
     them.
@@ -36,6 +36,7 @@ class Angles:
         self.inv_freq = tuple(inv_freq)
         self.axes = None if axes is None else tuple(axes)
         self.turns = Constants(frequencies.turns(self.inv_freq))
+        self._rest = Constants(frequencies.rest_of_turns(self.inv_freq))
         self._component = Constants(() if axes is None else axes)
         self._radians = Constants([float(f) for f in self.inv_freq])
 
@@ -65,6 +66,8 @@ class Angles:
             positions = positions.index_select(-1, index)
         whole = (positions.double().floor() if positions.is_floating_point() else positions).long()
         angle = (whole * self.turns.like(whole)).double() * _RADIANS_PER_UNIT
+        far = whole.double()
+        angle = torch.addcmul(angle, far, self._rest.like(far))
         if not positions.is_floating_point():
             return angle
         fraction = positions.double() - whole

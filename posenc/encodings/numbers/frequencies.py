@@ -76,6 +76,14 @@ def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
 
 
+def rest_of_turns(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
+    """Return what `turns` rounds away, in radians per position: below 2e-19, which matters for
+    positions from 2^40 on."""
+    with localcontext(PRECISION):
+        units = [Decimal(f) / TWO_PI * TURN for f in inv_freq]
+        return tuple(float((u - u.to_integral_value()) / TURN * TWO_PI) for u in units)
+
+
 DIGIT_BITS = 11
 """Bits of each of the three digits of a position; a digit times a 20-bit number fits int32."""
 PART_BITS = 20
