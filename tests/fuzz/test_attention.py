@@ -1,16 +1,46 @@
 """A few random attentions in every run of the tests; python -m tests.fuzz.attention takes more."""
 
-import pytest
+import itertools
 
-from posenc.attend.ways import blocks, reference
-from tests.fuzz import attention
+import pytest
+import torch
+
+from posenc.attend import request
+from posenc.attend.ways import blocks, key_rows, reference, sdpa
+from posenc.encodings.base import distance_bias
+from posenc.encodings.numbers import kept
+from posenc.encodings.scores import alibi
+from posenc.masks import kinds
+from tests.fuzz import attention, formulas
 
 
 @pytest.mark.parametrize("seed", [0, 10_000])
-def test_random_attentions_equal_the_reference(seed, capsys):
+def test_random_attentions_equal_the_formula(seed, capsys):
     assert attention.main(100, seed) == []
     counts = capsys.readouterr().out
     assert "'agree': " in counts and "'wrong'" not in counts
+    assert all(region in counts for region in attention.REGIONS)
+
+
+def drawn(count, where):
+    """The first `count` cases for which `where` holds."""
+    cases = map(attention.draw, itertools.count())
+    return list(itertools.islice((case for case in cases if where(case)), count))
+
+
+def wrongs(cases):
+    tries = [attention.tried(case) for case in cases]
+    return [found for verdict, found in tries if verdict == "wrong"]
+
+
+def in_region(*regions):
+    return lambda case: set(regions) <= set(case.regions())
+
+
+@pytest.mark.parametrize("region", attention.REGIONS)
+def test_every_region_is_drawn_and_agrees(region):
+    cases = drawn(4, in_region(region))
+    assert not wrongs(cases)
 
 
 def test_a_kernel_that_is_slightly_off_is_found(monkeypatch):
@@ -19,8 +49,7 @@ def test_a_kernel_that_is_slightly_off_is_found(monkeypatch):
         return out * 1.01, lse
 
     monkeypatch.setattr(blocks, "run", off)
-    found = attention.main(60, 0)
-    assert found and all(case.impl in ("blocks", "auto") for case, _ in found)
+    assert wrongs(drawn(12, lambda case: case.impl == "blocks"))
 
 
 def test_a_nan_is_found(monkeypatch):
@@ -29,4 +58,108 @@ def test_a_nan_is_found(monkeypatch):
         return out * float("nan"), lse
 
     monkeypatch.setattr(blocks, "run", nothing)
-    assert attention.main(60, 0)
+    assert wrongs(drawn(12, lambda case: case.impl == "blocks"))
+
+
+def by_key_rows(case):
+    """True if attention with ALiBi takes one row of bias for each block of queries."""
+    plain = case.impl == "auto" and not (case.lse or case.sinks)
+    return plain and str(case.mask) == "causal" and case.layout in (*attention.FAR, "scattered")
+
+
+def test_products_of_absolute_positions_are_found(monkeypatch):
+    absolute = lambda q, k: (q.double(), k.double())  # noqa: E731
+    monkeypatch.setattr(alibi, "from_origin", absolute)
+    monkeypatch.setattr(key_rows, "why_not", lambda problem: None)
+    monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
+    cases = drawn(
+        6, lambda c: by_key_rows(c) and c.name == "alibi" and not c.gradients and c.q_len > 8
+    )  # fmt: skip
+    assert wrongs(cases)
+
+
+def test_distances_of_rounded_positions_are_found(monkeypatch):
+    def rounded(q, k):
+        return q.float()[..., :, None] - k.float()[..., None, :]
+
+    monkeypatch.setattr(distance_bias, "distances", rounded)
+    assert wrongs(drawn(12, lambda case: case.name == "kerple" and case.layout in attention.FAR))
+
+
+def test_gradients_of_slopes_from_gradients_per_key_are_found(monkeypatch):
+    own = alibi.ALiBi.term
+
+    def per_key(self, q, k):
+        term = own(self, q, k)
+        term.per_key = lambda: self._per_key(q.positions + 10**6, k.positions + 10**6)
+        return term
+
+    monkeypatch.setattr(alibi.ALiBi, "term", per_key)
+    monkeypatch.setattr(alibi, "from_origin", lambda q, k: (q.double(), k.double()))
+    monkeypatch.setattr(key_rows, "why_not", lambda problem: None)
+    monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
+    cases = drawn(3, lambda c: by_key_rows(c) and c.long and c.name == "alibi:learned=true")
+    assert wrongs(cases)
+
+
+def test_tables_of_weights_before_a_step_are_found(monkeypatch):
+    monkeypatch.setattr(kept, "_equal", lambda before, now: True)
+    names = ("t5", "kerple", "deberta", "transformer_xl")
+    cases = drawn(24, lambda c: c.stepped and c.name in names and c.needs == "nothing")
+    assert wrongs(cases)
+
+
+def test_a_mask_that_is_off_by_one_is_found(monkeypatch):
+    def near(window_size, sight):
+        return (sight.q_position - sight.kv_position).abs() <= window_size
+
+    monkeypatch.setattr(kinds, "_near", near)
+    cases = drawn(40, lambda c: c.mask is not None and "window" in c.mask.leaves)
+    assert wrongs(cases)
+
+
+def test_documents_that_see_one_another_are_found(monkeypatch):
+    monkeypatch.setattr(request, "check_documents", lambda mask: None)
+
+    def positional(case):
+        tree = case.mask
+        only = tree is not None and set(tree.leaves) <= set(formulas.POSITIONAL)
+        return only and case.layout == "packed" and min(case.q_len, case.kv_len) > 6
+
+    assert any("see one another" in found for found in wrongs(drawn(8, positional)))
+
+
+def test_a_missing_second_derivative_is_found(monkeypatch):
+    monkeypatch.setattr(sdpa, "twice_differentiable", lambda problem, out: out)
+    cases = drawn(12, lambda c: c.twice and c.name in ("nope", "rope") and c.impl == "auto")
+    assert wrongs(cases)
+
+
+def test_a_second_derivative_that_is_off_is_found(monkeypatch):
+    def off(problem, out):
+        return out if not out.requires_grad else Off.apply(problem.q, out)
+
+    class Off(torch.autograd.Function):
+        """Gives q a second derivative too many."""
+
+        @staticmethod
+        def forward(ctx, q, out):
+            ctx.save_for_backward(q)
+            return out.view_as(out)
+
+        @staticmethod
+        def backward(ctx, grad):
+            (q,) = ctx.saved_tensors
+            return 1e-3 * q**2, grad.detach()
+
+    monkeypatch.setattr(sdpa, "twice_differentiable", off)
+    cases = drawn(12, lambda c: c.twice and c.name in ("nope", "rope") and c.impl == "auto")
+    assert wrongs(cases)
+
+
+def test_a_refusal_that_nobody_listed_is_found(monkeypatch):
+    def refuse(mask):
+        raise ValueError("attention: not today.")
+
+    monkeypatch.setattr(request, "check_documents", refuse)
+    assert "refused: attention: not today." in wrongs(drawn(8, lambda case: case.mask is not None))
