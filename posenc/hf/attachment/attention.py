@@ -182,8 +182,12 @@ def _mask(
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = counted(0, kv_len, device)
         q_positions = counted(kv_len - q_len, q_len, device)
+    apart = None
+    if is_causal and now is not None and now.forward.documents is not None and q_len == kv_len:
+        apart = document(now.forward.documents)
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
-        return attention_mask.bound(q_positions, kv_positions)
+        theirs = attention_mask.bound(q_positions, kv_positions)
+        return theirs if apart is None else theirs & apart
     if isinstance(attention_mask, Tensor):
         allowed = _visible(attention_mask)
         dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
@@ -193,8 +197,8 @@ def _mask(
     if several or all(as_range(t) is not None for t in (q_positions, kv_positions)):
         return causal
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
-    if now is not None and now.forward.documents is not None and q_len == kv_len:
-        in_memory = in_memory & document(now.forward.documents)
+    if apart is not None:
+        in_memory = in_memory & apart
     return in_memory.bind(q_positions, kv_positions)
 
 

@@ -13,7 +13,13 @@ from posenc.hf.attachment.attention import LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
 from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward
 from posenc.hf.capabilities import cache_among
-from posenc.positions import counted, documents_from_positions, positions_from_mask, tensor
+from posenc.positions import (
+    counted,
+    documents_from_positions,
+    goes_back,
+    positions_from_mask,
+    tensor,
+)
 
 
 @dataclass(eq=False)
@@ -138,10 +144,7 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is not None:
-        unpadded = mask is None
-        if isinstance(mask, Tensor) and mask.ndim == 2 and not torch.compiler.is_compiling():
-            unpadded = bool((mask != 0).all())
-        return _converted(ids, axes, packed=unpadded and past == 0)
+        return _converted(ids, axes, packed=past == 0 and _may_be_packed(ids, mask))
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
@@ -153,6 +156,19 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
         return counted(past, length, device), None
     real = positions_from_mask(mask)[:, past : past + length]
     return real.to(device), None
+
+
+def _may_be_packed(ids: Tensor, mask: Any) -> bool:
+    """Return True if position_ids that restart may be those of packed texts: there is no padding,
+    or the positions of its valid tokens restart too."""
+    if mask is None:
+        return True
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or torch.compiler.is_compiling():
+        return False
+    valid = mask != 0
+    if bool(valid.all()):
+        return True
+    return ids.shape[-1] == mask.shape[-1] and ids.ndim == 2 and goes_back(ids, valid)
 
 
 def _converted(ids: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:

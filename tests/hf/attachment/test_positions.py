@@ -74,7 +74,7 @@ def test_numbers_in_a_mask_are_never_lost():
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("name", ENCODINGS)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])  # gemma3 has windows
 def test_packed_texts_equal_separate_ones(family, name, use_cache):
     model = with_encoding(family, name)
     row = TOKENS[:1]
@@ -85,6 +85,10 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
     apart = [model(part).logits[0] for part in (row[:, :5], row[:, 5:])]
     close(packed, torch.cat(apart))
     assert (model(row).logits[0] - packed).abs().max() > 1e-3
+    padded, hidden = torch.cat([row, row[:, :2]], 1), torch.tensor([[1] * LENGTH + [0] * 2])
+    at = torch.cat([starts, torch.ones(1, 2, dtype=torch.long)], 1)
+    found = model(padded, position_ids=at, attention_mask=hidden, use_cache=use_cache).logits[0]
+    close(found[:LENGTH], packed)
 
 
 @torch.no_grad()
