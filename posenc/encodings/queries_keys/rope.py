@@ -140,7 +140,8 @@ class RoPE(Rotation):
     @classmethod
     @answered
     def from_config(cls, config: Any, kind: str | None = None, **options: Any) -> Self:
-        """Build the rotation of a model from its config, a dict or a transformers config.
+        """Build the rotation of a model from its config: a dict, a config of transformers, or the
+        path of config.json or of its folder.
 
         Any spelling and rope_type that `posenc doctor` knows is read; frequencies are compared with
         the doctor's. The model's factor of q.k is not part of it. For DeepSeek's latent attention
@@ -150,9 +151,12 @@ class RoPE(Rotation):
         Args:
             kind: the kind of layer, where several rotate differently: "full_attention",
                 "sliding_attention", or "main" and "compress" in DeepSeek-V4.
-            options: more arguments of the class.
+            options: more arguments of the class. For a family that posenc does not know,
+                interleaved: it is built if the config has rope_theta, the size of a head and
+                nothing else about rotation.
 
-        Raises: ValueError for a family, a kind or a rotation that posenc does not know.
+        Raises: ValueError for a family, a kind or a rotation that posenc does not know, with the
+        line that builds it where that is a family.
 
         >>> sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
         >>> rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}
@@ -160,7 +164,8 @@ class RoPE(Rotation):
         >>> posenc.RoPE.from_config(config).scaling
         Linear(factor=4.0)
         """
-        found, name = rotation_of(config, kind, cls.__name__), cls.__name__
+        name = cls.__name__
+        found = rotation_of(config, kind, name, options.get("interleaved"))
         if found.pop("trailing") != cls.trailing:
             other = "first" if cls.trailing else "last"
             raise ValueError(
@@ -173,7 +178,12 @@ class RoPE(Rotation):
                 f"{name}: this config has {'no' if several else 'an'} mrope_section: use "
                 f"posenc.{'RoPE' if several else 'MRoPE'}.from_config."
             )
-        return cls(**found, **options)
+        layout = options.get("interleaved", found["interleaved"])
+        if layout is not found["interleaved"]:
+            raise ValueError(
+                f"{name}: this model has interleaved={found['interleaved']}, got {layout!r}."
+            )
+        return cls(**{**found, **options})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

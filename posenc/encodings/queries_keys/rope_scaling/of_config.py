@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3
@@ -43,17 +44,22 @@ def scaling_of(
     )
 
 
-def rotation_of(config: Any, kind: str | None, owner: str) -> dict[str, Any]:
+def rotation_of(
+    config: Any, kind: str | None, owner: str, interleaved: bool | None = None
+) -> dict[str, Any]:
     """Return the arguments of a RoPE from a model's config, and `trailing`: True if the last
-    channels of a head rotate.
+    channels of a head rotate. `interleaved` is the layout of a family that posenc does not know.
 
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
     and a rotation that no scaling here computes: the result is compared with the dialects'.
     """
-    from posenc.dialects.meaning import meaning_of
+    from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 
-    config = config if isinstance(config, Mapping) else config.to_dict()
-    meant = meaning_of(config)
+    config = _as_dict(config, f"{owner}.from_config")
+    try:
+        meant = meaning_of(config)
+    except UnknownFamilyError as error:
+        return _of_unknown_family(config, interleaved, owner, error)
     kinds, model = [*meant.parameters], meant.model
     if kind is None and len(kinds) == 1:
         kind = kinds[0]
@@ -87,4 +93,119 @@ def rotation_of(config: Any, kind: str | None, owner: str) -> dict[str, Any]:
     }
     if sections := p.get("mrope_section"):
         found |= {"sections": sections, "in_turns": bool(p.get("mrope_interleaved"))}
+    return found
+
+
+def _as_dict(config: Any, owner: str) -> Mapping[str, Any]:
+    """Return a config as a dict. It is a dict, a config of transformers, or the path of config.json
+    or of its folder.
+
+    Raises: TypeError for anything else; ValueError for a file that is no config.
+    """
+    if isinstance(config, str | Path):
+        from posenc.dialects.files.json_object import read_json
+
+        path = Path(config).expanduser()
+        if path.is_dir():
+            path = path / "config.json"
+        if not path.is_file():
+            raise ValueError(
+                f"{owner}: there is no file {path}. Give config.json, its folder, or a dict; "
+                "nothing is downloaded."
+            )
+        return read_json(path)
+    if isinstance(config, Mapping):
+        return config
+    found = getattr(config, "to_dict", None)
+    found = found() if callable(found) and not isinstance(config, type) else None
+    if not isinstance(found, Mapping):
+        raise TypeError(
+            f"{owner}: config must be a dict, a config of transformers, or the path of config.json "
+            f"or its folder, got {type(config).__name__}."
+        )
+    return found
+
+
+_PLAIN = ("rope_theta", "rope_scaling", "rope_parameters")
+"""Keys that are understood in a config of any family, if they describe no scaling."""
+_MORE = (
+    "rope",
+    "rotary",
+    "nope",
+    "lora_rank",
+    "position_embedding_type",
+    "text_config",
+    "layer_types",
+)
+"""Parts of keys that say that a rotation is more than a base and the size of a head."""
+
+
+def _of_unknown_family(
+    config: Mapping[str, Any], interleaved: bool | None, owner: str, unknown: ValueError
+) -> dict[str, Any]:
+    """Return the arguments of plain RoPE where the base and the size of a head stand in the config
+    and the caller knows the layout.
+
+    Raises: ValueError with the line that builds the rotation, as far as the config says.
+    """
+    from posenc.dialects.families import WITHOUT_ROTATION, all_families
+
+    name = config.get("model_type")
+    if isinstance(name, str) and name in WITHOUT_ROTATION:
+        raise ValueError(f"{owner}.from_config: {name} has no rotary positions.") from unknown
+    if isinstance(name, str) and name in all_families():  # known, but not as it stands here
+        raise ValueError(f"{owner}.from_config: {unknown}.") from unknown
+    theta, head_dim = _base_of(config), _head_dim_of(config)
+    others = _not_plain(config)
+    trailing = owner == "DecoupledRoPE"
+    if None not in (theta, head_dim, interleaved) and not others and owner == "RoPE":
+        return {
+            "head_dim": head_dim, "rope_theta": theta, "interleaved": interleaved, "trailing": False
+        }  # fmt: skip
+    line = (
+        f"posenc.{owner}({'head_dim' if head_dim is None else head_dim}, "
+        f"rope_theta={'...' if theta is None else theta}, "
+        f"interleaved={'...' if interleaved is None else interleaved}"
+        f"{', rotary_dim=...' if trailing else ''})"
+    )
+    also = f" It also has {', '.join(others)}, which posenc does not read." if others else ""
+    raise ValueError(
+        f"{owner}.from_config: model_type {name!r} is unknown. Build it: {line}.{also}"
+    ) from unknown
+
+
+def _base_of(config: Mapping[str, Any]) -> float | None:
+    inner = config.get("rope_parameters")
+    given = [config.get("rope_theta")]
+    given += [inner.get("rope_theta")] if isinstance(inner, Mapping) else []
+    found = {float(b) for b in given if isinstance(b, int | float) and not isinstance(b, bool)}
+    (base,) = found if len(found) == 1 else (math.nan,)
+    return base if 0 < base < math.inf else None
+
+
+def _head_dim_of(config: Mapping[str, Any]) -> int | None:
+    head_dim, width, heads = (
+        config.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads")
+    )
+    if head_dim is None and type(width) is type(heads) is int and heads > 0 and not width % heads:
+        head_dim = width // heads
+    return head_dim if type(head_dim) is int and 0 < head_dim <= 2**14 else None
+
+
+def _not_plain(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys that say that the rotation is more than a base and the size of a head."""
+    found = [
+        key for key in map(str, config) if key not in _PLAIN and any(part in key for part in _MORE)
+    ]
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, Mapping):
+            found.append(key)
+            continue
+        kind = value.get("rope_type", value.get("type"))
+        rest = set(value) - {"rope_type", "type", "rope_theta"}
+        if kind not in (None, "default") or rest:
+            found.append(key)
     return found
