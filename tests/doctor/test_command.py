@@ -145,7 +145,7 @@ def test_json_of_overrides_and_of_positions(call, file):
     assert code == 1 and answer["same"] is False and len(answer["differences"]) == 1
     batch = file({"position_ids": [[0, 1]]}, "batch.json")
     code, out, _ = call(path, "--positions", batch, "--json")
-    assert (code, json.loads(out)) == (0, {"same": True, "differences": []})
+    assert (code, json.loads(out)) == (0, {"same": True, "differences": [], "notes": []})
 
 
 def test_json_of_what_was_written(call, file, tmp_path):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from posenc.report.files.opened import NOT_ORDINARY
+
 TOKENIZER_FILES = tuple(
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
     "added_tokens.json vocab.json vocab.txt vocab.bpe merges.txt spiece.model "
@@ -20,10 +22,18 @@ def inside(folder: Path, name: str, asked: str) -> Path:
     path = folder / name
     if Path(name).name != name or "\\" in name:
         raise ValueError(f"{folder}: {asked} names {name!r}, which is not a file of the folder.")
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"{folder}: {asked} names {name}, which is not there.")
     home, target = folder.resolve(), path.resolve()
     blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
     if target.parent not in (home, blobs):
         raise ValueError(f"{path}: a link to {target}, outside of the folder, is not followed.")
+    if not path.is_file():
+        raise ValueError(f"{path}: {NOT_ORDINARY}")
     return path
+
+
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of the folder whose names match, in order. Raises: ValueError as `inside`,
+    also for a name that is no file's."""
+    return [inside(folder, path.name, "its listing") for path in sorted(folder.glob(pattern))]

@@ -1,12 +1,14 @@
 """Load position settings from a config.json, a folder, params.json of Meta or Mistral,
 DeepSeek's inference config, or GGUF."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.model import flatten
@@ -51,7 +53,8 @@ def load(path: Path) -> Source:
     """
     path = Path(path)
     if path.is_dir():
-        found = next((path / name for name in NAMES if (path / name).is_file()), None)
+        named = next((name for name in NAMES if os.path.lexists(path / name)), None)
+        found = None if named is None else inside(path, named, "its listing")
         if found is None:
             ggufs = sorted(path.glob("*.gguf"))
             if len(ggufs) != 1:
@@ -59,7 +62,7 @@ def load(path: Path) -> Source:
                     f"{path}: expected {' or '.join(NAMES)} or one .gguf file, found "
                     f"{len(ggufs)} .gguf files."
                 )
-            found = ggufs[0]
+            found = inside(path, ggufs[0].name, "its listing")
         path = found
     if not path.exists():
         raise ValueError(f"{path}: no such file.")

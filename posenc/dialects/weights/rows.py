@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from posenc.dialects.files.inside import listed
 from posenc.dialects.model import Model
 from posenc.dialects.weights.tensors import Entry, entries
 
@@ -52,7 +53,7 @@ def find(folder: Path, model: Model) -> list[Rows]:
     """
     if model.config.get("quantization_config"):
         raise ValueError("the weights are quantised: rows cannot be changed exactly")
-    files = sorted(folder.glob("*.safetensors"))
+    files = listed(folder, "*.safetensors")
     if not files:
         raise ValueError("the folder has no safetensors")
     found = []
@@ -74,7 +75,7 @@ def checked(folder: Path, model: Model) -> str:
     Raises: ValueError where a file is damaged or cut, or has no tensors, or rows do not fit the
     config.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = listed(folder, "*.safetensors")
     for path in files:
         if not entries(path):
             raise ValueError(f"{path}: it has no tensors.")

@@ -29,15 +29,18 @@ def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) 
         if path.suffix != ".safetensors" and path.name not in KEPT:
             behind += [path.name] if path.name != target.name else []
         elif path.name not in leave:
-            copy_file(inside(source, path.name, "its listing"), target / path.name)
+            # What was checked is copied: a link that comes in its place meanwhile is refused.
+            checked = inside(source, path.name, "its listing").resolve()
+            copy_file(checked, target / path.name, follow=False)
     return behind
 
 
 def check_index(folder: Path) -> None:
     """Raise ValueError if the weights' index names a file that is not in this folder."""
     path = folder / INDEX
-    if not path.is_file():
+    if not path.exists():
         return
+    inside(folder, INDEX, "its listing")
     names = read_json(path, LARGEST_INDEX).get("weight_map")
     if not isinstance(names, dict):
         raise ValueError(f"{path}: weight_map must be an object.")

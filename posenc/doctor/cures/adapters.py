@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
 from posenc.dialects.meaning import known_family, meaning_of, naming
@@ -58,7 +59,7 @@ def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleave
 
 def _base(adapter: Path, like: Path | None) -> Source:
     """Return the model's config. Raises: ValueError unless the adapter is plain LoRA."""
-    settings = read_json(adapter / ADAPTER_CONFIG)
+    settings = read_json(inside(adapter, ADAPTER_CONFIG, "its listing"))
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA" or settings.get("use_dora"):
         raise ValueError(

@@ -65,7 +65,7 @@ def fix(
         from posenc.dialects.weights.rows import checked
 
         why = foldable(source.folder, meaning.model)
-        looked_at += f", {checked(source.folder, meaning.model)}"
+        checked(source.folder, meaning.model)
     recipe = best(source.raw, meaning, named, fold=not why, versions=versions)
     lines = [f"{out}: {recipe.name}"]
     unread = _unread_of_dicts(source.config, meaning, length)
@@ -75,6 +75,10 @@ def fix(
         behind = []
         if source.path.name == CONFIG:
             behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
+        if any(folder.glob("*.safetensors")):
+            from posenc.dialects.weights.rows import checked
+
+            looked_at += f", {checked(folder, meaning.model)}"  # of what was copied
         write_config(folder / CONFIG, config)
         lines += [f"  {line}" for line in config_changes(source.raw, config)]
         lines += [

@@ -21,9 +21,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: no such folder.")
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder.")
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
-    return read_json(folder / "config.json")
+    return read_json(inside(folder, "config.json", "the folder"))
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
@@ -81,7 +81,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
     files = [inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
-        asked = read_json(path).get("auto_map") if path.is_file() else None
+        asked = read_json(inside(folder, name, "it")).get("auto_map") if path.exists() else None
         if asked and (name != "config.json" or "AutoTokenizer" in asked):
             raise ValueError(
                 f"{path}: auto_map asks for code from the folder for its tokenizer, which is never "

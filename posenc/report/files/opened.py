@@ -51,12 +51,12 @@ def naming(path: Path, *hidden: object) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def open_ordinary(path: Path) -> BinaryIO:
-    """Open an ordinary file, or a link to one, for reading.
+def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open an ordinary file for reading, or a link to one unless `follow` is false.
 
     Raises: ValueError for a pipe, which would be waited for, and a device, which has no end.
     """
-    return os.fdopen(open_as(path, os.O_RDONLY), "rb")
+    return os.fdopen(open_as(path, os.O_RDONLY | (0 if follow else _NO_LINK)), "rb")
 
 
 def bytes_of(path: Path, largest: int | None = LARGEST) -> bytes:
@@ -102,9 +102,12 @@ def open_new(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ALWAYS, 0o666), "wb")
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy an ordinary file to a new one; on file systems that can, blocks are shared."""
-    with open_ordinary(source) as file, naming(target), open_new(target) as out:
+def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
+    """Copy an ordinary file to a new one; on file systems that can, blocks are shared.
+
+    follow: False if `source` must not be a link.
+    """
+    with open_ordinary(source, follow=follow) as file, naming(target), open_new(target) as out:
         try:
             import fcntl
 
