@@ -344,6 +344,20 @@ def test_rounding_alone_is_no_error_of_cope(monkeypatch):
     assert rows and all(row["ok"] and row["error"] < 0.02 for row in rows)
 
 
+def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
+    (row,) = device.checks("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
+    assert "gradients reach 41,106" in row["left_out"] and "65,504" in row["left_out"]
+    assert "error" not in row and "ok" not in row
+
+
+def test_the_gradient_of_a_bias_that_cancels_in_the_softmax_may_be_rounding_in_16_bits():
+    zero, one = torch.zeros(1), torch.ones(1)
+    want, noise = [one, one, 5 * one, zero], [one, one, 5 * one, torch.full((1,), 0.02)]
+    assert device._error(noise, want, together=True) == pytest.approx(0.004)
+    wrong = [one, one, 6 * one, zero]
+    assert device._error(wrong, want, together=True) == pytest.approx(0.2)
+
+
 def test_checks_without_time_are_left_out_and_named(two):
     rows = list(device.checks("cpu", (4,), ("float32",), -1.0))
     assert [(row["check"], row["left_out"]) for row in rows] == [
