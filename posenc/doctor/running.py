@@ -1,6 +1,5 @@
 """Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,10 @@ from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 from posenc.lazy import require
-from posenc.report.files.record import bounded_json
+from posenc.report.files.record import bounded_json, strict_json
 from posenc.report.machine.options import check_choice
 from posenc.report.page.failure import in_words
+from posenc.report.page.visible import inert
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -102,7 +102,7 @@ def _run(options: Options) -> tuple[str, int]:
 
 
 def _json(answer: Any) -> str:
-    return json.dumps(answer, indent=2)
+    return strict_json(answer, indent=2)
 
 
 def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
@@ -181,7 +181,8 @@ def _each(options: Options) -> tuple[str, int]:
     if unknown := codes.count(3):
         pages.append(f"notice: {unknown} of {len(options.paths)} files were not judged, see above.")
         codes = codes if options.strict else [0 if code == 3 else code for code in codes]
-    return "\n\n".join(pages), max(codes, key=GRAVITY.index)
+    # Names and values of a stranger's files must not command the runner that prints them.
+    return inert("\n\n".join(pages)), max(codes, key=GRAVITY.index)
 
 
 def _one(path: Path, options: Options) -> tuple[str, int]:

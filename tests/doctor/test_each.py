@@ -169,7 +169,50 @@ def test_the_action_passes_an_unknown_family_with_a_notice_unless_it_is_strict(r
         code, out, _ = shell(judge["run"], repository, **given, STRICT=strict)
         assert code == expected and NOTICE in out
     code, out, err = shell(judge["run"], repository, **given, STRICT="yes")
-    assert (code, out) == (2, "") and "strict is true or false, got 'yes'" in err
+    assert (code, out) == (2, "") and "strict is true or false, got yes." in err
+    code, out, err = shell(judge["run"], repository, **given, STRICT="a\n::error::b")
+    assert code == 2 and not commands(out + err)
+
+
+def commands(text):
+    """The lines in which GitHub's runner finds a command: ActionCommand.cs trims a line and looks
+    for :: at its beginning, and for ##[ anywhere."""
+    return [line for line in text.splitlines() if line.lstrip()[:2] == "::" or "##[" in line]
+
+
+ODD = [
+    "::error file=a,line=1::boo",
+    "  ::add-mask::e",
+    "a ##[error]boo",
+    "::set-output name=x::%0A",
+]
+
+
+def odd_names(repository):
+    """Track configs in folders whose names are commands, and that have commands in them."""
+    for i, name in enumerate(ODD):
+        path = repository / name / "config.json"
+        path.parent.mkdir()
+        kinds = [GOOD, {"a": 1}, {**GOOD, "model_type": "a\n::error::b"}, {"model_type": "bert"}]
+        path.write_text(json.dumps({**kinds[i], "x\n::warning::y rope": "##[error]"}))
+    subprocess.run(["git", "add", "."], cwd=repository, check=True)
+
+
+def test_a_name_is_no_command_of_a_runner(repository, each):
+    odd_names(repository)
+    before = commands("\n".join(ODD))
+    _, out, err = each(*(f"{name}/config.json" for name in ODD))
+    assert len(before) == 4 and commands(out + err) == []
+    assert "%3A%3Aerror file=a,line=1::boo/config.json" in out and "##%5Berror]boo" in out
+
+
+@pytest.mark.slow
+def test_the_action_prints_no_name_as_a_command(repository, action):
+    *_, judge = action["runs"]["steps"]
+    odd_names(repository)
+    paths = action["inputs"]["paths"]["default"]
+    _, out, err = shell(judge["run"], repository, PATHS=paths, FOR="", STRICT="false")
+    assert "boo/config.json" in out and commands(out + err) == []
 
 
 def test_the_action_puts_no_input_into_a_shell_line(action):

@@ -1,6 +1,5 @@
 """Copy a checkpoint's files for a fixed folder."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from posenc.dialects.files.inside import TOKENIZER_FILES, inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import copy_file
+from posenc.report.files.record import strict_json
 
 INDEX = "model.safetensors.index.json"
 KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
@@ -49,6 +49,9 @@ def check_index(folder: Path) -> None:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a config.json as transformers does, lone surrogates, which UTF-8 lacks, as escapes."""
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    """Write a config.json as transformers does, lone surrogates, which UTF-8 lacks, as escapes.
+
+    Raises: ValueError for NaN or an infinity, which JSON lacks.
+    """
+    text = strict_json(config, indent=2, ensure_ascii=False) + "\n"
     write_atomically(path, re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):x}", text))

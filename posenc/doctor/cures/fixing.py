@@ -21,6 +21,7 @@ from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import best, misread, require_static
 from posenc.report.files.new_folder import new_folder
+from posenc.report.files.record import strict_json
 
 CONFIG, ORIGINAL = "config.json", "original_max_position_embeddings"
 SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
@@ -56,6 +57,8 @@ def fix(
     require_understood(source.config, meaning.model)
     if not meaning.computed.layers:
         raise ValueError(f"{meaning.model.model_type} rotates no layer; there is nothing to fix.")
+    with naming(source.path):
+        strict_json(source.raw)  # what JSON lacks is not written through
     _require_nothing_lost(source.config, meaning, length)
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))

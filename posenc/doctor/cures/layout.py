@@ -5,7 +5,7 @@ Neither a config nor a row norm shows the layout. A model that is read in the wr
 like an untrained one. Loads torch and transformers.
 """
 
-import json
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import text_of
+from posenc.report.files.record import strict_json
 from posenc.report.machine.options import check_choice
 
 FEWEST, MOST = 50, 512
@@ -46,8 +47,8 @@ class Verdict:
         return {
             "expected": self.expected,
             "found": self.found,
-            "loss_as_is": self.losses[0],
-            "loss_permuted": self.losses[1],
+            "loss_as_is": _finite(self.losses[0]),
+            "loss_permuted": _finite(self.losses[1]),
             "tokens": self.tokens,
             "why": self.why,
         }
@@ -64,6 +65,11 @@ class Verdict:
         )
         cure = f"; --convert-layout {self.expected} --out NEW mends it" if self.mismatch else ""
         return f"{'E PD036  ' if self.mismatch else ''}{said}{cure}"
+
+
+def _finite(loss: float) -> float | None:
+    """Return a loss; None for one that was not measured, or is not finite."""
+    return loss if math.isfinite(loss) else None
 
 
 def measure(folder: Path, text: Path) -> Verdict:
@@ -146,5 +152,5 @@ def _losses(folder: Path, tokens: list[int]) -> Any:
 def report(folder: Path, text: Path, *, as_json: bool) -> tuple[str, int]:
     """Return what `--layout` prints, and 1 if the rows are in the wrong layout."""
     verdict = measure(folder, text)
-    said = json.dumps(verdict.as_json(), indent=2) if as_json else verdict.sentence()
+    said = strict_json(verdict.as_json(), indent=2) if as_json else verdict.sentence()
     return said, int(verdict.mismatch)

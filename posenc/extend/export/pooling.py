@@ -1,13 +1,12 @@
 """Copy the modules after the encoder, which make a folder one of sentence-transformers."""
 
-import json
 from pathlib import Path
 
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import copy_file, make_inside, text_of
-from posenc.report.files.record import bounded_json
+from posenc.report.files.record import bounded_json, strict_json
 
 MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -43,7 +42,7 @@ def raise_limit(path: Path, key: str, longest: int) -> None:
     kept = read_json(path) if path.exists() else {}
     limit = kept.get(key)
     if isinstance(limit, int | float) and limit < longest:
-        text = json.dumps({**kept, key: longest}, indent=2, ensure_ascii=False)
+        text = strict_json({**kept, key: longest}, indent=2, ensure_ascii=False)
         write_atomically(path, text + "\n")
 
 

@@ -1,6 +1,5 @@
 """Low-rank adapters on a model's attention projections, merged into the weights when done."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_inside
+from posenc.report.files.record import strict_json
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -112,4 +112,4 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
     }
     make_inside(folder)
     write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
-    write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
+    write_atomically(folder / ADAPTER_CONFIG, strict_json(config, indent=2) + "\n")

@@ -2,7 +2,6 @@
 its parameters."""
 
 import hashlib
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.written import written
 from posenc.hf.checkpoint import files
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.record import strict_json
 
 RECORD, NUMBERS = "posenc.json", "posenc.safetensors"
 FORMAT = 1
@@ -82,7 +82,7 @@ def write_encoding(model: Any, folder: Path) -> None:
         "numbers": hashlib.sha256(numbers).hexdigest(),
     }
     write_atomically(folder / NUMBERS, numbers)
-    write_atomically(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def classes_of(encoding: nn.Module) -> list[str]:

@@ -3,8 +3,10 @@
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import MISSING
 from typing import Any, NoReturn, Self
 
@@ -40,6 +42,31 @@ def unseal(text: str) -> dict[str, Any]:
     if found != _hash(content):
         raise ValueError("it is not what was written: its hash differs")
     return content
+
+
+def strict_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON, with the options of json.dumps.
+
+    >>> strict_json({"limits": [0.0, 1.5]})
+    '{"limits": [0.0, 1.5]}'
+
+    Raises: ValueError naming the place of NaN or an infinity, which JSON lacks.
+    """
+    for where, number in _not_finite(value, ""):
+        raise ValueError(f"{where or 'the number'} is {number}, which JSON has no word for")
+    return json.dumps(value, allow_nan=False, **options)
+
+
+def _not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    """Yield the place of each number that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _not_finite(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _not_finite(inner, f"{where}[{index}]")
 
 
 def parse_object(text: str) -> dict[str, Any]:

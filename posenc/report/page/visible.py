@@ -6,6 +6,7 @@ import re
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
+_COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
 
 
 def visible(text: str) -> str:
@@ -16,6 +17,16 @@ def visible(text: str) -> str:
     a\\u001b[31m\\u202eb
     """
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def inert(text: str) -> str:
+    """Return `text` in which GitHub's runner finds no command: :: at the beginning of a line,
+    spaces aside, or ##[ anywhere.
+
+    >>> print(inert("::error::all is lost"))
+    %3A%3Aerror::all is lost
+    """
+    return _COMMAND.sub(r"\1%3A%3A", text).replace("##[", "##%5B")
 
 
 def escape(text: str) -> str:
