@@ -25,14 +25,22 @@
  "recommendation": "Use rope: ...", "limits": "Two seeds, ..."}
 """
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from posenc.compare.trial.config import TrialConfig
-from posenc.report.files.record import Record, parse_object
+from posenc.compare.trial.config import MOST, TrialConfig, check_encoding_name
+from posenc.report.files.record import (
+    MOST_LETTERS,
+    Record,
+    check_count,
+    check_letters,
+    check_rising,
+    parse_object,
+)
 from posenc.sentence import phrase
 
 FORMAT = "posenc study 2"
@@ -51,6 +59,14 @@ class LengthScore(Record):
     cannot: str | None = None
     windows: tuple[float, ...] = ()
 
+    def check(self) -> None:
+        check_count("length", self.length, 1)
+        for loss in (self.bits_per_byte, *self.windows):
+            check_loss(loss)
+        check_letters("the reason", self.cannot or "", MOST)
+        if (self.bits_per_byte is None) == (self.cannot is None):
+            raise ValueError("expected a loss, or the reason why there is none.")
+
 
 @dataclass(frozen=True)
 class PositionScore(Record):
@@ -59,6 +75,11 @@ class PositionScore(Record):
     start: int
     stop: int
     bits_per_byte: float
+
+    def check(self) -> None:
+        check_count("start", self.start)
+        check_count("stop", self.stop, self.start + 1)
+        check_loss(self.bits_per_byte)
 
 
 @dataclass(frozen=True)
@@ -74,6 +95,17 @@ class CaseScore(Record):
     token_accuracy_cut: float | None = None
     cannot: str | None = None
 
+    def check(self) -> None:
+        check_count("length", self.length, 1)
+        check_letters("variant", self.variant, MOST)
+        check_letters("the reason", self.cannot or "", MOST)
+        fractions = (self.exact_match, self.token_accuracy)
+        for fraction in (*fractions, self.exact_match_cut, self.token_accuracy_cut):
+            if fraction is not None and not 0 <= fraction <= 1:
+                raise ValueError(f"expected a fraction from 0 to 1, got {fraction:g}.")
+        if (fractions == (None, None)) == (self.cannot is None):
+            raise ValueError("expected a score, or the reason why there is none.")
+
 
 @dataclass(frozen=True)
 class TrainingPoint(Record):
@@ -84,6 +116,12 @@ class TrainingPoint(Record):
     step: int
     train: float
     valid: float
+
+    def check(self) -> None:
+        check_count("step", self.step, 1)
+        for loss in (self.train, self.valid):
+            if not loss >= 0:
+                raise ValueError(f"expected a loss of 0 or more, got {loss:g}.")
 
 
 @dataclass(frozen=True)
@@ -96,6 +134,12 @@ class Timing(Record):
     test_seconds: float
     processor: str = ""
     reused_from: str = ""
+
+    def check(self) -> None:
+        for name in ("tokens_per_second", "train_seconds", "test_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name):g}.")
+        check_letters("processor", self.processor, MOST)
 
 
 @dataclass(frozen=True)
@@ -122,10 +166,30 @@ class TrialResult(Record):
     timing: Timing | None = None
     by_case: tuple[CaseScore, ...] = ()
 
-    @property
-    def scored(self) -> bool:
-        """Return True if it has the scores of its task, which pages and answers read."""
-        return bool(self.by_length if self.config.of_text else self.by_case)
+    def check(self) -> None:
+        """Raise ValueError for other tests than the config has, or impossible numbers."""
+        check_count("parameters", self.parameters)
+        check_count("encoding_parameters", self.encoding_parameters)
+        for key, value in self.spec.items():
+            check_letters("spec", key, MOST)
+            check_letters(f"spec[{key!r}]", value, MOST_LETTERS)
+        check_rising("steps of the training curve", [p.step for p in self.training], MOST)
+        if self.training and self.training[-1].step > self.config.steps:
+            raise ValueError(f"the training curve goes beyond {self.config.steps} steps.")
+        check_rising("lengths of contexts", [s.length for s in self.by_context], MOST)
+        check_rising("positions", [p.start for p in self.by_position], MOST)
+        for before, after in itertools.pairwise(self.by_position):
+            check_rising("positions", [before.stop - 1, after.start], MOST)
+        lengths = self.config.test_lengths
+        scores, others = self.by_length, self.by_case
+        if not self.config.of_text:
+            scores, others = others, scores
+        _check_once("score", [(each.length, getattr(each, "variant", "")) for each in scores])
+        got = tuple(dict.fromkeys(each.length for each in scores))
+        if others or (got != lengths and self.reason is None):
+            raise ValueError(
+                f"expected scores at {_few(lengths)}, its training length first, got {_few(got)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -145,6 +209,14 @@ class CorpusInfo(Record):
     split: str
     """Description of the split."""
     byte_entropy: float | None = field(default=None, compare=False)
+
+    def check(self) -> None:
+        for name in ("num_files", "train_bytes", "valid_bytes", "test_bytes"):
+            check_count(name, getattr(self, name))
+        for name in ("name", "hash", "split"):
+            check_letters(name, getattr(self, name), MOST)
+        if self.byte_entropy is not None and not 0 <= self.byte_entropy <= 8:
+            raise ValueError(f"byte_entropy must be from 0 to 8 bits, got {self.byte_entropy:g}.")
 
 
 @dataclass(frozen=True)
@@ -217,6 +289,10 @@ class RateTried(Record):
     bits: float | None
     reason: str | None = None
 
+    def check(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr:g}.")
+
 
 @dataclass(frozen=True)
 class RateCheck(Record):
@@ -227,6 +303,14 @@ class RateCheck(Record):
     encoding: str
     tried: tuple[RateTried, ...]
     chosen: float | None
+
+    def check(self) -> None:
+        if len(self.tried) != len(FACTORS):
+            raise ValueError(
+                f"expected {len(FACTORS)} rates that were tried, got {len(self.tried)}."
+            )
+        if self.chosen is not None and self.chosen not in [each.lr for each in self.tried]:
+            raise ValueError(f"the chosen rate {self.chosen:g} was not tried.")
 
 
 class OtherFormat(ValueError):
@@ -270,11 +354,31 @@ class Study(Record):
         found = parse_object(text).get("format")
         if isinstance(found, str) and found != FORMAT:
             raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
-        study = super().from_json(text)
-        for each in study.finished:
-            if not each.scored:
-                raise ValueError(f"{each.config.folder} has no score of its task")
-        return study
+        return super().from_json(text)
+
+    def check(self) -> None:
+        """Raise ValueError for a study whose parts do not belong together."""
+        if not self.trials:
+            raise ValueError("it has no trials.")
+        recipes: dict[str, TrialConfig] = {}
+        for trial in self.trials:
+            rate = 0.0 if self.rates else trial.lr
+            same = replace(trial, encoding="", seed=0, code="", source="", lr=rate)
+            if recipes.setdefault(trial.task, same) != same:
+                raise ValueError(f"its trials on {trial.task} are of different recipes.")
+        _check_once("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
+        _check_once("result", [result.config for result in self.results])
+        planned = set(self.trials)
+        if other := next((r.config for r in self.results if r.config not in planned), None):
+            raise ValueError(f"it has a result of {other.folder}, which is none of its trials.")
+        names = [self.labels.get(encoding, encoding) for encoding in self.encodings]
+        for name in names:
+            check_encoding_name(name)
+        _check_once("name of an encoding", names)
+        known = {*self.encodings, *self.labels.values()}
+        for text in (*self.labels, *self.unchecked, *(each.encoding for each in self.rates)):
+            if text not in known:
+                raise ValueError(f"it names {text[:100]!r}, which is none of its encodings.")
 
     def of_task(self, *tasks: str) -> Self:
         """Return the part of the study with trials of these tasks; "text" is one too."""
@@ -313,6 +417,24 @@ class Study(Record):
         """Return planned trials that have no result yet."""
         known = {r.config for r in self.results}
         return tuple(t for t in self.trials if t not in known)
+
+
+def check_loss(bits: float | None) -> None:
+    """Raise ValueError for a loss outside 0 to 100 bits per byte."""
+    if bits is not None and not 0 <= bits <= 100:
+        raise ValueError(f"expected losses of 0 to 100 bits, got {bits:.3g}.")
+
+
+def _few(lengths: Sequence[int]) -> str:
+    """Return lengths in a message, ten at most."""
+    more = "; ..." if len(lengths) > 10 else ""
+    return "; ".join(map(str, lengths[:10])) + more
+
+
+def _check_once(what: str, keys: Sequence[Hashable]) -> None:
+    """Raise ValueError if a key is there twice."""
+    if twice := next((key for key, count in Counter(keys).items() if count > 1), None):
+        raise ValueError(f"it has a {what} twice: {str(twice)[:100]}.")
 
 
 def labelled(study: Study) -> Study:

@@ -29,9 +29,6 @@ from posenc.report.page.progress import say
 from posenc.report.page.visible import visible
 from posenc.sentence import phrase
 
-MOST = 1000
-"""Characters of a name, or test lengths of a trial, that a page is drawn for."""
-
 
 def report_runs(
     folders: Sequence[Path],
@@ -165,10 +162,6 @@ def _read(folder: Path) -> Study:
         study = Study.from_json(text_of(path))
         for trial in study.trials:
             objective_of(trial)  # or it is none
-            if not len(trial.encoding) <= MOST or not len(trial.test_lengths) <= MOST:
-                raise ValueError(f"a name or list of test lengths has more than {MOST} parts")
-            if len(f"{trial.encoding}{study.labels.get(trial.encoding)}".splitlines()) > 1:
-                raise ValueError("the name of an encoding has a line break")
         return study
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import text_of
+from posenc.report.files.record import check_count, check_letters, check_rising
 from posenc.sentence import phrase
-from posenc.tasks.known import TEXT
+from posenc.tasks.known import TEXT, task_named
 
 RECIPE = 6
 """Increase it if the same config would give other numbers, so that old results are not reused. 5:
@@ -20,6 +21,8 @@ has the usual scale, which before was T5's own."""
 CAUSAL = "causal"
 """The objective of a decoder: predict the next byte."""
 SEPARATE = "separate"
+MOST = 1000
+"""Letters of a name, test lengths of a trial and points of its curve that a page is drawn for."""
 LONGEST_NAME = 60
 """Maximum of letters of an encoding in the name of a folder."""
 
@@ -75,6 +78,25 @@ class TrialConfig:
     source: str = ""
     compile: bool = False
 
+    def check(self) -> None:
+        """Raise ValueError for a trial that no plan makes; called after reading a file."""
+        for name in ("steps", "batch", "width", "layers", "heads", "kv_heads", "recipe"):
+            check_count(name, getattr(self, name), 1)
+        check_count("seed", self.seed)
+        check_count("train_length", self.train_length, 1)
+        check_rising("test_lengths", self.test_lengths, MOST)
+        if self.test_lengths[:1] != (self.train_length,):
+            raise ValueError("test_lengths must begin with train_length.")
+        check_count("test_lengths", self.test_lengths[-1], 1)
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr:g}.")
+        check_encoding_name(self.encoding)
+        for field in dataclasses.fields(self):
+            if isinstance(value := getattr(self, field.name), str):
+                check_letters(field.name, value, MOST)
+        if self.task != TEXT:
+            task_named(self.task)
+
     @property
     def hash(self) -> str:
         """Return twelve hexadecimal digits that change with any field. `compile` counts only where
@@ -100,6 +122,15 @@ class TrialConfig:
     def folder(self) -> str:
         """Return the name of the trial's folder."""
         return f"{self.name}-{self.hash}"
+
+
+def check_encoding_name(name: str) -> None:
+    """Raise ValueError for a name of an encoding that no table or chart can show."""
+    check_letters("the name of an encoding", name, MOST)
+    if not name:
+        raise ValueError("the name of an encoding is empty.")
+    if len(name.splitlines()) > 1:
+        raise ValueError("the name of an encoding has a line break.")
 
 
 def name_of(trial: TrialConfig) -> str:

@@ -45,8 +45,6 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
         if result.config != trial:
             raise ValueError("it belongs to another trial")
         if result.reason is None:
-            if not result.scored:
-                raise ValueError("it has no score of its task")
             timing = Timing.from_json(text_of(path.with_name("timing.json")))
             result = TrialResult(**{**vars(result), "timing": timing})
     except FileNotFoundError as error:

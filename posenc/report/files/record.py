@@ -2,11 +2,12 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn, Self
 
@@ -16,6 +17,10 @@ DEEPEST, MOST_DIGITS = 64, 300
 """Bounds of JSON that another program may have written."""
 LARGEST = 1e60
 """Bound of a number, so that statistics of its square do not overflow."""
+MOST_LETTERS, MOST_ITEMS = 100_000, 100_000
+"""Bounds of a text and of a list."""
+LARGEST_COUNT = 1 << 53
+"""Bound of a whole number that counts something, which float64 still holds exactly."""
 
 
 def seal(content: dict[str, Any]) -> str:
@@ -103,7 +108,7 @@ class Record:
     """A frozen dataclass that can be written as sealed JSON and read back.
 
     Reading raises ValueError if the content has changed, if a field without a default is missing,
-    or if one is unknown or of a wrong type.
+    if one is unknown or of a wrong type, or too long, and if `check` does.
     """
 
     def to_json(self) -> str:
@@ -112,6 +117,31 @@ class Record:
     @classmethod
     def from_json(cls, text: str) -> Self:
         return _typed(cls, unseal(text), cls.__name__)
+
+    def check(self) -> None:
+        """Raise ValueError for values that posenc never writes; called after reading."""
+
+
+def check_count(name: str, value: int, least: int = 0) -> None:
+    """Raise ValueError unless value is a count from `least` to LARGEST_COUNT."""
+    if not least <= value <= LARGEST_COUNT:
+        got = str(value) if len(str(value)) < 20 else f"a number of {len(str(value))} digits"
+        raise ValueError(f"{name} must be from {least} to 2^53, got {got}.")
+
+
+def check_letters(name: str, value: str, most: int) -> None:
+    """Raise ValueError unless value has at most `most` letters."""
+    if len(value) > most:
+        raise ValueError(f"{name} has {len(value):,} letters, expected at most {most:,}.")
+
+
+def check_rising(name: str, values: Sequence[int], most: int) -> None:
+    """Raise ValueError unless there are at most `most` values, each above the one before."""
+    if len(values) > most:
+        raise ValueError(f"{name}: expected at most {most:,}, got {len(values):,}.")
+    for before, after in itertools.pairwise(values):
+        if not before < after:
+            raise ValueError(f"{name} must rise, got {before} before {after}.")
 
 
 def _hash(content: dict[str, Any]) -> str:
@@ -130,24 +160,39 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in inner:
             return None
         return _typed(next(t for t in inner if t is not type(None)), value, where)
+    if isinstance(value, list | dict) and len(value) > MOST_ITEMS:
+        raise ValueError(f"{where}: expected at most {MOST_ITEMS:,} items, got {len(value):,}.")
     if origin is tuple and isinstance(value, list):
         return tuple(_typed(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        return {k: _typed(inner[1], v, f"{where}[{k!r}]") for k, v in value.items()}
+        return {
+            _typed(str, k, f"{where}: a key"): _typed(inner[1], v, f"{where}[{k[:60]!r}]")
+            for k, v in value.items()
+        }
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in dataclasses.fields(kind)}
         needed = {n for n, f in known.items() if f.default is f.default_factory is MISSING}
         if wrong := sorted((needed - value.keys()) | (value.keys() - known.keys())):
-            wrong = ", ".join(wrong)
+            wrong = ", ".join(n if n.isidentifier() else repr(n) for n in (n[:60] for n in wrong))
             raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
-        return kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+        made = kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+        if check := getattr(made, "check", None):
+            try:
+                check()
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
+        return made
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= LARGEST:
             raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
         return float(value)
     if kind is int and isinstance(value, bool):
         raise ValueError(f"{where}: expected a number, got {value}.")
+    if isinstance(value, str) and len(value) > MOST_LETTERS:
+        raise ValueError(
+            f"{where}: expected a text of at most {MOST_LETTERS:,} letters, got {len(value):,}."
+        )
     if isinstance(kind, type) and isinstance(value, kind) and not dataclasses.is_dataclass(kind):
         return value
     raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")

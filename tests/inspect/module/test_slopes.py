@@ -126,7 +126,7 @@ class Off(torch.nn.Module):
 @pytest.mark.parametrize("arguments", [(), ("num_heads=8",), ("num_heads=12",)])
 def test_a_module_that_adds_to_scores_gets_as_many_heads_as_it_has(arguments, tmp_path):
     path = tmp_path / "off.py"
-    path.write_text(OFF)
+    path.write_text(OFF, encoding="utf-8")
     sheet = measure_module(f"{path}:Off", arguments)
     assert [verdict.check for verdict in sheet.wrong] == ["slopes of ALiBi are the authors'"]
     assert "counted from 0, not from 1" in sheet.wrong[0].measured
