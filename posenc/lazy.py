@@ -19,7 +19,7 @@ EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
 _LARGER = ("doctor", "torch", "compare", "hf")
 """Extras, each of which brings the packages above that the extras before it bring."""
-OLDEST_TORCH = [2, 11]
+OLDEST_TORCH = [2, 6]
 """As in pyproject.toml, which does not hold for a torch that another package brought."""
 
 

@@ -27,6 +27,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from posenc.attend import kernels
 from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
@@ -90,7 +91,8 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
             f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
         )
     form = sdpa_form(problem)[0] if impl == "sdpa" else ""
-    return Choice(impl, "selected by name" + (_backend(problem) if impl == "flex" else ""), form)
+    reason = "selected by name" + (_backend(problem) if impl == "flex" else "")
+    return Choice(impl, reason + _repeats(problem, impl, form), form)
 
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
@@ -122,13 +124,14 @@ def _cheapest(problem: Problem) -> Choice:
         return Choice("reference", "short rows that need gradients")
     form, _ = sdpa_form(problem)
     if form:
-        return Choice("sdpa", FORMS[form], form)
+        return Choice("sdpa", FORMS[form] + _repeats(problem, "sdpa", form), form)
     if not on_cpu and not dense and _why_not_flex(problem) is None:
         reason = "one fused kernel with the encoding's score_mod"
         return Choice("flex", reason + _backend(problem))
     if refusal(problem, "blocks") is None:
         if blocks.masks(problem):
-            return Choice("blocks", "torch's kernel reads the encoding's bias as a mask")
+            reason = "torch's kernel reads the encoding's bias as a mask"
+            return Choice("blocks", reason + _repeats(problem, "blocks"))
         if not dense:
             return Choice("blocks", "the scores are too large to compute at once")
     return Choice("reference", "the scores are small" if dense else "nothing else can run here")
@@ -136,6 +139,16 @@ def _cheapest(problem: Problem) -> Choice:
 
 def _backend(problem: Problem) -> str:
     return ", backend {}: {}".format(*flex.backend(problem))
+
+
+def _repeats(problem: Problem, way: str, form: str = "") -> str:
+    """Return what is added to the reason if the operators get keys and values for every head."""
+    runs = blocks.masks(problem) if way == "blocks" else way == "sdpa" and form != "plain"
+    shared = problem.q.shape[1] != problem.k.shape[1]
+    if not (runs and shared and problem.q.device.type == "cpu" and kernels.wrong().grouped):
+        return ""
+    repeated = "keys and values are repeated for every head"
+    return f"; {repeated}, because torch {kernels.RELEASE} reads shared heads wrongly"
 
 
 def _slows_flash(problem: Problem) -> bool:
@@ -163,7 +176,8 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     if problem.need_lse:
         return "", f"the log-sum-exp comes with strips of queries, and {strips}"
     if problem.term is None:
-        return "plain", ""
+        wrong = kernels.wrong().function if problem.q.device.type == "cpu" else ""
+        return ("", wrong) if wrong else ("plain", "")
     key_rows = _why_not_key_rows(problem)
     return ("", f"{strips}; {key_rows}") if key_rows else ("key rows", "")
 
@@ -180,8 +194,8 @@ def _splits(problem: Problem) -> bool:
 
 def _why_not_strips(problem: Problem) -> str | None:
     term, mask = problem.term, problem.mask
-    if not flash.runs_on(problem.q.device):
-        return "only torch's flash kernel for the CPU reads the view"
+    if why_not := flash.why_not_on(problem.q.device):
+        return why_not
     if term is not None and (term.by_distance is None or term.combine is not None):
         return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
@@ -194,7 +208,9 @@ def _why_not_strips(problem: Problem) -> str | None:
 
 def _why_not_key_rows(problem: Problem) -> str | None:
     term = problem.term
-    if not (flash.runs_on(problem.q.device) and readable(problem.q)):
+    if why_not := flash.why_not_on(problem.q.device):
+        return why_not
+    if not readable(problem.q):
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"

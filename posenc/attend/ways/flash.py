@@ -1,8 +1,6 @@
 """Run torch's flash attention on the CPU, forward and backward, and get its log-sum-exp.
 
-These two operators are the only private names of torch that attention uses. torch's public function
-does not return the log-sum-exp, which is needed to join attention over parts of the keys and to
-differentiate a part. A torch without these operators runs the other ways.
+A torch without these two operators, or whose operators compute wrongly, runs the other ways.
 """
 
 from collections.abc import Sequence
@@ -11,15 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.attend import kernels
+from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.tracking import readable
-
-_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return True if the operators exist and run on this device."""
-    return device.type == "cpu" and _FORWARD is not None and _BACKWARD is not None
+    """Return True if the operators exist, run on this device and compute right."""
+    return why_not_on(device) == ""
+
+
+def why_not_on(device: torch.device) -> str:
+    """Return why the operators cannot run on this device, "" if they can."""
+    if device.type != "cpu":
+        return "only torch's flash kernel for the CPU can run it"
+    return kernels.wrong().operators
 
 
 def attend(
@@ -32,10 +36,14 @@ def attend(
     see `same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and is -inf
     where `visible` is False; None: a causal mask. Queries that see no key get zeros and -inf.
     """
-    assert _FORWARD is not None
+    assert kernels.FORWARD is not None
+    k, v = seen(visible, k, v)
+    if kernels.wrong().grouped:
+        k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     if bias is None:
-        return _FORWARD(q, k, v, is_causal=True, scale=scale)
-    out, lse = _FORWARD(q, *seen(visible, k, v), attn_mask=bias, scale=scale)
+        return kernels.FORWARD(q, k, v, is_causal=True, scale=scale)
+    # Up to torch 2.6 the kernel takes no notice of the stride of keys.
+    out, lse = kernels.FORWARD(q, k, v, attn_mask=adjacent(bias), scale=scale)
     if visible is not None:
         blind = ~visible.any(-1)
         out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
@@ -58,9 +66,9 @@ def gradients(
     """Return the gradients of q, k and v from those of the output. `mine`: gradient of the output,
     q, output and log-sum-exp; `theirs`: k and v, with as many heads as q, possibly only part of the
     keys, whose bias is `bias`."""
-    assert _BACKWARD is not None
+    assert kernels.BACKWARD is not None
     (grad, q, out, lse), (k, v) = mine, theirs
-    return _BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
+    return kernels.BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -86,5 +94,5 @@ def same_width(*tensors: Tensor) -> list[Tensor]:
 
 
 def adjacent(t: Tensor) -> Tensor:
-    """Copy t if its channels are not contiguous in memory."""
+    """Copy t if its last axis is not contiguous in memory."""
     return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)

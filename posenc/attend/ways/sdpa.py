@@ -122,7 +122,7 @@ def _kernel(problem: Problem, start: int, stop: int) -> Tensor:
     q, (k, v) = problem.q, flash.seen(visible, problem.k, problem.v)
     q = q if stop - start == q.shape[2] else q[:, :, start:stop]
     if mask is not None:  # torch falls back to its dense path for fewer rows or keys
-        mask = mask.expand(*mask.shape[:-2], stop - start, problem.kv_len)
+        mask = flash.adjacent(mask.expand(*mask.shape[:-2], stop - start, problem.kv_len))
     width, v_dim = q.shape[-1], v.shape[-1]
     v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
     out = F.scaled_dot_product_attention(
