@@ -73,16 +73,17 @@ def _hash(files: Iterable[Path]) -> str:
 def _with_imports(start: Path, root: Path) -> set[Path]:
     """Return the file and the files below `root` or on PYTHONPATH that it imports, also
     indirectly; among installed packages only files of its own package."""
+    ours = start.is_relative_to(_POSENC)
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
     own = start.relative_to(root).parts[0] if root in installed else None
-    path = "" if own or start.is_relative_to(_POSENC) else os.environ.get("PYTHONPATH", "")
+    path = "" if own or ours else os.environ.get("PYTHONPATH", "")
     places = [p for p in path.split(os.pathsep) if p and "-packages" not in p]  # not installed ones
     roots = [root, *(Path(place).resolve() for place in places)]
     found, waiting = set(), [(start, root)]
     while waiting:
         file, above = waiting.pop()
-        if file in found:
-            continue
+        if file in found or (file.resolve().is_relative_to(_POSENC) and not ours):
+            continue  # posenc's own files, from a copy on PYTHONPATH, are not the user's
         found.add(file)
         package = file.relative_to(above).parent.parts
         for name in _names(_bytes(file), package):

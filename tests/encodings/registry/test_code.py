@@ -1,11 +1,13 @@
 """Encodings in files and modules of the user: imported from anywhere, known by their content."""
 
+import os
 import pathlib
 import re
 import sys
 
 import pytest
 
+import posenc
 from posenc import ModelShape, create
 from posenc.encodings.registry import encoding_class
 from posenc.encodings.registry.content import files_of, hash_of
@@ -78,6 +80,21 @@ def test_what_a_file_imports_from_beside_it_is_part_of_it(folder):
     before = hash_of([cls.__module__])
     helper.write_text("SLOPE = 0.25\n", encoding="utf-8")
     assert hash_of([cls.__module__]) != before
+
+
+@pytest.mark.parametrize("how", ["on PYTHONPATH", "in a folder of it", "by a link"])
+def test_a_copy_of_posenc_that_is_run_in_place_is_not_the_users(folder, how, monkeypatch):
+    here = pathlib.Path(posenc.__file__).parents[1]
+    if how == "on PYTHONPATH":
+        monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}")
+    elif how == "by a link":
+        (folder / "copy").symlink_to(here, target_is_directory=True)
+        monkeypatch.setenv("PYTHONPATH", str(folder / "copy"))
+    else:
+        (folder / "posenc").symlink_to(here / "posenc", target_is_directory=True)
+    cls = encoding_class("my.py:LogALiBi")
+    helper = next(folder.glob("helper_*.py"))
+    assert set(files_of(cls.__module__)) == {folder / "my.py", helper}
 
 
 def test_posencs_own_have_no_hash():
