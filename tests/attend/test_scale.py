@@ -178,6 +178,24 @@ def test_a_layer_of_a_given_scale(mode):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["sincos_2d", "deberta", "dape", "rope+shaw"])
+def test_compiled_code_uses_the_given_scale(name):
+    """Also where an encoding has claims of its own, such as the number of components."""
+    encoding = posenc.create(name, SHAPE).for_layer(0)
+    axes = encoding.claims.num_axes
+    at = torch.arange(LENGTH)
+    at = at if axes == 1 else at[:, None].expand(-1, axes).contiguous()
+    q, k, v = qkv(torch.float32)
+
+    def call(q: Tensor) -> Tensor:
+        return posenc.attention(q, k, v, encoding, q_positions=at, kv_positions=at, scale=0.7)
+
+    with torch.no_grad():
+        compiled = torch.compile(call, backend="eager", fullgraph=True)(q)
+        torch.testing.assert_close(compiled, call(q), rtol=1e-5, atol=1e-5)
+    torch.compiler.reset()
+
+
 def test_weights_and_sinks_use_the_given_scale():
     q, k, v = qkv()
     sinks = torch.tensor([-1.0, 0.0, 1.0, 2.0]).double()

@@ -114,7 +114,7 @@ class PositionEncoding(nn.Module):
     _attributes: tuple[str, ...] = tuple(vars(nn.Module()))
     """Names of the attributes that the constructor set: compiled code up to torch 2.12 cannot list
     them in `shallow_copy`."""
-    _defaults: tuple[str, ...] = ("_kept",)
+    _defaults: tuple[str, ...] = ("claims", "embedded_by", "_kept")
     """Names of the class's attributes that an instance may set later."""
 
     @answered
