@@ -209,7 +209,7 @@ def card(row: dict) -> str:
     )  # fmt: skip
     claims = [k.replace("_", " ") for k in ("shift_invariant", "causal_only") if row[k]]
     claims += [] if row["cache_safe"] else ["not cache safe"]
-    claims += ["own scale"] if row["own_scale"] else []
+    claims += ["scales"] if row["own_scale"] else []
     parameters = f"{row['parameters']:,}{' per layer' if row['scope'] == 'layer' else ''}"
     facts = {
         "acts on": ", ".join(changes[place - 1] for place in row["places"]) or "nothing",

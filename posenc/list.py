@@ -128,7 +128,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         "shift invariant": row["shift_invariant"],
         "causal only": row["causal_only"],
         "not cache safe": not row["cache_safe"],
-        "own scale": row["own_scale"],
+        "scales": row["own_scale"],
         "order of keys matters": not row["permutation_invariant"],
         f"{row['num_axes']} axes": row["num_axes"] > 1,
         f"below {row['max_positions']}": row["max_positions"] is not None,

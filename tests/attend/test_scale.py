@@ -227,6 +227,7 @@ def test_gradients_with_a_given_scale():
         (-0.5, ValueError, "scale must be a finite number above 0, got -0.5"),
         (math.nan, ValueError, "scale must be a finite number above 0, got nan"),
         (math.inf, ValueError, "scale must be a finite number above 0, got inf"),
+        (10**400, ValueError, "scale must be a finite number above 0, got 1000"),
         (True, TypeError, "scale must be a number or None, got True"),
         ("1", TypeError, "scale must be a number or None, got '1'"),
         (torch.ones(()), TypeError, "scale must be a number or None"),

@@ -1,6 +1,6 @@
 """Check the tensors and encodings that users pass to attention and to layers."""
 
-import math
+import sys
 from numbers import Real
 from typing import Any
 
@@ -188,7 +188,8 @@ def check_scale(owner: str, scale: Any) -> None:
         return
     if not isinstance(scale, Real) or isinstance(scale, bool):
         raise TypeError(f"{owner}: scale must be a number or None, got {scale!r}.")
-    if not (scale > 0 and math.isfinite(scale)):
+    number: Any = scale  # compared, because float() of a large whole number overflows
+    if not 0 < number <= sys.float_info.max:
         raise ValueError(
             f"{owner}: scale must be a finite number above 0, got {scale}. It multiplies q . k; "
             "None means 1/sqrt(head_dim), or the encoding's own."
