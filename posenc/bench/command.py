@@ -145,16 +145,19 @@ def _on_device(
     from posenc.bench import cases, run
     from posenc.bench import device as of_device
     from posenc.report.files.atomic import check_writable, write_atomically
-    from posenc.report.machine.machine import default_precision
+    from posenc.report.machine.machine import check_device, default_precision
 
     check_choice("--device", name, ("cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("bench: --device cuda: torch sees no CUDA device here. Use --device cpu.")
+    if name == "cuda":
+        check_device(name)
     machine = run.machine() | {"matmul": torch.get_float32_matmul_precision()}
     dtypes = ["float32", "bfloat16"]
     if name == "cuda":
         machine["device"] = torch.cuda.get_device_name()
-        dtypes = dtypes[: 2 if default_precision(name) == "bfloat16" else 1]
+        if default_precision(name) != "bfloat16":
+            dtypes = ["float32"]
+            said = f"bfloat16 is left out: {machine['device']} does not multiply it."
+            print(said, file=sys.stderr)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
     check_writable(out)

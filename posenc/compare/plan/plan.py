@@ -230,9 +230,11 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
             "--precision auto checks this machine, which has no CUDA device. Give float32 or "
             "bfloat16 for the machines that run the trials."
         )
-    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
+    if device == "cuda" and not elsewhere:
+        machine.check_device(device)
     precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
+    if precision == "bfloat16" and not elsewhere:
+        machine.check_bfloat16(device)
     precision = machine.default_precision(device) if precision == "auto" else precision
     if options.compile and not elsewhere and (missing := machine.missing_compiler(device)):
         raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")

@@ -14,6 +14,7 @@ from posenc.hf.checkpoint.config_values import check_layers, check_values
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
 from posenc.hf.tables import table_of
+from posenc.report.machine.machine import check_device
 from posenc.report.page.failure import one_line
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -177,8 +178,8 @@ def place_of(device: str) -> str:
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
     seen = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device in seen and not seen[device]:
-        raise ValueError(f"--device {device}: torch sees no such device here; take cpu or auto.")
+    if device in seen:
+        check_device(device, "Use --device cpu or auto.")
     if device == "auto":
         device = next((name for name, there in seen.items() if there), "cpu")
         if device == "cuda" and has_accelerate():

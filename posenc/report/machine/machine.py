@@ -19,6 +19,30 @@ def default_precision(device: str) -> str:
     return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
 
 
+def check_device(device: str, cure: str = "Use --device cpu.") -> None:
+    """Raise ValueError if torch cannot run on "cuda" or "mps" here, and say whether that is for
+    want of a device or of another build of torch."""
+    backend, name = {
+        "cuda": (torch.cuda, "CUDA device"),
+        "mps": (torch.backends.mps, "MPS device"),
+    }[device]
+    if backend.is_available():
+        return
+    built = (torch.backends.cuda if device == "cuda" else torch.backends.mps).is_built()
+    why = "" if built else f", because torch {torch.__version__} is built without {device.upper()}"
+    raise ValueError(f"--device {device}: torch sees no {name} here{why}. {cure}")
+
+
+def check_bfloat16(device: str) -> None:
+    """Raise ValueError for a GPU that does not multiply bfloat16, such as a V100 or T4, where it
+    would be emulated."""
+    if device == "cuda" and default_precision(device) != "bfloat16":
+        card = torch.cuda.get_device_name()
+        raise ValueError(
+            f"--precision bfloat16: {card} does not multiply bfloat16. Give float32, or auto."
+        )
+
+
 def cpu_multiplies_bfloat16() -> bool:
     """Return True for AVX512-BF16 or AMX-BF16, without which autocast is slower than float32."""
     flags = set(instructions().split())
