@@ -123,6 +123,22 @@ def test_whole_and_real_positions_mix_without_rounding(kinds):
     ).isfinite().all()  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["self_extend", "dual_chunk"])
+def test_groups_of_positions_stay_exact_at_a_clock(name):
+    # All sizes divide the offset, so that groups and chunks begin at the same tokens. The shift of
+    # the first one, 5 - 5 / 3, is no whole number.
+    if name == "self_extend":
+        encoding = posenc.SelfExtend(16, interleaved=False, window=5, group_size=3)
+    else:
+        encoding = posenc.DualChunk(16, interleaved=False, chunk_size=11, local_window=5)
+    q, positions = torch.randn(2, 4, 40, 16), torch.arange(40) * 2
+    for where in (positions + CLOCK, torch.stack([positions, positions + CLOCK])):
+        got = attended(encoding, q, where)
+        moved = where % 600
+        want = attended(encoding, q.double(), moved, impl="reference")
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-5)
+
+
 FARTHEST = (
     range(2**63 - 3, 2**63),
     range(2**70, 2**70 + 3),

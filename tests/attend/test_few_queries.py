@@ -159,6 +159,20 @@ def test_tables_of_inference_mode_are_not_kept_for_training():
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("name", ["rope", "dynamic_ntk", "rerope", "self_extend", "dual_chunk"])
+def test_what_is_prepared_in_inference_mode_serves_training(name):
+    encoding = posenc.create(name, posenc.ModelShape(4 * WIDTH, 4, train_length=4))
+    positions = torch.arange(9)
+    with torch.inference_mode():
+        prepared = encoding.prepare(positions)
+    q = torch.randn(1, 4, 9, WIDTH, requires_grad=True)
+    where = {"q_positions": positions, "kv_positions": positions, "mask": masks.causal}
+    out = posenc.attention(q, q, q, encoding, prepared=prepared, **where)
+    assert torch.equal(out, posenc.attention(q, q, q, encoding, **where))
+    out.sum().backward()
+    assert q.grad is not None
+
+
 def test_few_tokens_are_turned_as_many_are():
     rope, x = posenc.RoPE(64, interleaved=False), torch.randn(1, 40, 200, 64)
     positions = torch.arange(200)

@@ -155,11 +155,11 @@ def alibi(encoding: Any, distance: Tensor, heads: int) -> Tensor:
     slope = torch.tensor(slopes, dtype=torch.float64)
     if encoding.log_slopes is not None:
         slope = encoding.log_slopes.exp()
-    return -slope[:, None, None] * distance.abs()[:, None]
+    return -slope[:, None, None] * distance.double().abs()[:, None]
 
 
 def t5(encoding: Any, distance: Tensor, heads: int) -> Tensor:
-    near = distance.clamp(min=0).floor()  # buckets are those of whole distances
+    near = distance.double().clamp(min=0).floor()  # buckets are those of whole distances
     far = 16 + (near.clamp(min=16) / 16).log() / math.log(128 / 16) * 16
     bucket = torch.where(near < 16, near, far.floor().clamp(max=31)).long()
     return encoding.weight[bucket].movedim(-1, 1)
@@ -167,12 +167,12 @@ def t5(encoding: Any, distance: Tensor, heads: int) -> Tensor:
 
 def kerple(encoding: Any, distance: Tensor, heads: int) -> Tensor:
     r1, r2 = (_clamped(r)[:, None, None] for r in (encoding.r1, encoding.r2))
-    return -r1 * (1 + r2 * distance.abs()[:, None]).log()
+    return -r1 * (1 + r2 * distance.double().abs()[:, None]).log()
 
 
 def kerple_power(encoding: Any, distance: Tensor, heads: int) -> Tensor:
     r1, r2 = _clamped(encoding.r1)[:, None, None], _clamped(encoding.r2, 2.0)[:, None, None]
-    size = distance.abs()[:, None]
+    size = distance.double().abs()[:, None]
     return -r1 * torch.where(size == 0, 0.0, size.clamp(min=1e-300) ** r2)
 
 
@@ -255,7 +255,7 @@ def attend(
         assert of_q is not None and of_k is not None
         scores = scores + of_q[..., :, None] - of_k[..., None, :]
     elif name in BIASES:
-        scores = scores + BIASES[name](encoding, distance.double(), q.shape[1])
+        scores = scores + BIASES[name](encoding, distance, q.shape[1])
     hidden = ~shown[:, None]
     scores = scores.masked_fill(hidden, -1e300)
     if sinks is not None:

@@ -1,5 +1,7 @@
 """Read numbers of a tensor only if this neither breaks a trace nor waits for a device."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,13 @@ def readable(t: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():  # type: ignore
         return False
     return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu"
+
+
+def for_training_too() -> AbstractContextManager:
+    """Return a context in which tensors are made that a later backward pass can save, also within
+    inference mode."""
+    inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if inside else nullcontext()
 
 
 def free_ends(t: Tensor) -> tuple[float, float] | None:

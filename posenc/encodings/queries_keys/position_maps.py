@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc.arguments import answered
 from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numbers.tracking import for_training_too
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.masks import Mask, sliding_window
@@ -44,13 +45,12 @@ class PositionMap(RoPE):
         prepared = super().prepare(positions, length)
         if isinstance(positions, range):  # mapped later, on the device of the first queries
             return prepared
-        positions = positions.clone()  # the caller may write to its own
-        parts = self.passes(positions, positions)
+        with for_training_too():
+            positions = positions.clone()  # the caller may write to its own
+            parts = self.passes(positions, positions)
         mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
         prepared._prepared = (Remembered(positions), parts)
-        prepared._ready += tuple(
-            (Remembered(p), *prepared.cos_sin(p)) for p in mapped if not same(p, positions)
-        )
+        prepared._ready += tuple(prepared.ready_at(p) for p in mapped if not same(p, positions))
         return prepared
 
     @answered
@@ -175,12 +175,17 @@ class SelfExtend(PositionMap):
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        def group(positions: Tensor) -> Tensor:
-            return torch.div(positions, self.group_size, rounding_mode="floor")
-
-        q_far, shift = group(q_positions), self.window - self.window / self.group_size
-        q_far = q_far + int(shift) if shift.is_integer() else q_far.double() + shift
-        return _near_and_far(q_positions, kv_positions, self.window, q_far, group(kv_positions))
+        q_group, kv_group = (
+            torch.div(positions, self.group_size, rounding_mode="floor")
+            for positions in (q_positions, kv_positions)
+        )
+        shift = self.window - self.window / self.group_size
+        if shift.is_integer():
+            q_group = q_group + int(shift)
+        else:
+            q_group, kv_group = from_origin(q_group, kv_group)
+            q_group = q_group + shift
+        return _near_and_far(q_positions, kv_positions, self.window, q_group, kv_group)
 
 
 def _near_and_far(

@@ -21,7 +21,7 @@ from posenc.encodings.queries_keys.rope_scaling import (
 )
 from posenc.encodings.queries_keys.rope_scaling.traced_length import cos_sin_at_length, recipe
 from posenc.encodings.queries_keys.rotation.base import Rotation
-from posenc.positions import Positions, Remembered
+from posenc.positions import Positions
 
 
 class RoPE(Rotation):
@@ -206,7 +206,7 @@ class RoPE(Rotation):
         else:
             stretched._rotate_by(self.frequencies(length), self.angles.axes)
         if isinstance(positions, Tensor):
-            stretched._ready = ((Remembered(positions), *stretched.cos_sin(positions)),)
+            stretched._ready = (stretched.ready_at(positions),)
         return stretched
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,12 @@ from torch import Tensor
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.tracking import for_training_too
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import Positions, Remembered, placed, same, tensor
+from posenc.positions import Places, Positions, Remembered, placed, same, tensor
 
 Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
@@ -66,8 +67,13 @@ class Rotation(QueryKeyEncoding):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.with_kept_tables()
         if isinstance(positions, Tensor):
-            prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
+            prepared._ready = (self.ready_at(positions),)
         return prepared
+
+    def ready_at(self, positions: Places) -> tuple[Remembered, Table, Table]:
+        """Return positions with their tables, for a prepared encoding."""
+        with for_training_too():
+            return Remembered(positions), *self.cos_sin(positions)
 
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
