@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -231,14 +231,19 @@ def _listed(parameters: Mapping[str, inspect.Parameter]) -> str:
     return ", ".join(shown) or "none"
 
 
-def check_count(
-    owner: str, name: str, value: Any, least: int | None = 1, most: int | None = None
-) -> None:
+LARGEST = 2**31
+"""Largest size that something is allocated for."""
+FARTHEST = 2**62
+"""Whole numbers below it can be added to positions in int64."""
+
+
+def check_count(owner: str, name: str, value: Any, least: int = 1, most: int = LARGEST) -> None:
     """Raise TypeError unless `value` is a whole number, ValueError unless it is within bounds."""
     check_number(owner, name, value, whole=True)
-    if (least is not None and value < least) or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{owner}: {name} must be {bounds}, got {value}.")
+    if value < least:
+        raise ValueError(f"{owner}: {name} must be at least {least}, got {value}.")
+    if value > most:
+        raise ValueError(f"{owner}: {name} must be at most {most}, got {value}.")
 
 
 def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> None:
@@ -246,8 +251,10 @@ def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> N
     and infinity. True and False are no numbers."""
     words = "a whole number" if whole else "a finite number"
     kind = type(value)
-    if kind is not int and (whole or kind is not float):  # NumPy's numbers are registered as these
-        if kind is bool or not isinstance(value, Integral if whole else Real):
+    if kind is not int and (whole or kind is not float):
+        # NumPy's numbers and sizes in a trace are numbers too.
+        fits = hasattr(value, "__index__") if whole else isinstance(value, Real)
+        if kind is bool or not fits:
             raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{owner}: {name} must be {words}, got {value}.")

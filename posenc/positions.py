@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import FARTHEST, answered, check_count
 
 __all__ = [
     "distances",
@@ -316,6 +316,7 @@ def positions_from_mask(
 
     Shapes: (batch, len) -> the same, int64. Padding gets start - 1, or 0 where that is negative.
     """
+    check_count("positions_from_mask", "start", start, 1 - FARTHEST, FARTHEST - 1)
     valid = valid.bool()
     counted = valid.long().cumsum(-1) + (start - 1)
     return counted.masked_fill(~valid, max(start - 1, 0))
@@ -394,12 +395,9 @@ def normalized_grid(
 
 
 def _check_grid(name: str, height: int, width: int, class_tokens: int) -> None:
-    sizes = {"height": (height, 1), "width": (width, 1), "class_tokens": (class_tokens, 0)}
-    for what, (size, least) in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"positions.{name}: {what} must be a whole number, got {size!r}.")
-        if size < least:
-            raise ValueError(f"positions.{name}: {what} must be at least {least}, got {size}.")
+    check_count(f"positions.{name}", "height", height)
+    check_count(f"positions.{name}", "width", width)
+    check_count(f"positions.{name}", "class_tokens", class_tokens, 0)
 
 
 def _after_class_tokens(count: int, cells: Tensor) -> Tensor:

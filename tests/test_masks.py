@@ -206,7 +206,7 @@ def test_an_order_is_not_taken_for_its_ranks():
     ranks = dense(masks.permutation(rank=order.argsort(), stream="query"), index)
     assert torch.equal(by_order, ranks)
     assert not torch.equal(by_order, dense(masks.permutation(rank=order, stream="query"), index))
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match="without a name"):
         masks.permutation(order, stream="query")  # type: ignore[misc]
 
 
@@ -219,9 +219,9 @@ def test_distances_of_small_integers_do_not_wrap(dtype):
 
 @pytest.mark.parametrize("wrong", [2.5, 3.0, None, "4"])
 def test_sizes_are_whole_numbers(wrong):
-    with pytest.raises(ValueError, match=f"whole number from 1 on, got {wrong!r}"):
+    with pytest.raises(TypeError, match=f"window_size must be a whole number, got {wrong!r}"):
         masks.sliding_window(wrong)
-    with pytest.raises(ValueError, match="whole number from 0 on, or a tensor"):
+    with pytest.raises(TypeError, match=f"length must be a whole number, got {wrong!r}"):
         masks.prefix(wrong)
 
 

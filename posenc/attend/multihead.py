@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import answered
+from posenc.arguments import answered, check_count, check_flag, check_share
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, named
@@ -65,10 +65,9 @@ class Attention(nn.Module):
             ("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
             ("head_dim", 1 if head_dim is None else head_dim),
         ):  # fmt: skip
-            if size < 1:
-                raise ValueError(f"Attention: {name} must be at least 1, got {size}.")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"Attention: dropout must be at least 0 and below 1, got {dropout}.")
+            check_count("Attention", name, size)
+        check_flag("Attention", "bias", bias)
+        check_share("Attention", "dropout", dropout)
         if (head_dim is None and embed_dim % num_heads) or num_heads % num_kv_heads:
             raise ValueError(
                 "Attention: num_heads must divide embed_dim and num_kv_heads divide num_heads, got "

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import FARTHEST, answered, check_count
 from posenc.masks.base import Mask, Read, Sight
 from posenc.positions import take
 
@@ -39,10 +39,7 @@ def sliding_window(window_size: int) -> Mask:
     `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
     do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: use w + 1.
     """
-    if not hasattr(window_size, "__index__") or window_size < 1:
-        raise ValueError(
-            f"sliding_window: window_size must be a whole number from 1 on, got {window_size!r}."
-        )
+    check_count("sliding_window", "window_size", window_size, most=FARTHEST)
     near = partial(_near, window_size)
     return Mask(near, window=window_size, exact=True, separates=False)
 
@@ -99,10 +96,7 @@ def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
     """
     if not isinstance(length, Tensor):
-        if not hasattr(length, "__index__") or length < 0:
-            raise ValueError(
-                f"prefix: length must be a whole number from 0 on, or a tensor, got {length!r}."
-            )
+        check_count("prefix", "length", length, 0, FARTHEST)
         return Mask(partial(_below, length), separates=False)
     if length.ndim != 1:
         raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
@@ -124,14 +118,15 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
     Source: Xiao et al. 2023, arXiv:2309.17453.
     """
+    check_count("attention_sinks", "num_sinks", num_sinks, 0, FARTHEST)
+    check_count("attention_sinks", "window_size", window_size, most=FARTHEST)
     return causal & (sliding_window(window_size) | prefix(num_sinks))
 
 
 @answered
 def chunked(chunk_size: int) -> Mask:
     """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
-    if chunk_size < 1:
-        raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
+    check_count("chunked", "chunk_size", chunk_size, most=FARTHEST)
     return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)
 
 

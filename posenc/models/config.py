@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from posenc.arguments import answered_class
+from posenc.arguments import (
+    answered_class,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    check_share,
+)
 from posenc.attend.multihead import Projections
 from posenc.encodings import ModelShape
 
@@ -73,18 +80,21 @@ class DecoderConfig:
     impl: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "num_kv_heads", "head_dim", "ffn_dim"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"DecoderConfig: {name} must be at least 1, got {size}.")
+        for name in ("vocab_size", "embed_dim", "num_layers", "num_heads"):
+            check_count("DecoderConfig", name, getattr(self, name))
+        for name in ("num_kv_heads", "head_dim", "ffn_dim"):
+            if getattr(self, name) is not None:
+                check_count("DecoderConfig", name, getattr(self, name))
+        for name in ("ffn_bias", "tie_embeddings", "attention_bias"):
+            check_flag("DecoderConfig", name, getattr(self, name))
+        if self.final_norm is not None:
+            check_flag("DecoderConfig", "final_norm", self.final_norm)
+        check_number("DecoderConfig", "norm_eps", self.norm_eps)
+        if self.norm_eps < 0:
+            raise ValueError(f"DecoderConfig: norm_eps must not be negative, got {self.norm_eps}.")
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(
-                    f"DecoderConfig: {name} must be one of {', '.join(get_args(choices))}, "
-                    f"got {getattr(self, name)!r}."
-                )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"DecoderConfig: dropout must be in [0, 1), got {self.dropout}.")
+            check_choice("DecoderConfig", name, getattr(self, name), get_args(choices))
+        check_share("DecoderConfig", "dropout", self.dropout)
         shape = self.shape()
         object.__setattr__(self, "num_kv_heads", shape.num_kv_heads)
         object.__setattr__(self, "head_dim", shape.head_dim)

@@ -1,6 +1,5 @@
 """Continue a prompt: greedily, by sampling, or by beam search."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +8,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.arguments import answered
+from posenc.arguments import answered, check_count, check_number
 from posenc.models.decoder import Decoder
 from posenc.models.encoder_decoder import Conditioned
 
@@ -51,17 +50,19 @@ def generate(
     >>> posenc.generate(model, torch.tensor([[5, 7, 9]]), max_new_tokens=4).shape
     torch.Size([1, 7])
     """
-    _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, length_penalty, valid)
+    _check(
+        tokens, max_new_tokens, temperature, top_k, top_p, num_beams, length_penalty, valid, length
+    )
     with evaluating(model):
         writer = _Writer(model, tokens, valid, length)
         vocab_size = writer.logits.shape[-1]
-        if stop_token is not None and not 0 <= stop_token < vocab_size:
-            raise ValueError(
-                f"generate: stop_token must be from 0 to {vocab_size - 1}, got {stop_token}."
-            )
+        if stop_token is not None:
+            check_count("generate", "stop_token", stop_token, 0, vocab_size - 1)
         if num_beams > 1:
             return _beam_search(writer, max_new_tokens, num_beams, length_penalty, stop_token)
-        return _sample(writer, max_new_tokens, temperature, top_k, top_p, stop_token, generator)
+        return _sample(
+            writer, max_new_tokens, float(temperature), top_k, top_p, stop_token, generator
+        )
 
 
 @contextmanager
@@ -198,7 +199,7 @@ def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor
 
 def _check(
     tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None,
-    num_beams: int, length_penalty: float, valid: Tensor | None,
+    num_beams: int, length_penalty: float, valid: Tensor | None, length: int | None,
 ) -> None:  # fmt: skip
     if not isinstance(tokens, Tensor) or not isinstance(valid, Tensor | None):
         wrong = ("tokens", tokens) if not isinstance(tokens, Tensor) else ("valid", valid)
@@ -213,16 +214,20 @@ def _check(
             f"generate: valid must have the shape of tokens {tuple(tokens.shape)} and end with "
             f"True in every row (padding goes on the left), got shape {tuple(valid.shape)}."
         )
-    for name, value, good in (
-        ("max_new_tokens", max_new_tokens, isinstance(max_new_tokens, int) and max_new_tokens >= 1),
-        ("num_beams", num_beams, isinstance(num_beams, int) and num_beams >= 1),
-        ("length_penalty", length_penalty, math.isfinite(length_penalty)),
-        ("temperature", temperature, temperature >= 0),
-        ("top_k", top_k, top_k is None or top_k >= 1),
-        ("top_p", top_p, top_p is None or 0 < top_p <= 1),
-    ):
-        if not good:
-            raise ValueError(f"generate: {name} is out of range, got {value}.")
+    check_count("generate", "max_new_tokens", max_new_tokens)
+    check_count("generate", "num_beams", num_beams)
+    check_number("generate", "length_penalty", length_penalty)
+    check_number("generate", "temperature", temperature)
+    if temperature < 0:
+        raise ValueError(f"generate: temperature must not be negative, got {temperature}.")
+    if top_k is not None:
+        check_count("generate", "top_k", top_k)
+    if top_p is not None:
+        check_number("generate", "top_p", top_p)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"generate: top_p must be above 0 and at most 1, got {top_p}.")
+    if length is not None:
+        check_count("generate", "length", length)
     if num_beams > 1 and temperature:
         raise ValueError("generate: beam search does not sample; leave temperature at 0.")
     if temperature == 0 and (top_k is not None or top_p is not None):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import answered
+from posenc.arguments import answered, check_count, check_share
 from posenc.attend.attention import attention, attention_weights
 from posenc.encodings import ModelShape, PositionEncoding, check_encoding, named
 from posenc.masks import Mask, causal, padding
@@ -46,6 +46,9 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "MultiheadAttention: add_bias_kv and add_zero_attn append a key that has no "
                 "position; leave them out."
             )
+        check_count("MultiheadAttention", "embed_dim", embed_dim)
+        check_count("MultiheadAttention", "num_heads", num_heads)
+        check_share("MultiheadAttention", "dropout", dropout)
         super().__init__(
             embed_dim,
             num_heads,

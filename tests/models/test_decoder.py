@@ -213,7 +213,7 @@ def test_config_says_what_does_not_fit():
         DecoderConfig(61, 32, 2, 4, norm="batch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"embed_dim=30 and num_heads=4"):
         DecoderConfig(61, 30, 2, 4)
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"dropout must be at least 0 and below 1, got 1\.0"):
         DecoderConfig(61, 32, 2, 4, dropout=1.0)
     with pytest.raises(ValueError, match=r"one per layer \(2\), got 3"):
         decoder("rope")(tokens(), caches=[posenc.KVCache()] * 3)

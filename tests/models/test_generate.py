@@ -155,7 +155,7 @@ def test_contradicting_options_are_refused():
         generate(model, ids, 1, top_k=3)
     with pytest.raises(ValueError, match="beam search does not sample"):
         generate(model, ids, 1, num_beams=2, temperature=1.0)
-    with pytest.raises(ValueError, match=r"top_p is out of range, got 1.5"):
+    with pytest.raises(ValueError, match=r"top_p must be above 0 and at most 1, got 1\.5"):
         generate(model, ids, 1, temperature=1.0, top_p=1.5)
     with pytest.raises(ValueError, match="padding goes on the left"):
         generate(model, ids, 1, valid=torch.zeros_like(ids))

@@ -2,21 +2,15 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from torch import nn
 
-from posenc.arguments import instead_of, misfit
+from posenc.arguments import FARTHEST, check_count, check_flag, check_number, instead_of, misfit
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "bool": (bool, "True or False"),
-    "int": (Integral, "a whole number"),
-    "float": (Real, "a finite number"),
-}
 _FROM_ONE = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
 _FROM_ONE += ("max_positions", "max_distance", "clamp_len", "extent", "num_profiles", "floor_scale")
 _POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor", "scale_base")
@@ -143,17 +137,22 @@ def _text(value: Any) -> str:
 def _check(owner: str, name: str, value: Any, annotation: Any, ours: bool) -> None:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))
-    if kind not in _KINDS or others not in ([], ["None"]) or (others and value is None):
+    if (
+        kind not in ("bool", "int", "float")
+        or others not in ([], ["None"])
+        or (others and value is None)
+    ):
         return
-    wanted, words = _KINDS[kind]
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
-    if kind == "float" and not math.isfinite(value):
-        raise ValueError(f"{owner}: {name} must be {words}, got {value}.")
+    if kind == "bool":
+        check_flag(owner, name, value)
+        return
+    check_number(owner, name, value, whole=kind == "int")
+    if not -FARTHEST < value < FARTHEST and kind == "int":
+        raise ValueError(f"{owner}: {name} must be below 2^62, got {value}.")
     if not ours:  # the names may mean something else
         return
-    if name in _FROM_ONE and value < 1:
-        raise ValueError(f"{owner}: {name} must be at least 1, got {value}.")
+    if name in _FROM_ONE:
+        check_count(owner, name, value)
     if name == "init_std" and value < 0:
         raise ValueError(f"{owner}: init_std must not be negative, got {value}.")
     if name in _POSITIVE and not value > 0:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from posenc.arguments import answered_class
+from posenc.arguments import answered_class, check_count, check_flag
 
 
 @answered_class
@@ -36,10 +36,8 @@ class ModelShape:
             size = getattr(self, name)
             if size is None and name in ("num_kv_heads", "head_dim"):
                 continue
-            if not isinstance(size, int):
-                raise TypeError(f"ModelShape: {name} must be a whole number, got {size!r}.")
-            if size < 1:
-                raise ValueError(f"ModelShape: {name} must be at least 1, got {size}.")
+            check_count("ModelShape", name, size)
+        check_flag("ModelShape", "causal", self.causal)
         if self.head_dim is None:
             if self.embed_dim % self.num_heads:
                 raise ValueError(

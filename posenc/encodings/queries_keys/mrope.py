@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import FARTHEST, answered, check_count
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Frequencies, Scaling
 
@@ -130,12 +130,26 @@ def mrope_positions(
             [0, 1, 2, 2, 3, 3, 4],
             [0, 1, 2, 3, 2, 3, 4]])
     """
+    owner = "mrope_positions"
+    check_count(owner, "start", start, 1 - FARTHEST, FARTHEST - 1)
+    if not isinstance(segments, Sequence) or isinstance(segments, str | bytes) or not segments:
+        raise TypeError(
+            f"{owner}: segments must be a list of lengths of texts and (time, height, width) of "
+            f"grids, got {segments!r}."
+        )
+    for segment in segments:
+        if isinstance(segment, tuple | list) and len(segment) != 3:
+            raise ValueError(
+                f"{owner}: a grid among segments must be (time, height, width), got {segment!r}."
+            )
+        for size in segment if isinstance(segment, tuple | list) else (segment,):
+            check_count(owner, "a size in segments", size, 0 if size is segment else 1)
     parts = []
     for segment in segments:
-        if isinstance(segment, int):
+        if not isinstance(segment, tuple | list):
             part = torch.arange(segment, device=device)[:, None].expand(-1, 3)
         else:
             part = torch.cartesian_prod(*(torch.arange(n, device=device) for n in segment))
         parts.append(part + start)
-        start += segment if isinstance(segment, int) else max(segment)
+        start += max(segment) if isinstance(segment, tuple | list) else segment
     return torch.cat(parts)

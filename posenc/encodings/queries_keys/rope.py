@@ -76,6 +76,10 @@ class RoPE(Rotation):
         if partial_rotary_factor is not None:
             if rotary_dim is not None:
                 raise ValueError(f"{name}: give rotary_dim or partial_rotary_factor, not both.")
+            if partial_rotary_factor > 1:
+                raise ValueError(
+                    f"{name}: partial_rotary_factor must be at most 1, got {partial_rotary_factor}."
+                )
             rotary_dim = partial_rotary_dim(head_dim, partial_rotary_factor)
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2:

@@ -172,7 +172,7 @@ def test_identities_between_scalings(dim: int, theta: float):
     interpolated = [float(f / 8) for f in plain]
     unchanged = [float(f) for f in plain]
     assert interpolated == of(rs.Linear(8))
-    assert interpolated == of(rs.NTKByParts(8, 4096, math.inf, math.inf))
+    assert interpolated == of(rs.NTKByParts(8, 4096, 1e300, 1e300))
     assert unchanged == of(rs.NTKByParts(8, 4096, 0, 0))
     assert unchanged == of(rs.YaRN(1, 4096))
     assert unchanged == of(rs.Proportional(1.0))
@@ -295,10 +295,10 @@ def test_longrope_with_equal_lists_is_cache_safe():
         (lambda: rs.YaRN(8, 64, attention_factor=1.0, mscale=2.0), "not both, got 1.0, 2.0"),
         (lambda: rs.YaRN(8, 64, attention_factor=-1.0), "positive number or None, got -1.0"),
         (lambda: rs.LongRoPE(8, 64, long_factor=(1.0, -2.0)), "positive numbers, got"),
-        (lambda: rs.YaRN("8", 64), "YaRN: factor must be a number, got '8'"),  # type: ignore
+        (lambda: rs.YaRN("8", 64), "YaRN: factor must be a finite number, got '8'"),  # type: ignore
         (lambda: rs.YaRN(8, 64, truncate="False"), "truncate must be True or False"),  # type: ignore
-        (lambda: rs.DynamicYaRN(True), "original_max_positions must be a number, got True"),
-        (lambda: rs.Proportional("half"), "p must be a number, got 'half'"),  # type: ignore
+        (lambda: rs.DynamicYaRN(True), "original_max_positions must be a finite number, got True"),
+        (lambda: rs.Proportional("half"), "p must be a finite number, got 'half'"),  # type: ignore
         (lambda: rs.Proportional(1.5), "fraction of pairs to rotate, 0 to 1, got 1.5"),
         (
             lambda: rope_frequencies(8, 1e4, rs.LongRoPE(8, 64, short_factor=(1.0,))),

@@ -52,8 +52,10 @@ class Scaling:
             if kind is bool:
                 require(self, truth, f"{name} must be True or False", repr(value))
             elif kind in (int, float) or (kind == float | None and value is not None):
-                number = isinstance(value, Real) and not truth
-                require(self, number, f"{name} must be a number", repr(value))
+                number = isinstance(value, Real) and not truth and abs(value) < math.inf
+                require(self, number, f"{name} must be a finite number", repr(value))
+                whole = kind is not int or (value == int(value) and abs(value) < 2**62)
+                require(self, whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
             if hasattr(self, name):
