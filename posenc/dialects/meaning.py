@@ -36,7 +36,7 @@ def naming(path: Path) -> Iterator[None]:
         if str(path) in str(error):
             raise
         kind = UnknownFamilyError if isinstance(error, UnknownFamilyError) else ValueError
-        raise kind(f"{path}: {error}") from error
+        raise kind(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from error
 
 
 @dataclass(frozen=True)

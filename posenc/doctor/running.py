@@ -9,6 +9,7 @@ from posenc.dialects.computed import RefusedError
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
+from posenc.dialects.model import BadConfigError
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
@@ -42,6 +43,8 @@ def run(options: Options) -> tuple[str, int]:
     """
     try:
         said, code = _run(options)
+    except BadConfigError as bad:
+        raise ValueError(f"{options.paths[0]}: {str(bad).removeprefix('config.json: ')}") from bad
     except UnknownFamilyError as unknown:
         where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
         if options.as_json:

@@ -158,7 +158,14 @@ def test_five_refusals_are_an_error(file):
 def test_fix_names_a_key_that_it_does_not_understand(file, tmp_path):
     for changes, words in (
         ({"rope_magic": 3}, "rope_magic means for llama"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "warp": 1}}, "rope_scaling.warp"),
+        (
+            {
+                "rope_parameters": None,
+                "rope_theta": 500000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0, "warp": 1},
+            },
+            "rope_scaling.warp",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             run(Options((file({**BROKEN, **changes}),), fix=True, out=tmp_path / "new"))

@@ -56,7 +56,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "not valid JSON": ("llama", lambda folder: (folder / "config.json").write_text("{")),
     "safetensors, found only pytorch_model.bin": ("llama", only_pickles),
     "safetensors, found none": ("llama", lambda folder: (folder / "model.safetensors").unlink()),
-    "model.safetensors cannot be read": ("llama", cut_weights),
+    "model.safetensors: damaged safetensors file": ("llama", cut_weights),
     "9 weights that config.json needs are missing": ("llama", config(num_hidden_layers=3)),
     "lm_head.weight is stored as (257, 32), and config.json needs (257, 16).": (
         "llama", config(hidden_size=16),

@@ -305,7 +305,6 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", GGUFS)
 def test_counts_of_gguf_are_bounded(home, name):
-    pytest.importorskip("gguf")
     path = home / "m.gguf"
     path.write_bytes(GGUFS[name])
     began = time.perf_counter()
@@ -316,7 +315,6 @@ def test_counts_of_gguf_are_bounded(home, name):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_sizes_of_heads_are_checked(home, name):
-    pytest.importorskip("gguf")
     path = home / "m.gguf"
     path.write_bytes(header({**SOUND, **FIELDS[name]}))
     with pytest.raises(ValueError, match="key_length"):
@@ -324,9 +322,8 @@ def test_sizes_of_heads_are_checked(home, name):
 
 
 def test_a_sparse_file_holds_no_more_values_than_a_tokenizer(home):
-    pytest.importorskip("gguf")
     path = home / "m.gguf"
-    path.write_bytes(header({**SOUND, "x": (ARRAY, struct.pack("<IQ", U32, 1 << 30))}))
+    path.write_bytes(header({**SOUND, "x": (ARRAY, struct.pack("<IQ", STRING, 1 << 30))}))
     os.truncate(path, 1 << 40)
-    with pytest.raises(ValueError, match="at most 4194304 expected"):
+    with pytest.raises(ValueError, match="more than 16777216 texts announced"):
         read_metadata(path)

@@ -11,6 +11,7 @@ from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
+from posenc.dialects.meaning import naming
 from posenc.dialects.model import flatten
 from posenc.report.files.opened import open_ordinary
 
@@ -79,4 +80,5 @@ def load(path: Path) -> Source:
     rotates = rotates or raw.get("position_embedding_type") in ("rotary", "rope")
     if isinstance(name, str) and name in WITHOUT_ROTATION and not rotates:
         raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
-    return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
+    with naming(path):
+        return Source(path, name_of_spelling(raw), as_transformers(raw), raw)

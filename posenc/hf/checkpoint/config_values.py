@@ -17,6 +17,16 @@ COUNTS = (
 POSITIVE = tuple(
     "rope_theta rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct".split()
 )
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        ("auto_map", "id2label", "label2id", "quantization_config"), (dict, "an object")
+    ),
+    **dict.fromkeys(("torch_dtype", "dtype", "hidden_act", "problem_type"), (str, "a name")),
+    **dict.fromkeys(("layer_types", "no_rope_layers"), (list, "a list")),
+    **dict.fromkeys(("num_labels",), (int, "a whole number")),
+    **dict.fromkeys(("rms_norm_eps", "initializer_range"), ((int, float), "a number")),
+}
+"""Keys at whose other values transformers stops with words about Python."""
 LARGEST = 2**31 - 1
 
 
@@ -39,6 +49,9 @@ def check_values(raw: dict[str, Any], path: Path) -> None:
             raise ValueError(
                 f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}."
             )
+        kind, expected = KINDS.get(key, (object, ""))
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
         if key in POSITIVE and value is not None and not is_positive(value):
             raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
     named = raw.get("architectures")

@@ -9,8 +9,10 @@ from typing import Any
 
 from posenc.dialects.files.inside import TOKENIZER_FILES, inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
+from posenc.report.files.opened import open_ordinary
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ELSEWHERE = ("transformers_weights", "configuration_files")
 
 
@@ -23,7 +25,15 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: not a folder.")
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
-    return read_json(inside(folder, "config.json", "the folder"))
+    path = inside(folder, "config.json", "the folder")
+    found = read_json(path)
+    with open_ordinary(path) as file:
+        if file.read(3) == BYTE_ORDER_MARK:
+            raise ValueError(
+                f"{path}: it begins with a byte order mark, at which transformers stops; save it "
+                "as UTF-8 without one."
+            )
+    return found
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:

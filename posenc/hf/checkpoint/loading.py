@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from posenc.dialects.files.safetensors_header import read_header
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.config_values import check_layers, check_values
 from posenc.hf.rope.check import check_rotary_keys
@@ -91,7 +92,10 @@ def load_checkpoint(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **STOCK)
     except Exception as error:  # its many classes may raise anything for unexpected values
-        raise ValueError(f"{folder / 'config.json'}: {one_line(error)}") from error
+        raise ValueError(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
+            f"({one_line(error)})."
+        ) from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
     if config.is_encoder_decoder and not encoder_decoder:
         raise ValueError(
@@ -122,7 +126,10 @@ def load_checkpoint(
             **STOCK,
         )
     except Exception as error:
-        raise ValueError(f"{folder}: no model can be built: {one_line(error)}") from error
+        raise ValueError(
+            f"{folder}: transformers {transformers.__version__} builds no model from it "
+            f"({one_line(error)})."
+        ) from error
     for name, stored, built in sorted(told["mismatched_keys"]):
         raise ValueError(
             f"{folder}: {name} is stored as {tuple(stored)}, and config.json needs {tuple(built)}."
@@ -213,17 +220,10 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:
     """Count the elements of each tensor in the files, by dtype and name."""
-    from safetensors import SafetensorError, safe_open
-
     found: dict[str, dict[str, int]] = {}
     for path in weights:
-        try:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():
-                    tensor = opened.get_slice(name)
-                    found.setdefault(tensor.get_dtype(), {})[name] = math.prod(tensor.get_shape())
-        except (SafetensorError, OSError) as error:  # cut off
-            raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
+        for name, tensor in read_header(path)[0].items():
+            found.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
     return found
 
 
