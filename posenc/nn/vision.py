@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,7 +172,7 @@ def attach_to_vit(
     for index, block in enumerate(blocks):
         own = whole.for_layer(index)
         attn = VisionAttention(block.attn, own, positions)
-        if own.claims.places or own.claims.num_axes > 1:
+        if type(own) is not PositionEncoding or own.claims.num_axes > 1:
             _check_places(model, own, positions)
         if own.claims.num_axes > 1 and positions is None:
             normalized = own.claims.coordinates == "normalized"
@@ -239,45 +240,49 @@ def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | No
             "which are left. Build it with patch_drop_rate=0, or set model.patch_drop to "
             "torch.nn.Identity()."
         )
-    patches = getattr(model, "patch_embed", None)
-    counted = hasattr(patches, "grid_size") and hasattr(model, "num_prefix_tokens")
-    any_size = counted and (
-        patches.grid_size is None or not getattr(patches, "strict_img_size", True)
-    )
+    patches: Any = getattr(model, "patch_embed", None)
+    has_grid = hasattr(patches, "grid_size") and hasattr(model, "num_prefix_tokens")
+    one_size = has_grid and patches.grid_size and getattr(patches, "strict_img_size", True)
     if positions is not None:
-        needed = None
-        if counted and not any_size:
-            needed = model.num_prefix_tokens + math.prod(patches.grid_size)
-        if needed not in (None, len(positions)):
-            raise ValueError(
-                f"attach_to_vit: {name} has {needed} tokens, {model.num_prefix_tokens} of them "
-                f"before the patches; got {len(positions)} positions."
-            )
-        if positions.ndim != 1 + (axes > 1) or (axes > 1 and positions.shape[-1] != axes):
-            wanted = f"(len, {axes})" if axes > 1 else "(len)"
-            raise ValueError(
-                f"attach_to_vit: positions for {kind} must have shape {wanted}, got "
-                f"{tuple(positions.shape)}."
-            )
-        return
-    if not counted:
+        _check_given(model, encoding, positions, patches.grid_size if one_size else None)
+    elif not has_grid:
         raise TypeError(
             f"attach_to_vit: {name} has no patch_embed with a grid_size and no num_prefix_tokens, "
             "as timm's VisionTransformer has, so the places of its tokens are unknown. Give "
             "positions=, if all its pictures have one size."
         )
-    if axes == 1:
-        return
-    if axes > 2:
+    elif axes > 2:
         raise ValueError(
             f"attach_to_vit: {kind} takes {axes} components, and a patch has a row and a column. "
             "Give positions=."
         )
-    if any_size:
+    elif axes == 2 and not one_size:
         raise ValueError(
             f"attach_to_vit: {name} takes pictures of any size, and its attention does not see the "
             "grid of patches. Build it with dynamic_img_size=False and call its set_input_size "
             "for another size."
+        )
+
+
+def _check_given(
+    model: Any, encoding: PositionEncoding, positions: Tensor, grid_size: Sequence[int] | None
+) -> None:
+    """Raise ValueError unless there is a position of the encoding's shape for each token; the
+    number of tokens is known if there is a grid_size."""
+    axes = encoding.claims.num_axes
+    wanted = f"(len, {axes})" if axes > 1 else "(len)"
+    if positions.ndim != 1 + (axes > 1) or (axes > 1 and positions.shape[-1] != axes):
+        raise ValueError(
+            f"attach_to_vit: positions for {type(encoding).__name__} must have shape {wanted}, got "
+            f"{tuple(positions.shape)}."
+        )
+    if grid_size is None:
+        return
+    needed = model.num_prefix_tokens + math.prod(grid_size)
+    if len(positions) != needed:
+        raise ValueError(
+            f"attach_to_vit: {type(model).__name__} has {needed} tokens, "
+            f"{model.num_prefix_tokens} of them before the patches; got {len(positions)} positions."
         )
 
 
