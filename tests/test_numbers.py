@@ -425,6 +425,7 @@ def test_other_code_computes_the_same(mark, said):
     if name == "best":
         assert re.split(", | and ", said) == [numbers.TITLES.get(each, each) for each in wanted]
         return
+    said = re.sub(r"\bt5(:\w+=\w+)?", "", said)  # a name, and no number
     found = re.findall(r"[+-]?\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", said))
     for number, value in zip(found, wanted, strict=True):
         digits = len(number.partition(".")[2])
