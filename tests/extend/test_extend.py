@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.extend.answer.as_json import to_json
 from posenc.extend.export.prover import Proof, _carried
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
@@ -114,6 +115,27 @@ def test_a_failed_proof_leaves_nothing(found, said, error, llama, tmp_path, monk
     with pytest.raises(RunFailed, match=rf"{said} off by .* \(.*--\w+ .*may pass") as failed:
         hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
     assert set(failed.value.outcome.measured) == {"none", "ntk", "window"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def _cache_dropped(kwargs):
+    return {k: v for k, v in kwargs.items() if not hasattr(v, "get_seq_length")}
+
+
+def _positions_from_0(kwargs):
+    tokens = kwargs["input_ids"]
+    return {**kwargs, "position_ids": torch.arange(tokens.shape[1])[None]}
+
+
+@pytest.mark.parametrize("change", [_cache_dropped, _positions_from_0])
+def test_transformers_that_decodes_otherwise_fails_the_proof(
+    change, llama, tmp_path, monkeypatch
+):
+    owner = transformers.models.llama.modeling_llama.LlamaModel
+    theirs = owner.forward
+    monkeypatch.setattr(owner, "forward", lambda self, **kwargs: theirs(self, **change(kwargs)))
+    with pytest.raises(RunFailed, match="decoding with the cache is off by"):
+        hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -342,6 +364,10 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     base = outcome.measured["none"][1]
     assert math.isnan(base.long(LENGTH))  # the table has no rows there
     assert math.isfinite(outcome.measured[method][1].long(LENGTH))
+    found = json.loads(json.dumps(to_json(outcome), allow_nan=False))  # JSON has no NaN
+    beyond = [e for e in found["measured"]["none"]["by_position"] if e["from"] >= LENGTH]
+    assert beyond and all(e["mean"] is None for e in beyond)
+    assert all(e["mean"] is not None for e in found["measured"][method]["by_position"])
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from posenc.extend.measure.intervals import Estimate
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Return all that was measured, recommended and written. Losses are in nats per token, null if
-    they could not be measured."""
+    """Return all that was measured, recommended and written. Losses are in nats per token. A number
+    that could not be measured is null: of a learned table, all beyond its last row."""
     short = outcome.short_text()
     measured = {}
     for name, evaluation in outcome.evaluations().items():
@@ -24,7 +24,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             **_evaluation(evaluation, outcome),
             "short_text_rise": _estimate(short[name]) if name in short else None,
         }
-    return {
+    found = {
         "folder": str(outcome.checkpoint.folder),
         "trained_length": outcome.checkpoint.trained_length,
         "target_length": outcome.target,
@@ -36,6 +36,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "config_changes": outcome.config_diff,
         "proof": outcome.proof and dataclasses.asdict(outcome.proof),
     }
+    return _finite(found)
 
 
 def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
@@ -75,7 +76,13 @@ def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
 
 
 def _estimate(e: Estimate) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in dataclasses.asdict(e).items()
-    }
+    return dataclasses.asdict(e)
+
+
+def _finite(found: Any) -> Any:
+    """Replace numbers that are not finite by None: JSON has neither NaN nor infinity."""
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found

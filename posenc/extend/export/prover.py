@@ -45,11 +45,14 @@ class Proof:
     """The value of the largest logit's last bit in half precision; 0 in float32."""
     carried: float = 0.0
     """How far logits move at these positions if frequencies are off by FREQUENCY_ERROR."""
+    largest: float = 1.0
+    """The largest logit: where all are small, a small difference is another computation."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
         """Return in words which checks failed and what would pass; empty if the export is
         proved."""
-        decoding = max(1e-3, STEPS_APART * self.rounding) if cache_safe else math.inf
+        exact_steps = max(1e-3 * min(1.0, self.largest), STEPS_APART * self.rounding)
+        decoding = exact_steps if cache_safe else math.inf
         logits = max(1e-5, self.rounding, self.carried)
         method, exact = "another --method may pass", "--precision float32 may pass"
         checks = [
@@ -104,8 +107,9 @@ class Prover:
             last = complained.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")
         eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
-        rounding = eps * float(expected["logits"].abs().max())
-        return Proof(**json.loads(said.splitlines()[-1]), rounding=rounding)
+        largest = float(expected["logits"].abs().max())
+        found = json.loads(said.splitlines()[-1])
+        return Proof(**found, rounding=eps * largest, largest=largest)
 
     def __enter__(self) -> "Prover":
         return self

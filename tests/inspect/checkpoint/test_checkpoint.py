@@ -52,6 +52,7 @@ def sheets(folders):
 @pytest.mark.parametrize("family", KINDS)
 def test_structure_and_positions_of_each_family(sheets, folders, family):
     sheet = sheets[family]
+    assert json.loads(json.dumps(sheet.to_json(), allow_nan=False))  # JSON has no NaN
     model = load_checkpoint(folders[family], encoder_decoder=True).model
     assert sheet.structure.parameters == model.num_parameters()
     assert sheet.structure.layers == 2 and sheet.structure.parts["other"] == 0
