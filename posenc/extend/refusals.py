@@ -116,11 +116,11 @@ def check_request(
     if (in_words := set(check_tasks(options.task)) - {PASSKEY}) and not words:
         raise ValueError(f"--task {', '.join(sorted(in_words))}: --ids leaves no words to write.")
     rotary, table = checkpoint.rotary, tables.find_table(checkpoint.model)
-    inner = checkpoint.config.get_text_config()
-    if not rotary and table is None and inner is not checkpoint.config:
+    whole, text = checkpoint.model.config, checkpoint.config
+    if text is not whole:
         raise ValueError(
-            f"{checkpoint.folder}: a {checkpoint.config.model_type} model reads more than text; "
-            f"save its language model ({inner.model_type}) by itself and extend that."
+            f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
+            f"save its language model ({text.model_type}) by itself and extend that."
         )
     if not rotary and table is None:
         raise ValueError(

@@ -128,9 +128,7 @@ def _positions_from_0(kwargs):
 
 
 @pytest.mark.parametrize("change", [_cache_dropped, _positions_from_0])
-def test_transformers_that_decodes_otherwise_fails_the_proof(
-    change, llama, tmp_path, monkeypatch
-):
+def test_transformers_that_decodes_otherwise_fails_the_proof(change, llama, tmp_path, monkeypatch):
     owner = transformers.models.llama.modeling_llama.LlamaModel
     theirs = owner.forward
     monkeypatch.setattr(owner, "forward", lambda self, **kwargs: theirs(self, **change(kwargs)))

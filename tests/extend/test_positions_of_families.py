@@ -274,3 +274,77 @@ def test_a_share_that_attention_reads_too_is_written_as_lists(tmp_path):
                         options=QUICK)  # fmt: skip
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
+
+
+VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16,
+          "out_hidden_size": 32, "patch_size": 4}  # fmt: skip
+QWEN = COMMON | {
+    "head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 2,
+    "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                        "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}  # fmt: skip
+
+
+def with_images(family, folder, **text):
+    """A model of text and images of this family, as its publisher saves it."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        family, text_config=QWEN | text, vision_config=VISION
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_the_text_of_a_model_with_images_is_extended_and_the_images_stay(family, tmp_path):
+    before = with_images(family, tmp_path / "before")
+    raw = json.loads((tmp_path / "before" / "config.json").read_text())
+    outcome = hf.extend(
+        tmp_path / "before", TARGET, DOCUMENTS, as_ids=True, method="yarn", out=tmp_path / "after",
+        options=QUICK,
+    )  # fmt: skip
+    assert outcome.proof is not None
+    new = json.loads((tmp_path / "after" / "config.json").read_text())
+    assert {k: v for k, v in new.items() if k != "text_config"} == {
+        k: v for k, v in raw.items() if k != "text_config"
+    }
+    keys = new["text_config"]["rope_parameters"]
+    assert (keys["rope_type"], keys["factor"]) == ("yarn", TARGET / LENGTH)
+    assert keys["mrope_section"] == [2, 1, 1] and keys["mrope_interleaved"]
+    assert new["text_config"]["max_position_embeddings"] == TARGET
+    assert any(line.startswith("  text_config.rope_parameters: ") for line in outcome.config_diff)
+    tokens = torch.arange(5, 105)[None]
+    kinds = transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM
+    both, text = (kind.from_pretrained(tmp_path / "after").eval() for kind in kinds)
+    with torch.no_grad():
+        logits = [model(tokens).logits for model in (both, text, before)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=1e-6)
+    assert (logits[0] - logits[2]).abs().max() > 1e-3
+    assert both.model.visual.state_dict().keys() == before.model.visual.state_dict().keys()
+
+
+def test_rotary_keys_of_a_nested_text_are_checked_too(tmp_path):
+    with_images("qwen3_5", tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    raw = json.loads(path.read_text())
+    raw["text_config"]["rope_parameters"]["rope_theta"] = -1
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="rope_theta must be a positive number, got -1"):
+        load_checkpoint(tmp_path / "m")
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_a_model_that_is_built_with_its_images_is_inspected_and_not_extended(family, tmp_path):
+    text = COMMON | {"head_dim": 8, "sliding_window": 16, "num_hidden_layers": 6}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 16, "image_size": 8, "patch_size": 4}  # fmt: skip
+    config = transformers.AutoConfig.for_model(family, text_config=text, vision_config=sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    sheet = measure_checkpoint(Request(tmp_path, " ".join(map(str, range(5, 25))), as_ids=True))
+    assert all(isinstance(kind, Rotation) for kind in sheet.positions)
+    assert sheet.structure.layers == 6
+    with pytest.raises(ValueError, match=f"{family}_text\\) by itself and extend that"):
+        hf.extend(tmp_path, TARGET, DOCUMENTS, as_ids=True, options=QUICK)

@@ -8,9 +8,14 @@ LONGEST = 160
 
 
 def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return one line per key that is new (+), gone (-) or changed (old -> new)."""
+    """Return one line per key that is new (+), gone (-) or changed (old -> new), with its path in
+    text_config."""
     lines = []
     for key in sorted(before.keys() | after.keys()):
+        inner = before.get(key), after.get(key)
+        if key == "text_config" and isinstance(inner[0], dict) and isinstance(inner[1], dict):
+            lines += [f"{line[:2]}{key}.{line[2:]}" for line in config_changes(*inner)]
+            continue
         old, new = _short(before.get(key)), _short(after.get(key))
         if key not in after:
             lines.append(f"- {key}: {old}")

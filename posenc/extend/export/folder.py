@@ -4,7 +4,7 @@ process."""
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +102,26 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
     model.config.save_pretrained(folder)
 
 
+def _text_of_more(checkpoint: Checkpoint, *, changed: bool) -> bool:
+    """Return True if the folder's weights are those of a model that reads more than the text of the
+    model in memory (Qwen3.5). Weights that were tuned are written without the rest."""
+    return isinstance(checkpoint.raw_config.get("text_config"), dict) and not changed
+
+
 def _described(
     checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
 ) -> tuple[dict[str, Any], str]:
     """Return config.json and SERVE.md of a folder that transformers 5 has written."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
-    saved |= {k: v for k, v in checkpoint.raw_config.items() if k in DTYPE_KEYS}
+    raw, nested = checkpoint.raw_config, _text_of_more(checkpoint, changed=plan.changed)
+    described = raw["text_config"] if nested else raw
+    saved |= {k: v for k, v in described.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)
+    if nested:
+        # Its images keep their weights, so they keep their config.
+        outer = ("architectures", "transformers_version")
+        text = {k: v for k, v in recipe.config.items() if k not in outer}
+        recipe = replace(recipe, config={**raw, "text_config": text})
     if meaning is None:
         kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         sentences = (checkpoint.folder / MODULES).is_file()
@@ -124,7 +137,7 @@ def _described(
         meaning=meaning,
         saved=saved,
         source=None if plan.changed else checkpoint.folder,
-        before=None if plan.changed else checkpoint.raw_config,
+        before=None if plan.changed else raw,
     )
     if plan.extra:
         return {**recipe.config, **plan.extra}, mapped_page(export, plan.extra)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.hf.capabilities import continued
+from posenc.hf.checkpoint.loading import text_config_of
 
 LOGITS_BUDGET = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
@@ -77,7 +78,7 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
-    piece = max(128, LOGITS_BUDGET // (batch * model.config.vocab_size))
+    piece = max(128, LOGITS_BUDGET // (batch * text_config_of(model.config).vocab_size))
     if whole or length <= piece:
         return _nats(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache: dict[str, Any] = {"use_cache": True}

@@ -47,7 +47,8 @@ class Checkpoint:
 
     @property
     def config(self) -> Any:
-        return self.model.config
+        """Return the config of the language model."""
+        return text_config_of(self.model.config)
 
     @property
     def trained_length(self) -> int:
@@ -113,7 +114,7 @@ def load_checkpoint(
             f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
             "model."
         )
-    settings, longest = _positions(config, folder)
+    settings, longest = _positions(text_config_of(config), folder)
     mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
         model, told = auto.from_pretrained(
@@ -163,10 +164,14 @@ def checked(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
     """Return the config, and the elements of each tensor by dtype and name. Raise ValueError,
     before a model is built, for a folder that is not safe or that no model can have."""
     raw, path = files.read_config(folder), folder / "config.json"
-    check_values(raw, path)
-    check_rotary_keys(raw, path)
+    inner = raw.get("text_config")
+    parts = [raw, inner] if isinstance(inner, dict) else [raw]
+    for part in parts:
+        check_values(part, path)
+        check_rotary_keys(part, path)
     tensors = _tensors_of(files.weight_files(folder))
-    check_layers(raw, sum(map(len, tensors.values())), path)
+    for part in parts:
+        check_layers(part, sum(map(len, tensors.values())), path)
     files.refuse_code(folder, raw, quiet_transformers().CONFIG_MAPPING)
     return raw, tensors
 
@@ -201,6 +206,13 @@ def quiet_transformers() -> Any:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     return transformers
+
+
+def text_config_of(config: Any) -> Any:
+    """Return the part of a config that describes the language model; the config if it has no
+    parts."""
+    inner = getattr(config, "text_config", None)
+    return config if inner is None else inner
 
 
 def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:

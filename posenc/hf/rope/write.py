@@ -9,6 +9,9 @@ from posenc.hf.rope.settings import RopeSetting, head_size
 
 FEW_WORDS = ("phi3", "phi4_multimodal")
 """Families whose config accepts only the rope types "default" and "longrope"."""
+SECTIONS = ("mrope_section", "mrope_interleaved")
+"""Keys that assign pairs to the components of positions in images; extending leaves them as they
+are."""
 STANDSTILL = 1e30
 """Divisor of a frequency after which float32 shows no rotation at any position."""
 
@@ -22,7 +25,8 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
         own = said[s.layer_type] if s.layer_type else said
         cut = own["rope_type"] == "proportional"
         head_dim = head_size(config, s.layer_type)
-        written[s.layer_type] = rope_parameters(s, head_dim, few_words, cut=cut)
+        sections = {key: own[key] for key in SECTIONS if key in own}
+        written[s.layer_type] = {**rope_parameters(s, head_dim, few_words, cut=cut), **sections}
     if None in written and "partial_rotary_factor" in config.rope_parameters:
         # Phi-3 needs the key even if all channels are rotated.
         share = settings[0].rotary_dim / head_size(config)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf import tables
-from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
 from posenc.hf.rope.settings import RopeSetting, head_size
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
@@ -129,7 +129,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
             found.append(_table(name, module, model))
         if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
             found += _t5(name, module)
-    config = model.config
+    config = text_config_of(model.config)
     if config.model_type in FIXED_ROTATIONS:
         rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
         longest = config.max_position_embeddings  # its config does not describe the rotation
@@ -150,7 +150,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
 
 
 def _rotation(setting: RopeSetting, model: Any) -> Rotation:
-    config = model.config
+    config = text_config_of(model.config)
     longest = config.max_position_embeddings
     plain = replace(setting, scaling=None)
     return Rotation(
@@ -228,7 +228,7 @@ def alibi_by_distance(model: Any, length: int) -> Tensor | None:
             "Falcon with ALiBi: transformers adds its bias twice if it returns attention, so a "
             "figure would not show what the model does."
         )
-    heads = model.config.num_attention_heads
+    heads = text_config_of(model.config).num_attention_heads
     for module in model.modules():
         if hasattr(module, "build_alibi_tensor"):
             row = module.build_alibi_tensor(torch.ones(1, length), heads, torch.float32)

@@ -84,7 +84,7 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     checkpoint = load_checkpoint(request.folder, encoder_decoder=True, attention="eager")
     model = checkpoint.model
     text, words, reason = _text(request, checkpoint)
-    vocabulary = model.config.vocab_size
+    vocabulary = checkpoint.config.vocab_size
     sentence = tokenize_sentence(
         request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
     )

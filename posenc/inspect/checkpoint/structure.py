@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from posenc.hf.checkpoint.loading import text_config_of
+
 PARTS = ("embeddings", "positions", "attention", "feed-forward", "norms", "head", "other")
 
 _POSITIONS = tuple(
@@ -41,7 +43,7 @@ class Structure:
 def measure_structure(model: Any) -> Structure:
     """Read the structure of a loaded transformers model. Raises: ValueError where it has no
     heads."""
-    config = model.config
+    config = text_config_of(model.config)
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
     heads, width = config.num_attention_heads, config.hidden_size
