@@ -114,14 +114,14 @@ def _attach(
     setattr(model, ATTACHMENT, attachment)
     try:
         stacks = _reach(model, attachment, example)
-        encodings = _one_for_each(model, stacks, encoding, decoder)
+        encodings = _one_for_each(model, stacks, encoding, decoder, example)
         if own == "replace":
             for stack in stacks:
                 attachment.handles += own_positions.hide(stack.module, model)
             if alone:
                 own_positions.refuse_rest(model, stacks, example)
         for stack, each in zip(stacks, encodings, strict=True):
-            _put(attachment, stack, each, "input_ids" in example)
+            _put(attachment, stack, each, _reads_tokens(stacks, stack, example))
         with trial():
             run(model, example)
         if check:
@@ -227,6 +227,7 @@ def _one_for_each(
     stacks: Sequence[Stack],
     encoding: PositionEncoding | str | None,
     decoder: PositionEncoding | str | None,
+    example: dict[str, Any],
 ) -> list[PositionEncoding]:
     if (decoder is not None) != (len(stacks) == 2):
         wanted = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
@@ -243,6 +244,8 @@ def _one_for_each(
                 f"attach: {type(each).__name__} works in causal attention only, and "
                 f"{type(stack.module).__name__} looks at the future too."
             )
+        if not _reads_tokens(stacks, stack, example):
+            _refuse_without_tokens(each, stack.module)
         if each.claims.num_axes == 1 and any(hasattr(m, "get_rope_index") for m in model.modules()):
             raise ValueError(
                 f"attach: {type(model).__name__} gives its text positions of three components, and "
@@ -251,6 +254,31 @@ def _one_for_each(
             )
         found.append(one_per_model(each, len(stack.attentions)))
     return found
+
+
+def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]) -> bool:
+    """Return True if the stack reads tokens, which have positions, and no images or sound."""
+    names = {"input_ids", "inputs_embeds"}
+    if len(stacks) == 2 and stack is stacks[-1]:
+        names = {"decoder_input_ids", "decoder_inputs_embeds"}
+    return bool(names & set(example))
+
+
+def _refuse_without_tokens(encoding: PositionEncoding, stack: nn.Module) -> None:
+    """Raise ValueError if the encoding needs the positions of tokens, and the stack has none."""
+    name, reader = type(encoding).__name__, type(stack).__name__
+    if 1 in encoding.claims.places:
+        raise ValueError(
+            f"attach: {name} adds positions to the embeddings of tokens, and {reader} reads images "
+            "or sound. Attach an encoding of queries and keys, of scores or of values: posenc list "
+            "names their places."
+        )
+    if encoding.claims.num_axes > 1:
+        raise ValueError(
+            f"attach: {name} takes positions of {encoding.claims.num_axes} components, and "
+            f"{reader} gives its patches none. posenc.nn.attach_to_vit gives timm's Vision "
+            "Transformers coordinates."
+        )
 
 
 def _put(

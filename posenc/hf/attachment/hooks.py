@@ -56,8 +56,7 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
-        assert positions is not None
-        embeds = prepared.embed(embeds, tensor(positions, embeds.device))
+        embeds = _embed(forward, embeds)
         kwargs = {**kwargs, "inputs_embeds": embeds}
     return args, kwargs
 
@@ -77,8 +76,18 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
             "posenc: the token embeddings were called outside of the model's forward, where "
             "positions are unknown."
         )
-    assert forward.positions is not None
-    return forward.encoding.embed(out, tensor(forward.positions, out.device))
+    return _embed(forward, out)
+
+
+def _embed(forward: Forward, embeddings: Tensor) -> Tensor:
+    """Add the encoding to embeddings. Raise ValueError if they are not those of tokens."""
+    if forward.positions is None:
+        encoding, stack = type(forward.encoding).__name__, type(forward.stack).__name__
+        raise ValueError(
+            f"posenc: {encoding} adds positions to the embeddings of tokens, and this forward of "
+            f"{stack} got neither input_ids nor inputs_embeds."
+        )
+    return forward.encoding.embed(embeddings, tensor(forward.positions, embeddings.device))
 
 
 def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -88,7 +97,11 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     masks = [v for v in everything if isinstance(v, LazyMask) and v.forward is not None]
     forward = masks[0].forward if masks else FORWARD.get()
     x = kwargs.get("hidden_states", args[0] if args else None)
-    assert isinstance(x, Tensor)
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"posenc: {type(module).__name__} got no hidden_states, the tensor that it attends to: "
+            "this model passes them in a way that attach does not know."
+        )
     if forward is None:
         if layer.has_positions:
             raise ValueError(

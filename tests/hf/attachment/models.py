@@ -35,6 +35,13 @@ _BOTH = {
     "decoder_ffn_dim": 64, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0, "decoder_start_token_id": 2,
 }  # fmt: skip
+_LATENT = COMMON | {
+    "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    "kv_lora_rank": 16, "q_lora_rank": 16, "n_routed_experts": 2, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("AutoModelForCausalLM", _LATENT))
+"""Families that compute keys and values from one latent, which some releases cache."""
 TWO_STACKS = dict.fromkeys(("bart", "marian"), ("AutoModelForSeq2SeqLM", _BOTH))
 """Families with an encoder, a decoder, and a table in each that numbers its tokens itself."""
 
@@ -45,7 +52,7 @@ def build(family: str, **overrides: Any) -> Any:
     auto = "AutoModelForMaskedLM" if family == "modernbert" else "AutoModelForCausalLM"
     sizes = ROTARY.get(family, {})
     if family not in ROTARY:
-        auto, sizes = (TABLES | TWO_STACKS).get(family) or OTHERS[family]
+        auto, sizes = (TABLES | TWO_STACKS | LATENT).get(family) or OTHERS[family]
     config = transformers.AutoConfig.for_model(family, **{**sizes, **overrides})
     model = getattr(transformers, auto).from_config(config).eval()
     for name, parameter in model.named_parameters():

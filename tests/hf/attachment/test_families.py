@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import posenc
+from posenc.encodings.registry import known
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.capabilities import continued
 from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
@@ -123,6 +124,37 @@ def test_a_vision_transformer_keeps_its_table_and_gets_an_encoding():
     detach(model)
     attach(model, posenc.create("alibi", shape_of(model)), own="keep")
     assert (model(pixels).last_hidden_state - stock).abs().max() > 1e-4
+
+
+def eyes():
+    """Three stock models that read images."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "intermediate_size": 32, "image_size": 16, "patch_size": 4}  # fmt: skip
+    kinds = "ViT", "CLIPVision", "Dinov2"
+    for kind in kinds:
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        yield getattr(transformers, f"{kind}Model")(config).eval()
+
+
+def test_a_model_of_images_takes_or_refuses_every_encoding_in_words():
+    taken = set()
+    for model in eyes():
+        for name in known.names():
+            try:
+                attach(model, name, own="keep")
+            except ValueError as error:
+                said = f"{name} on {type(model).__name__}: {error}"
+                claims = posenc.create(name, shape_of(model)).claims
+                if 1 in claims.places:
+                    assert "adds positions to the embeddings of tokens" in said, said
+                elif claims.num_axes > 1:
+                    assert "gives its patches none. posenc.nn.attach_to_vit" in said, said
+                else:
+                    assert claims.causal_only, said
+                continue
+            taken.add(name)
+            detach(model)
+    assert {"rope", "alibi", "t5", "rove"} <= taken
 
 
 @torch.no_grad()

@@ -27,7 +27,9 @@ def with_encoding(family: str, name: str):
 
 def pairs():
     return [("llama", name) for name in ENCODINGS] + [
-        (family, name) for family in FAMILIES[1:] for name in ("rope", "fox", "fire")
+        (family, name)
+        for family in (*FAMILIES[1:], "deepseek_v2", "deepseek_v3")
+        for name in ("rope", "fox", "fire")
     ]
 
 
@@ -93,8 +95,9 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["rope", "fox", "learned"])
-def test_beams_and_static_caches_generate_what_no_cache_does(name):
-    model = with_encoding("llama", name)
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_beams_and_static_caches_generate_what_no_cache_does(family, name):
+    model = with_encoding(family, name)
     options = {"attention_mask": MASK, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(
         model.generate(TOKENS, num_beams=3, **options),
