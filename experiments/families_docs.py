@@ -20,7 +20,7 @@ HEAD = """# Every family of transformers, tried
 For each family of causal and masked language models in transformers {version} we built a tiny
 random model and ran `posenc inspect --swap`, `posenc extend` with every method, and every export.
 Of {count} families {worked} are extended, and {refused} are refused with a reason before anything
-is measured. {crashes}. Our script builds no tiny model of {unbuilt} more, which were not tried: {names}.
+is measured. {crashes}. Not tried, as our script builds no tiny model: {unbuilt} more, {names}.
 
 `python experiments/families.py ALL.csv` and `python experiments/families_docs.py ALL.csv
 results/extend/families.csv docs/families.md` write this page; it takes a quarter of an hour.
