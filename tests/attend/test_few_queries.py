@@ -5,11 +5,13 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.attend import choose
 from posenc.attend.attention import explain
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
-from posenc.attend.ways import flash
+from posenc.attend.ways import blocks, flash
 from posenc.encodings.terms.tokens import Tokens
+from tests.attend import test_flex
 from tests.attending import attend
 
 HEADS, WIDTH, LENGTH = 4, 8, 300
@@ -191,10 +193,16 @@ HIDDEN = (
 """The last query of the first of the batch sees nothing; those before it do."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("kernel", ["CPU's", "any device's"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["alibi", "t5", "fire", "fox"])
 @torch.no_grad()
-def test_a_row_of_bias_serves_grouped_heads_half_types_and_rows_that_see_nothing(name, dtype):
+def test_a_row_of_bias_serves_grouped_heads_half_types_and_rows_that_see_nothing(
+    name, dtype, kernel, monkeypatch
+):
     """Handed over as a mask, against the scores written out in float64."""
     encoding, q, k, v, state = whole(name)
     k, v = k[:, ::2], v[:, ::2]
@@ -206,8 +214,64 @@ def test_a_row_of_bias_serves_grouped_heads_half_types_and_rows_that_see_nothing
     )
     few = [t.to(dtype) for t in (q[:, :, -3:], k, v)]
     assert "few queries" in explain(*few, encoding, **rows).reason
-    got = posenc.attention(*few, encoding, **rows)
+    got = by_rows_anywhere(*few, encoding, monkeypatch, **rows)
+    if kernel == "CPU's":
+        got = posenc.attention(*few, encoding, **rows)
     assert isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     assert not got[0, :, 2].any() and got[0, :, :2].any() and got[1, :, 2].any()
     bound = 4 * torch.finfo(dtype).eps * v.abs().max().item()
     torch.testing.assert_close(got.double(), want, rtol=0, atol=bound)
+
+
+def by_rows_anywhere(q, k, v, encoding, monkeypatch, **options):
+    """Attend to a few queries as on a GPU, where torch's kernel reads a bias in the dtype of q."""
+    (built,) = problems_of(q, k, v, encoding, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(flash, "runs_on", lambda device: False)
+        return blocks.masked(built.ready(built.q_len), 0, built.q_len)[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["large", "far", "hidden by the bias", "wide values"])
+@torch.no_grad()
+def test_a_row_of_bias_in_few_bits_is_as_exact_as_the_dtype(case, dtype, monkeypatch):
+    """Of 256 channels Sandwich adds 128 at distance 0. At distance 10**7 ALiBi's is beyond the
+    numbers of float16, for all keys."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, h, n, 16).to(dtype) for h, n in ((4, 2), (2, 300), (2, 300)))
+    where = {"q_positions": range(298, 300), "kv_positions": range(300), "mask": masks.causal}
+    encoding = posenc.ALiBi(4)
+    if case == "large":
+        encoding = posenc.Sandwich(4, dim=256)
+    if case == "far":
+        where["q_positions"] = range(10**7, 10**7 + 2)
+    if case == "hidden by the bias":
+        encoding, where["q_positions"] = Hiding(), range(20, 22)
+    if case == "wide values":
+        v = torch.randn(2, 2, 300, 24).to(dtype)
+    want = posenc.attention(q.double(), k.double(), v.double(), encoding, impl="reference", **where)
+    got = by_rows_anywhere(q, k, v, encoding, monkeypatch, **where)
+    # twice the rounding of the weights and of the output
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+class Hiding(posenc.DistanceBias):
+    """A bias that hides all keys of position 20's query, and one key of that of 21."""
+
+    claims = posenc.Claims(places=(3,), source="a test")
+
+    def bias(self, distance):
+        shown = (distance == 21) | (distance == 3)
+        return (-distance.double()).masked_fill(~shown, -torch.inf)[None].expand(4, -1, -1)
+
+
+def test_a_gpu_runs_a_few_queries_with_a_row_of_bias():
+    for name, form in (("alibi", "row"), ("t5", "row"), ("deberta", "row"), ("cope", "")):
+        built = test_flex.on_cuda(test_flex.problem(name, masks.causal, q_len=1, kv_len=2000))
+        assert choose.sdpa_form(built)[0] == form
+        assert (choose.choose(built).form == "row") == (form == "row")
+    for options in ({"grad": True}, {"q_len": choose.FEW + 1}, {"return_lse": True}):
+        built = test_flex.problem("t5", masks.causal, **{"q_len": 1, "kv_len": 2000} | options)
+        assert choose.sdpa_form(test_flex.on_cuda(built))[0] == ""
+    none = test_flex.on_cuda(test_flex.problem("t5", masks.causal, q_len=1, kv_len=0, q_at=0))
+    assert choose.sdpa_form(none)[0] == "", "a softmax over nothing"

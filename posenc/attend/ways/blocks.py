@@ -45,12 +45,15 @@ def block_rows(problem: Problem) -> int:
 
 
 def masks(problem: Problem) -> bool:
-    """Return True if torch's kernel can run the blocks with the term as its mask: the term only
-    adds a bias, and no gradients are needed."""
+    """Return True if torch's kernel for the CPU can run the blocks with the term as its mask."""
+    return only_adds(problem) and flash.runs_on(problem.q.device)
+
+
+def only_adds(problem: Problem) -> bool:
+    """Return True if the term only adds a bias, and no gradients are needed."""
     term, compiling = problem.term, torch.compiler.is_compiling()
     adds = term is not None and term.additive and term.combine is None
-    free = not (problem.needs_grad or compiling or problem.dropout_p)
-    return adds and free and flash.runs_on(problem.q.device)
+    return adds and not (problem.needs_grad or compiling or problem.dropout_p)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -71,7 +74,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend by torch's kernel with the bias as its mask, and without autocast, which would round
-    the bias."""
+    the bias. Only the CPU's kernel returns the log-sum-exp."""
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
         if bias.requires_grad:  # of tensors other than the encoding's parameters
@@ -83,5 +86,8 @@ def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         visible = None if shown else problem.hide(bias, start, stop)
         dtype, tensors = problem.product_dtype, (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(dtype) for t in tensors))
-        out, lse = flash.attend(q, k, v, bias, problem.scale, visible)
+        if flash.runs_on(q.device):
+            out, lse = flash.attend(q, k, v, bias, problem.scale, visible)
+        else:
+            out, lse = flash.attend_anywhere(q, k, v, bias, problem.scale, visible), None
     return out[..., : problem.v.shape[-1]], lse if problem.need_lse else None

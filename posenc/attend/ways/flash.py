@@ -52,6 +52,25 @@ def attend(
     return out, lse
 
 
+def attend_anywhere(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, visible: Tensor | None
+) -> Tensor:
+    """Return the output of `attend` from torch's kernel for any device, which reads a bias in the
+    dtype of q only.
+
+    The softmax is the same if a row of bias is moved by a number. Here its largest becomes 0, so
+    rounding matters only to keys with less weight: of biases of 8,192 keys it changes the output by
+    at most 0.2 %, which bfloat16 does anyway. Sandwich's, of up to 128, would change it by 1.3 %.
+    """
+    largest = bias.amax(-1, keepdim=True)
+    blind = largest == -torch.inf  # of a query that sees no key
+    bias = (bias - largest.masked_fill(blind, 0)).to(q.dtype)
+    out = F.scaled_dot_product_attention(
+        q, *seen(visible, k, v), attn_mask=bias, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.masked_fill(blind, 0)
+
+
 def seen(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with zeros for those that no query sees, which may be NaN."""
     if visible is None:
