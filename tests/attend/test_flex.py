@@ -208,11 +208,21 @@ def test_formulas_are_the_bias_at_any_distance(name, first):
     """Beyond 2**24 float32 has no odd numbers: a difference of two rounded positions is wrong."""
     encoding = FORMULAS[name]().requires_grad_(False)
     built = problem(encoding, masks.causal, q_at=first)
-    assert flex._kind(built) not in ("table", "pairs")
     i, j = torch.arange(150), torch.arange(150).flip(0)
-    got, want = added(flex.score_mod(built), i, j), bias_at(encoding, first + i - j)
+    got, want = added(flex._formulas_mod(built), i, j), bias_at(encoding, first + i - j)
     # float32 rounds the distance, r1 and r2; log and exp2 of large numbers are less exact
     torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_kernel_reads_what_is_dear_to_compute(name):
+    """On an H100, 8,192 tokens by KERPLE's logarithm take 1.59 ms, and from a table 0.97."""
+    encoding = FORMULAS[name]().requires_grad_(False)
+    kind = flex._kind(problem(encoding, masks.causal))
+    assert (kind == "table") == (name in ("KERPLE", "power", "sum"))
+    at = torch.stack([torch.arange(150), 3 * torch.arange(150)])
+    kind = flex._kind(problem(encoding, masks.causal, q_at=at, kv_at=at))
+    assert kind.startswith("pairs _"), "a table of all pairs would be large"
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -411,11 +421,38 @@ def test_a_score_keeps_its_dtype(name):
     assert mod(torch.zeros(()), at, at, at, at).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("sandwich", flex.TABLES), ("alibi", {}), ("fire", {})]
-)
-def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, options, monkeypatch):
-    """With three stages of keys in shared memory an H200 had no room for heads of 64."""
+NEXT_TO_EACH_OTHER = {"BLOCKS_ARE_CONTIGUOUS": True}
+SAFE = NEXT_TO_EACH_OTHER | {"ROWS_GUARANTEED_SAFE": True}
+OPTIONS = {
+    "table": ("sandwich", {}, flex.TABLES),
+    "dear formula": ("kerple", {}, flex.TABLES),
+    "table, whole blocks": (
+        "sandwich",
+        {"q_len": 256, "kv_len": 256},
+        flex.TABLES | NEXT_TO_EACH_OTHER,
+    ),
+    "formula": ("alibi", {}, flex.FORMULAS),
+    "formula, whole blocks": ("alibi", {"q_len": 256, "kv_len": 256}, flex.FORMULAS | SAFE),
+    "formula, learned": (
+        "alibi",
+        {"q_len": 256, "kv_len": 256, "grad": True},
+        flex.FORMULAS | SAFE,
+    ),
+    "formula, float32": ("alibi", {"q_len": 256, "kv_len": 256, "dtype": torch.float32}, SAFE),
+    "formula, other card": ("alibi", {"card": (8, 0)}, {}),
+    "formula, few queries": ("alibi", {"q_len": 100, "kv_len": 256}, {}),
+    "pairs": ("fire", {"q_len": 256, "kv_len": 256}, {}),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
+    """With three stages of keys in shared memory an H200 had no room for heads of 64 and a table of
+    biases."""
+    name, size, options = OPTIONS[case]
+    size = dict(size)
+    dtype, card = size.pop("dtype", torch.bfloat16), size.pop("card", (9, 0))
+    monkeypatch.setattr(flex, "_capability", lambda device: card)
     given = {}
     monkeypatch.setattr(flex, "score_mod", lambda problem: None)
     monkeypatch.setattr(flex, "block_mask", lambda problem: None)
@@ -424,10 +461,44 @@ def test_a_table_by_distance_leaves_a_gpu_room_for_its_numbers(name, options, mo
         "_compiled",
         lambda *key: lambda *qkv, **options: given.update(options) or (qkv[0], None),
     )
-    built = on_cuda(problem(name))
+    built = on_cuda(problem(name, masks.causal, **size), dtype)
     built.q.to = lambda dtype: built.q
-    flex.run(built)
+    flex.run(replace(built, needs_grad=False))
     assert (given["kernel_options"] or {}) == options
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(40)])
+@pytest.mark.parametrize("shift", [0, 1, 127, 128])
+def test_options_promise_what_the_blocks_hold(mask, shift):
+    """Read from the block masks: a kernel visits blocks with hidden pairs first, in tiles of 64
+    keys, then whole ones; for gradients of keys it visits blocks of queries."""
+    promised = 0
+    for q_len, kv_len in itertools.product((128, 129, 256, 512, 600), (128, 256, 300, 512, 650)):
+        built = problem("alibi", mask, q_len, kv_len, shift)
+        if not flex._is_orderly(built) or mask is None:
+            continue
+        promised += 1
+        blocks = flex.block_mask(built)
+        for side in ("", "full_"):
+            for of in ("kv", "q"):
+                counts = getattr(blocks, f"{side}{of}_num_blocks")[0, 0]
+                index = getattr(blocks, f"{side}{of}_indices")[0, 0]
+                for count, visited in zip(counts.tolist(), index.tolist(), strict=True):
+                    first = visited[0]
+                    assert visited[:count] == list(range(first, first + count))
+        for row in range(q_len):
+            block = row // flex.BLOCK
+            partial = blocks.kv_num_blocks[0, 0, block] > 0
+            visited = blocks.kv_indices if partial else blocks.full_kv_indices
+            first = int(visited[0, 0, block, 0]) * flex.BLOCK
+            assert row + shift >= first, "it sees the first key of the first tile"
+    assert (promised > 0) == (mask is masks.causal and shift == 0)
+
+
+def test_the_blocks_of_other_masks_would_break_the_promise():
+    """A last block of 88 queries has hidden pairs, and is not next to the diagonal."""
+    blocks = flex.block_mask(problem("alibi", masks.causal, 600, 600))
+    assert blocks.q_indices[0, 0, 0, :2].tolist() == [0, 4]
 
 
 def test_a_gpu_runs_narrow_heads_in_another_way():

@@ -72,8 +72,8 @@ class Kerple(DistanceBias):
         """Return `bias` as arithmetic. Kernels compute log and exp2 faster than log1p and pow."""
         r1, r2 = self.r1.float(), self.r2.float()
         if self.form == "log":
-            return [Formula(_log, (_bounded(r1), _bounded(r2)))]
-        return [Formula(_power, (_bounded(r1), _bounded(r2, KERPLE_POWER_HIGH)))]
+            return [Formula(_log, (_bounded(r1), _bounded(r2)), dear=True)]
+        return [Formula(_power, (_bounded(r1), _bounded(r2, KERPLE_POWER_HIGH)), dear=True)]
 
 
 def _log(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:

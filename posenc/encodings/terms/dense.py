@@ -64,7 +64,7 @@ class Dense(Term):
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             apart = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
             distance = apart.to(torch.float32)
-            for compute, numbers in formulas:
+            for compute, numbers, _ in formulas:
                 score = score + compute(distance, *(number[head] for number in numbers))
             return score
 

@@ -23,12 +23,15 @@ class Formula(NamedTuple):
     bias of a pair = compute(distance, *(number[head] for number in numbers))
 
     compute: function of a signed distance in float32, positive for the past, and one number for
-        each of `numbers`; element by element and without control flow.
+        each of `numbers`; element by element, without control flow, and finite.
     numbers: tensors (num_heads,) in float32.
+    dear: computing it takes a kernel longer than reading a table by distance, as with logarithms
+        and powers. It still needs no table of all pairs.
     """
 
     compute: Callable[..., Tensor]
     numbers: tuple[Tensor, ...]
+    dear: bool = False
 
 
 def learned(formulas: list[Formula]) -> bool:
