@@ -1,8 +1,11 @@
 """Run the experiments that need a GPU, row by row: what is right there, what it costs, trials.
 
-python experiments/gpu_queue.py --minutes 12 --out gpu.jsonl    # on a machine with CUDA
-python experiments/gpu_queue.py --minutes 12 --out gpu.jsonl    # goes on where the last one stopped
+python experiments/gpu_queue.py --minutes 12                    # on a machine with CUDA
+python experiments/gpu_queue.py --minutes 12                    # goes on where the last one stopped
 python experiments/gpu_queue.py --dry-run --out /tmp/dry.jsonl  # a few tiny rows, on the CPU
+
+Writes benchmarks/results/gpu.jsonl, from which docs/update_performance.py makes its tables. After a
+change of what a row measures, delete its lines.
 
 Needs torch and a checkout only: no installation and no network. Each row is a process of its own.
 The file gets a line when a row starts and one when it ends, with its `result`, or why it `failed`.
@@ -11,7 +14,7 @@ time; at the end of the minutes all are killed.
 
 correct/NAME      every implementation and dtype of an encoding against float64 on the CPU
 kernels/NAME/N    milliseconds of a forward pass, and of a forward and a backward pass, at N tokens
-decode/NAME/N     milliseconds of one query and N keys
+decode/NAME/N     milliseconds of one query and N keys, and its error
 rotation/N        gigabytes per second that rotating queries and keys moves, next to a copy
 same/NAME         whether a training step gives the same numbers twice with deterministic algorithms
 trial/NAME        a row of queue.toml: `posenc compare` with these options
@@ -37,18 +40,17 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 QUEUE = ROOT / "experiments/queue.toml"
+RESULTS = ROOT / "benchmarks/results/gpu.jsonl"
 HEADS, WIDTH = 16, 64
-BY_DISTANCE = ("alibi", "t5", "kerple", "sandwich")
-KERNELS = (
-    "nope", "rope", *BY_DISTANCE, "alibi,table", "t5,table", "alibi,blocks", "t5,blocks", "fox",
-    "fire",
-)  # fmt: skip
+KERNELS = ("t5", "alibi", "kerple", "sandwich", "rope", "nope")
+OTHER_WAYS = ("alibi,table", "t5,table", "fox", "alibi,blocks", "t5,blocks", "fire")
 """Encodings whose attention is timed; "table" reads each bias from a table by distance, "blocks"
-is the implementation of this name."""
+is the implementation of this name. OTHER_WAYS are not timed at the longest length."""
+DECODED = ("alibi", "t5", "kerple", "rope", "alibi,flex", "t5,flex")
+BY_DISTANCE = ("alibi", "t5", "kerple", "kerple_power", "sandwich")
+"""Encodings that are checked at a multiple of 128 tokens, too, where kernels get other options."""
 LENGTHS = (8192, 2048, 32_768)
-LARGE = ("fire", "alibi,blocks", "t5,blocks", "t5,table", "alibi,table", "fox")
-"""Not timed at the longest length, where they need too much time or memory."""
-SLOTS = {"correct": 12, "kernels": 8, "decode": 8, "rotation": 1, "same": 4, "trial": 4}
+SLOTS = {"correct": 14, "kernels": 12, "decode": 12, "rotation": 1, "same": 4, "trial": 4}
 """Processes at a time. Those that time kernels compile together, and time one after another."""
 STARTS = 3
 """Starts after which a row that never ended has failed."""
@@ -75,21 +77,18 @@ def rows(dry: bool) -> Iterator[Row]:
     if dry:
         yield from (Row(f"correct/{name}", 20) for name in ("alibi", "rope"))
         yield from (Row("kernels/t5/64", 20), Row("decode/alibi/64", 20), Row("same/t5", 20))
+        yield from (Row("decode/rope/64", 20), Row("rotation/64", 20))
         yield from (Row(f"trial/{trial['name']}", 60) for trial in trials()[:1])
         return
-    first = ("alibi", "t5", "kerple", "sandwich", "rope", "fire", "fox")
-    yield from (Row(f"correct/{name}", 60) for name in (*first, *sorted({*names()} - {*first})))
     for length in LENGTHS:
-        for name in KERNELS:
-            if length < max(LENGTHS) or name not in LARGE:
-                yield Row(f"kernels/{name}/{length}", 45)
-    yield from (
-        Row(f"decode/{name}/{keys}", 40)
-        for keys in LENGTHS
-        for name in ("nope", "rope", "alibi", "t5", "kerple", "alibi,flex", "alibi,reference")
-    )
+        yield from (Row(f"kernels/{name}/{length}", 60) for name in KERNELS)
+        yield from (Row(f"decode/{name}/{length}", 40) for name in DECODED)
     yield Row(f"rotation/{1 << 16}", 20)
     yield from (Row(f"same/{name}", 40) for name in ("t5", "kerple"))
+    first = ("alibi", "t5", "kerple", "sandwich", "fire", "deberta", "kerple_power", "mixed_rope")
+    yield from (Row(f"correct/{name}", 60) for name in (*first, *sorted({*names()} - {*first})))
+    for length in sorted(LENGTHS)[:-1]:
+        yield from (Row(f"kernels/{name}/{length}", 60) for name in OTHER_WAYS)
     yield from (Row(f"trial/{trial['name']}", trial["seconds"]) for trial in trials())
 
 
@@ -119,7 +118,7 @@ def run_row(name: str, dry: bool, lock: Path) -> dict[str, Any]:
     if kind == "decode":
         return decode(what, int(number), device, lock)
     if kind == "rotation":
-        return rotation(int(number), device, lock)
+        return rotation(int(what), device, lock)
     if kind == "same":
         return same(what, 200 if dry else 4096, device)
     if kind == "trial":
@@ -135,7 +134,7 @@ def checks(name: str, dry: bool, device: str) -> list[dict[str, Any]]:
 
     if not dry:
         torch._dynamo.config.recompile_limit = 64
-    lengths = (17,) if dry else (129, 1100)
+    lengths = (17,) if dry else (129, 1100, 1024) if name in BY_DISTANCE else (129, 1100)
     dtypes = ("float32", "bfloat16") if dry else ("float32", "bfloat16", "float16")
     return list(of_device.checks(device, lengths, dtypes, 1e9, [name]))
 
@@ -200,7 +199,8 @@ def kernels(name: str, length: int, device: str, lock: Path) -> dict[str, Any]:
 
 
 def decode(name: str, keys: int, device: str, lock: Path) -> dict[str, Any]:
-    """Time one query of four rows, and torch's attention without an encoding."""
+    """Time one query of four rows, and torch's attention without an encoding. `error`: that of the
+    output next to `reference` in float32, relative to its largest number."""
     import torch
     from torch.nn import functional as F
 
@@ -213,6 +213,7 @@ def decode(name: str, keys: int, device: str, lock: Path) -> dict[str, Any]:
     q, k, v = (torch.randn(4, heads, n, width).to(device, dtype) for n in (1, keys, keys))
     options: dict[str, Any] = {"mask": masks.causal, "q_positions": range(keys - 1, keys)}
     options |= {"kv_positions": range(keys), "impl": impl}
+    found: dict[str, Any] = {}
     with torch.no_grad():
         if 2 in encoding.claims.places:  # a cache has rotated keys
             options["kv_positions"] = options["q_positions"]
@@ -226,10 +227,14 @@ def decode(name: str, keys: int, device: str, lock: Path) -> dict[str, Any]:
             def ours() -> Any:
                 return posenc.attention(q, k, v, encoding, **options)
 
+            exact = [t.float() for t in (q, k, v)]
+            want = posenc.attention(*exact, encoding, **(options | {"impl": "reference"}))
+            found["error"] = ((ours().float() - want).abs().max() / want.abs().max()).item()
+            del exact, want
+            plan = posenc.explain(q, k, v, encoding, **options)
+            found |= {"impl": plan.impl, "reason": plan.reason}
+
         calls = {"sdpa_forward": lambda: F.scaled_dot_product_attention(q, k, v), "forward": ours}
-        found: dict[str, Any] = {}
-        if 2 not in encoding.claims.places:
-            found["impl"] = posenc.explain(q, k, v, encoding, **options).impl
         return found | timed(calls, device, lock)
 
 
@@ -496,7 +501,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=12)
-    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="rows whose names begin like this")
     parser.add_argument("--dry-run", action="store_true", help="a few tiny rows, on the CPU")
     parser.add_argument("--row", help=argparse.SUPPRESS)

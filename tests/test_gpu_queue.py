@@ -32,6 +32,8 @@ def test_a_dry_run_ends_every_row_and_a_second_one_has_none_left(tmp_path):
     assert all(check.get("ok", True) for check in ended["correct/alibi"]["result"]["checks"])
     assert ended["same/t5"]["result"]["same"] is True
     assert ended["kernels/t5/64"]["result"]["both"] > 0
+    assert ended["decode/alibi/64"]["result"]["error"] < 1e-5
+    assert ended["rotation/64"]["result"]["half-split"] > 0
     trial = next(line for name, line in ended.items() if name.startswith("trial/"))
     assert all(each["failed"] is None and each["by_length"] for each in trial["result"]["trials"])
     assert "of" in run(out).stdout and lines(out) == found, "nothing was left"
