@@ -1,10 +1,13 @@
-"""Write docs/performance.md from what `posenc bench` measured; run by `make performance`.
+"""Write docs/performance.md, and performance.csv with all rows and their intervals, from what
+`posenc bench` and experiments/gpu_queue.py measured; run by `make performance`.
 
 python docs/update_performance.py [RESULTS.json]
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -15,23 +18,38 @@ from posenc.bench.cases import CASES, GROUPS
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/performance.md"
 RESULTS = ROOT / "benchmarks/results/performance.json"
+GPU = ROOT / "benchmarks/results/gpu.jsonl"
+CSV = ROOT / "benchmarks/results/performance.csv"
 
-NOTES = {
-    "attention": "Forward without gradients, causal, 8 heads of 64; `8 x 128` is a batch of 8 "
-    "rows. `prepared`: what depends on positions and weights only was computed before the call.",
-    "backward": "The same with the gradients of q, k, v and the encoding's parameters.",
-    "memory": "MiB at the peak, counted by torch's allocator, on one thread.",
-    "layer": "`posenc.Attention` of width 512, forward, next to projections around SDPA.",
-    "rotation": "Over a clone / over transformers. q has 32 heads, k 8, of 64 channels. Each call "
-    "computes its tables and writes to memory of its own. A clone of 32 MiB takes 4 or 20 ms, as "
-    "the C library has memory left or asks the system for it, so ratios to it vary.",
-    "decode": "Over Llama with `sdpa` / with `eager`. `posenc.Decoder` and `LlamaForCausalLM`, two "
-    "layers of width 512.",
-    "training": "Over Llama with `sdpa` / with `eager`, both in float32. Four layers of width 128 "
-    "on 32 x 128 tokens, as in `posenc compare`: forward, backward, clipping, AdamW. In `bfloat16` "
-    "only posenc's models and the last column run under autocast.",
-    "attach": "Two layers of width 512, 2,048 tokens, next to the same model as it was.",
+TABLES = {
+    "training": "What does an encoding cost in training?",
+    "prefill": "What does it cost to read a text, as before the first token of an answer?",
+    "decoding": "What does it cost for each new token, with a long text in the cache?",
 }
+NOTES = {
+    "training": "Attention forward and backward, with the gradients of q, k, v and of the "
+    "encoding's parameters.",
+    "prefill": "Attention forward, without gradients.",
+    "decoding": "Attention of one query. On the CPU rope and transformer_xl rotate or project all "
+    "keys again, which a cache saves; `prepared`: what depends on positions and weights only was "
+    "computed before.",
+}
+ON_CPU = {
+    "training": ("backward", {"1k": "1k", "4k": "4k"}),
+    "prefill": ("attention", {"1k": "1k", "4k": "4k", "16k": "16k"}),
+    "decoding": ("attention", {"1 query, 4k keys": "4k"}),
+}
+"""For each table the group of the bench, and the title of each of its cases that is a column."""
+ON_GPU = {
+    "training": ("kernels", "both", "sdpa_both"),
+    "prefill": ("kernels", "forward", "sdpa_forward"),
+    "decoding": ("decode", "forward", "sdpa_forward"),
+}
+"""For each table the kind of the queue's rows, the time of an encoding and that of SDPA."""
+LENGTHS = (2048, 8192, 32_768)
+OTHERS = ("memory", "layer", "decode", "training", "attach")
+"""Groups of the bench that have a line instead of a table; rotation is in the CSV only."""
+NOT_RUN = "not run"
 
 OPTIONS = {
     "--only GROUPS, --quick, --all": f"measure these groups only: {', '.join(GROUPS)}; small "
@@ -44,15 +62,10 @@ OPTIONS = {
     "--out PATH, --json": "write everything to a file; print it for programs",
 }
 
-RUNS_DOWN = ("attention", "backward", "layer")
-"""Tables with a row for each run; the others have one for each case."""
 
-
-def page(found: dict[str, Any]) -> str:
-    """The whole page, from what `posenc bench --out` wrote."""
-    machine, rows = found["machine"], found["rows"]
-    timed = [row["rounds"] for row in rows if "rounds" in row]
-    threads = sorted({row["threads"] for row in rows if "rounds" in row})
+def page(found: dict[str, Any], gpu: dict[str, dict[str, Any]]) -> str:
+    """Return the whole page, from what `posenc bench --out` and the GPU's queue wrote."""
+    machine, rows = found["machine"], fullest(found["rows"])
     lines = [
         "# bench: what posenc costs",
         "",
@@ -72,59 +85,215 @@ def page(found: dict[str, Any]) -> str:
         "",
         "## How to read it",
         "",
-        "[`performance.json`](../benchmarks/results/performance.json) has the numbers of this "
-        "page; `make performance` measures them anew and writes it. What one GPU showed is in "
-        f"[LOG.md](../results/LOG.md). Measured on {machine['date']} on {machine['device']}, "
-        f"{machine['cores']} cores, with torch {machine['torch']}, "
-        f"transformers {machine.get('transformers', '-')} and Python {machine['python']}, "
-        "in float32 unless a column says otherwise.",
-        "A cell is the ratio of two times: the median of interleaved rounds in one process, with "
-        f"its 95 % interval ({min(timed)} to {max(timed)} rounds). The run that the others are "
-        "divided by shows its time instead.",
+        "A number is how many times as long attention takes with the encoding as without: torch's "
+        "`scaled_dot_product_attention`, whose time is in the first row. All attention is causal.",
+        "",
+        f"- GPU: {gpu_facts(gpu)}",
+        f"- CPU: {machine['device']}, {machine['cores']} cores, {machine['date']}, torch "
+        f"{machine['torch']}, transformers {machine.get('transformers', '-')}, Python "
+        f"{machine['python']}. float32, 8 heads of 64. Median of interleaved rounds in one "
+        "process, on all cores.",
+        "",
+        "[performance.csv](../benchmarks/results/performance.csv) has every row, with its 95 % "
+        "interval, one thread of the CPU too, other sizes and rotation. `make performance` "
+        "measures the CPU anew, `experiments/gpu_queue.py` a GPU. What did not pay is in "
+        "[LOG.md](../results/LOG.md).",
     ]
-    if len(threads) > 1:
-        lines[-1] += (
-            f" The lines of a cell are for {' and '.join(map(str, threads))} threads: CPU time of "
-            "the thread with one, wall time with more."
-        )
-    for group, question in GROUPS.items():
-        if mine := [row for row in rows if row["group"] == group]:
-            lines += ["", f"### {question}", NOTES[group], "", *table(group, mine)]
+    for name, question in TABLES.items():
+        lines += ["", f"## {question}", "", NOTES[name], "", *table(name, rows, gpu)]
+    lines += ["", "## Also measured", "", *also_on_gpu(gpu)]
+    for group in OTHERS:
+        lines += also(group, [row for row in rows if row["group"] == group])
     return "\n".join(lines) + "\n"
 
 
-def table(group: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Cases by runs, or runs by cases."""
-    bases = {case.group: case.baselines for case in CASES}[group]
-    axes = "case", "run"
-    across, down = axes if group in RUNS_DOWN else axes[::-1]
-    titles = dict.fromkeys(row[across] for row in rows)
-    lines = [f"| {' | '.join(('', *titles))} |", "|---" * (len(titles) + 1) + "|"]
-    for name in dict.fromkeys(row[down] for row in rows):
-        cells = (
-            "<br>".join(
-                cell(row, bases) for row in rows if (row[across], row[down]) == (title, name)
-            )
-            for title in titles
-        )
-        lines.append(f"| {' | '.join((name, *cells))} |")
+def fullest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with the most threads of each case and run."""
+    chosen: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = row["group"], row["case"], row["run"]
+        if key not in chosen or row["threads"] > chosen[key]["threads"]:
+            chosen[key] = row
+    return list(chosen.values())
+
+
+def gpu_facts(gpu: dict[str, dict[str, Any]]) -> str:
+    """Return which GPU was measured, when and how."""
+    timed = [row for name, row in gpu.items() if name.startswith(("kernels/", "decode/"))]
+    if not timed:
+        return f"{NOT_RUN}."
+    said = [", ".join(sorted({row[fact] for row in timed})) for fact in ("device", "date", "torch")]
+    return (
+        f"{said[0]}, {said[1]}, torch {said[2]}. bfloat16, 16 heads of 64 channels; in decoding 4 "
+        "rows, 16 heads of 128. Median time of the GPU alone, with calls queued."
+    )
+
+
+def table(name: str, rows: list[dict[str, Any]], gpu: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a table with a row for each encoding, and columns for a GPU and for the CPU."""
+    group, titles = ON_CPU[name]
+    on_cpu = {(row["run"], row["case"]): row for row in rows if row["group"] == group}
+    kind, _, _ = ON_GPU[name]
+    names = [run for run, _ in on_cpu] + [
+        row.split("/")[1] for row in gpu if row.startswith(f"{kind}/")
+    ]
+    names = [run for run in dict.fromkeys(names) if run != "SDPA" and is_encoding(run)]
+    heads = [f"GPU, {length // 1024}k" for length in LENGTHS]
+    heads += [f"CPU, {title}" for title in titles.values()]
+    lines = [f"| {' | '.join(('', *heads))} |", "|---" * (len(heads) + 1) + "|"]
+    for run in ("SDPA", *names):
+        cells = [gpu_cell(gpu, name, run, length) for length in LENGTHS]
+        cells += [cpu_cell(on_cpu.get((run, case))) for case in titles]
+        if any(cell != NOT_RUN for cell in cells):
+            lines.append(f"| {' | '.join((run, *cells))} |")
     return lines
 
 
-def cell(row: dict[str, Any], bases: tuple[str, ...]) -> str:
-    """Memory; or the ratio to each of `bases` with its interval, and the time of one of them."""
-    if "mib" in row:
-        return f"{row['mib']:.1f}"
-    parts = []
-    for base in bases:
-        if row["run"] == base:
-            time = row["milliseconds"]
-            parts.append(f"{time:.3g} ms" if time < 1000 else f"{time:,.0f} ms")
-        elif found := row["ratios"].get(base):
-            parts.append("{:.2f} ({:.2f}-{:.2f})".format(*found))
-    return " / ".join(parts)
+def is_encoding(run: str) -> bool:
+    """Return True unless a run names an implementation, as "alibi,table" does."""
+    return "," not in run or run.endswith(", prepared")
+
+
+def cpu_cell(row: dict[str, Any] | None) -> str:
+    """Return the ratio to SDPA, or SDPA's time."""
+    if row is None:
+        return NOT_RUN
+    return milliseconds(row["milliseconds"]) if row["run"] == "SDPA" else ratio(row, "SDPA")
+
+
+def gpu_cell(gpu: dict[str, dict[str, Any]], name: str, run: str, length: int) -> str:
+    """Return the ratio to SDPA, or SDPA's median time in all rows of this length."""
+    kind, time, base = ON_GPU[name]
+    if run == "SDPA":
+        times = [
+            row["result"][base]
+            for key, row in gpu.items()
+            if key.startswith(f"{kind}/") and key.endswith(f"/{length}") and base in row["result"]
+        ]
+        return milliseconds(sorted(times)[len(times) // 2]) if times else NOT_RUN
+    result = gpu.get(f"{kind}/{run}/{length}", {}).get("result", {})
+    return f"{result[time] / result[base]:.2f}" if {time, base} <= {*result} else NOT_RUN
+
+
+def milliseconds(time: float) -> str:
+    return f"{time:.3g} ms" if time < 1000 else f"{time:,.0f} ms"
+
+
+def ratio(row: dict[str, Any], base: str) -> str:
+    return f"{row['ratios'][base][0]:.2f}"
+
+
+def also_on_gpu(gpu: dict[str, dict[str, Any]]) -> list[str]:
+    """Return lines about correctness, other implementations and rotation on a GPU."""
+    found = {name: row["result"] for name, row in gpu.items() if "result" in row}
+    checked = [row["checks"] for name, row in found.items() if name.startswith("correct/")]
+    lines = []
+    if checked:
+        done = [check for checks in checked for check in checks if "left_out" not in check]
+        right = sum(check["ok"] for check in done)
+        lines.append(
+            f"- GPU, is it right? {right:,} of {len(done):,} checks of {len(checked)} encodings, "
+            "in float32, bfloat16 and float16, next to float64 on the CPU."
+        )
+    same = {name.split("/")[1]: row for name, row in found.items() if name.startswith("same/")}
+    if same:
+        said = ", ".join(
+            f"{name} {'yes' if row['same'] else 'no'}" for name, row in sorted(same.items())
+        )
+        lines.append(
+            f"- GPU, two training steps with deterministic algorithms, the same bits? {said}."
+        )
+    other = [
+        f"{name.replace(',', ' by ')} {row['both'] / row['sdpa_both']:.2f}"
+        for name, row in (
+            (name.split("/")[1], row)
+            for name, row in found.items()
+            if "kernels" in name and name.endswith("/8192")
+        )
+        if not is_encoding(name) and "both" in row
+    ]
+    if other:
+        lines.append(f"- GPU, training at 8k in other ways, next to SDPA: {', '.join(other)}.")
+    host = [
+        row["forward_host"]
+        for name, row in found.items()
+        if name.startswith("decode/")
+        and name.endswith("/2048")
+        and is_encoding(name)
+        and "forward_host" in row
+    ]
+    if host:
+        lines.append(
+            f"- GPU, decoding at 2k from Python, where the GPU waits: {min(host):.2f} to "
+            f"{max(host):.2f} ms a call."
+        )
+    for name, row in found.items():
+        if name.startswith("rotation/"):
+            share = row["half-split"] / row["copy"]
+            lines.append(
+                f"- GPU, rotating q and k of {int(name.split('/')[1]) // 1024}k tokens moves "
+                f"{row['half-split']:,.0f} GB/s, {100 * share:.0f} % of a copy."
+            )
+    return lines or [f"- GPU: {NOT_RUN}."]
+
+
+def also(group: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for a group without a table: one number for each run of each case."""
+    bases = {case.group: case.baselines for case in CASES}[group]
+    lines = []
+    for title in dict.fromkeys(row["case"] for row in rows):
+        said = [
+            f"{row['run']} {row['mib']:.1f}"
+            if "mib" in row
+            else f"{row['run']} {ratio(row, bases[0])}"
+            for row in rows
+            if row["case"] == title and ("mib" in row or row["run"] != bases[0])
+        ]
+        unit = "MiB" if any("mib" in row for row in rows) else f"next to {bases[0]}"
+        lines.append(f"{title}, {unit}: {', '.join(said)}")
+    return [f"- CPU. {GROUPS[group]} {'; '.join(lines)}."] if lines else []
+
+
+def table_csv(found: dict[str, Any], gpu: dict[str, dict[str, Any]]) -> str:
+    """Return all rows: for each base the ratio with the ends of its 95 % interval, if measured."""
+    out = io.StringIO()
+    names = ("device", "group", "case", "run", "dtype", "threads", "milliseconds", "mib", "base")
+    names += ("ratio", "low", "high")
+    writer = csv.DictWriter(out, names, lineterminator="\n", restval="", extrasaction="ignore")
+    writer.writeheader()
+    for row in found["rows"]:
+        given = row | {"device": "CPU"}
+        ratios = {base: each for base, each in row.get("ratios", {}).items() if base != row["run"]}
+        for base, (middle, low, high) in ratios.items():
+            given |= {"base": base, "ratio": middle, "low": low, "high": high}
+            writer.writerow(given)
+        if not ratios:
+            writer.writerow(given)
+    for name, row in gpu.items():
+        kind, run, length = (*name.split("/"), "")[:3]
+        for table_name, (mine, time, base) in ON_GPU.items():
+            result = row.get("result", {})
+            if kind == mine and {time, base} <= {*result}:
+                writer.writerow(
+                    {
+                        "device": row["device"], "group": table_name, "case": length, "run": run,
+                        "dtype": "bfloat16", "milliseconds": result[time], "base": "SDPA",
+                        "ratio": round(result[time] / result[base], 4),
+                    }
+                )  # fmt: skip
+    return out.getvalue()
+
+
+def gpu_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the ended rows of the GPU's queue by name; none if it was never run."""
+    if not path.exists():
+        return {}
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {line["row"]: line for line in lines if "result" in line}
 
 
 if __name__ == "__main__":
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    PAGE.write_text(page(json.loads(results.read_text(encoding="utf-8"))), encoding="utf-8")
+    measured, queue = json.loads(results.read_text(encoding="utf-8")), gpu_rows(GPU)
+    PAGE.write_text(page(measured, queue), encoding="utf-8")
+    CSV.write_text(table_csv(measured, queue), encoding="utf-8")

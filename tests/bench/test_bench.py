@@ -1,6 +1,8 @@
 """`posenc bench` measures, checks before it measures, and writes what it found."""
 
+import csv
 import gc
+import io
 import json
 import re
 import time
@@ -52,9 +54,11 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(groups, tmp_path, call):
                 assert 0 < low <= middle <= high and row["milliseconds"] > 0
     if groups == "rotation":
         return
-    page = load_script("update_performance").page(found)
-    assert all(f"### {question}\n" in page for question in GROUPS.values())
-    assert page.count("MiB") and "| transformer_xl, prepared | " in page
+    script = load_script("update_performance")
+    page = script.page(found, {})
+    assert all(f"## {question}\n" in page for question in script.TABLES.values())
+    assert all(GROUPS[group] in page for group in script.OTHERS)
+    assert {row["group"] for row in csv_rows(script, found, {})} == set(GROUPS)
 
 
 @pytest.mark.prose
@@ -62,9 +66,74 @@ def test_page_is_written_from_the_results_and_stays_short():
     script = load_script("update_performance")
     page = script.PAGE.read_text(encoding="utf-8")
     found = json.loads(script.RESULTS.read_text(encoding="utf-8"))
-    assert page == script.page(found), "run `make performance`"
+    gpu = script.gpu_rows(script.GPU)
+    assert page == script.page(found, gpu), "run docs/update_performance.py"
+    assert script.CSV.read_text(encoding="utf-8") == script.table_csv(found, gpu)
     assert page.count("\n") <= 120
     assert {row["group"] for row in found["rows"]} == set(GROUPS)
+
+
+def csv_rows(script, found, gpu):
+    return list(csv.DictReader(io.StringIO(script.table_csv(found, gpu))))
+
+
+def cells_of(page, question):
+    """Return the cells of a table by its row and column."""
+    lines = page.split(f"## {question}\n")[1].split("\n## ")[0].splitlines()
+    head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return {
+        (row[0], title): cell for row in rows for title, cell in zip(head, row[1:], strict=True)
+    }
+
+
+def test_the_page_has_one_number_a_cell_and_says_what_was_not_run():
+    script = load_script("update_performance")
+
+    def cpu(run, milliseconds, ratio, threads):
+        return {
+            "group": "backward", "case": "1k", "run": run, "milliseconds": milliseconds,
+            "ratios": {"SDPA": [ratio, ratio - 0.1, ratio + 0.2]}, "threads": threads,
+        }  # fmt: skip
+
+    found = {"machine": dict.fromkeys(("device", "cores", "date", "torch", "python"), "?")}
+    found["rows"] = [cpu("SDPA", 9.0, 1.0, 2), cpu("t5", 9.0, 1.0, 2), cpu("t5", 18.0, 2.0, 1)]
+    facts = {"device": "A card", "date": "2026-01-01", "torch": "2.11"}
+    times = {"forward": 1.0, "sdpa_forward": 2.0, "both": 6.0, "sdpa_both": 4.0}
+    gpu = {
+        "kernels/t5/8192": facts | {"result": times},
+        "kernels/alibi,table/8192": facts | {"result": times | {"both": 10.0}},
+        "kernels/alibi/2048": facts | {"result": {"forward failed": "no memory"}},
+        "correct/t5": facts
+        | {"result": {"checks": [{"ok": True}, {"ok": False}, {"left_out": "?"}]}},
+        "rotation/65536": facts | {"result": {"copy": 2000.0, "half-split": 1900.0}},
+    }
+    page = script.page(found, gpu)
+    training = cells_of(page, script.TABLES["training"])
+    assert training["t5", "GPU, 8k"] == "1.50" and training["SDPA", "GPU, 8k"] == "4 ms"
+    assert training["t5", "CPU, 1k"] == "1.00", "the row with all threads"
+    assert training["t5", "GPU, 2k"] == training["SDPA", "GPU, 32k"] == "not run"
+    assert ("alibi", "GPU, 2k") not in training, "it failed, and there is no other number"
+    assert cells_of(page, script.TABLES["prefill"])["t5", "GPU, 8k"] == "0.50"
+    assert "1 of 2 checks of 1 encodings" in page and "95 % of a copy" in page
+    assert "alibi by table 2.50" in page and "A card, 2026-01-01, torch 2.11" in page
+    rows = csv_rows(script, found, gpu)
+    intervals = [(row["threads"], row["low"], row["high"]) for row in rows if row["run"] == "t5"]
+    assert intervals[:2] == [("2", "0.9", "1.2"), ("1", "1.9", "2.2")]
+    assert [row["ratio"] for row in rows if row["device"] == "A card"] == [
+        "1.5",
+        "0.5",
+        "2.5",
+        "0.5",
+    ]
+
+
+def test_a_queue_that_never_ran_has_no_rows(tmp_path):
+    script = load_script("update_performance")
+    assert script.gpu_rows(tmp_path / "none.jsonl") == {}
+    assert "GPU: not run." in script.page(
+        {"machine": dict.fromkeys(("device", "cores", "date", "torch", "python"), "?"), "rows": []},
+        {},
+    )
 
 
 @pytest.mark.prose
@@ -73,16 +142,6 @@ def test_page_has_every_option(call):
     options = set(re.findall(r"--[a-z][a-z-]+", call("bench", "--help")[1])) - {"--help"}
     assert len(options) >= 12
     assert options <= set(re.findall(r"--[a-z][a-z-]+", page))
-
-
-def test_ratios_of_two_thread_counts_are_in_one_cell():
-    rows = [
-        {"case": "1k", "run": "SDPA", "milliseconds": 2.0, "ratios": {"SDPA": [1, 1, 1]}},
-        {"case": "1k", "run": "t5", "milliseconds": 3.0, "ratios": {"SDPA": [1.5, 1.25, 2]}},
-        {"case": "1k", "run": "t5", "milliseconds": 3.0, "ratios": {"SDPA": [1.75, 1, 2]}},
-    ]
-    lines = load_script("update_performance").table("attention", rows)
-    assert lines[2:] == ["| SDPA | 2 ms |", "| t5 | 1.50 (1.25-2.00)<br>1.75 (1.00-2.00) |"]
 
 
 def test_titles_tell_the_cases_of_a_group_apart():
