@@ -6,7 +6,9 @@ Every call of `posenc` imports the modules of all commands, so these import torc
 import importlib
 import inspect
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -79,7 +81,7 @@ def app() -> Any:
     group: Any = typer.main.get_command(application)
     for name, function in functions.items():
         command = group.commands[name]
-        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        paragraphs = inspect.cleandoc(command.help or "").split("\n\n")  # none under -OO
         command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
         _arrange(command.params, function)
     return group
@@ -121,6 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
+    columns = os.environ.get("COLUMNS", "")
+    if not (columns.isdecimal() and int(columns)):  # rich would print nothing on no column
+        os.environ.pop("COLUMNS", None)
+    ctrl_c = _CtrlC()
     try:
         _refuse_empty(arguments)
         code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
@@ -154,6 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         if code == CTRL_C:  # typer caught the interrupt
             _complain(AGAIN, CTRL_C)
+    finally:
+        ctrl_c.forget()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -187,7 +195,32 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
         option = argument if argument.startswith("-") else ""
 
 
+class _CtrlC:
+    """Note that Ctrl-C was pressed: a library that is being imported may turn the interrupt into an
+    error of its own, which would blame what was read at that moment."""
+
+    pressed = False
+
+    def __init__(self) -> None:
+        own = threading.current_thread() is threading.main_thread()
+        self._changed = own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._changed:
+            signal.signal(signal.SIGINT, self._press)
+
+    def _press(self, number: int, frame: Any) -> None:
+        _CtrlC.pressed = True
+        signal.default_int_handler(number, frame)
+
+    def forget(self) -> None:
+        """Restore Python's own handler."""
+        _CtrlC.pressed = False
+        if self._changed and signal.getsignal(signal.SIGINT) == self._press:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _complain(text: str, code: int, error: BaseException | None = None) -> int:
+    if _CtrlC.pressed and code != CTRL_C:
+        text, code = AGAIN, CTRL_C
     if error is not None and os.environ.get("POSENC_TRACEBACK"):
         import traceback
 

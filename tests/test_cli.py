@@ -7,8 +7,10 @@ import os
 import re
 import resource
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -481,3 +483,40 @@ def test_an_old_python_is_one_line(monkeypatch, capsys):
     assert re.fullmatch(
         r"posenc: needs Python 3.11 or newer, this is \S+\n", capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_the_version_needs_no_docstrings(flag):
+    done = subprocess.run(
+        [sys.executable, flag, "-m", "posenc", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"posenc {posenc.__version__}\n"), done.stderr
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "-5", "wide", ""])
+def test_a_terminal_of_no_column_prints_all_the_same(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = call("list", "alibi")
+    assert code == 0 and "alibi" in out
+
+
+def test_an_interrupt_that_a_library_turns_into_an_error_blames_no_file(call, monkeypatch):
+    def load() -> None:
+        """Load."""
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ValueError("config.json: cannot import name 'x'") from None
+
+    monkeypatch.setattr("posenc.list.list_encodings", load)
+    said = "posenc: stopped; the same command starts from the beginning.\n"
+    assert call("list") == (130, "", said)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def fail() -> None:
+        """Fail."""
+        raise ValueError("config.json: cannot import name 'x'")
+
+    monkeypatch.setattr("posenc.list.list_encodings", fail)
+    assert call("list") == (2, "", "posenc: config.json: cannot import name 'x'\n")
