@@ -35,7 +35,9 @@ CLOCKS = {signal.SIGPROF: (signal.ITIMER_PROF, 1), signal.SIGALRM: (signal.ITIME
 MEMORY = 12 << 30
 FEWEST = 100
 """Command lines of which at least half must be accepted."""
-SOUND = 0.65
+MANY, ACCEPTED, DRAWN = 1500, 100, 20
+"""With so many command lines, each command is accepted, and each option drawn, this often."""
+SOUND = 0.73
 """Share of the command lines that are drawn to run: only they come to what is behind the checks."""
 OUTPUTS = ("--out", "--report", "--state")
 """Options that name an output; they get a fresh name or a hostile one."""
@@ -79,22 +81,67 @@ class Hangs(BaseException):
     """No handler may take this for an error of the user's."""
 
 
-def draw(rng: random.Random, commands: dict[str, Any]) -> list[str]:
-    """A command line: a sound one that runs, or a command with some of its options, each with a
-    value of its kind or with any other."""
-    if rng.random() < SOUND and (drawn := sound(rng, rng.choice(sorted(commands)))):
-        return drawn
+class Counts:
+    """What was drawn and accepted so far, and which command needs the next line."""
+
+    def __init__(self, commands: dict[str, Any]) -> None:
+        self.accepted = dict.fromkeys(sorted(commands), 0)
+        self.drawn = {
+            (name, parameter.name): 0
+            for name, command in commands.items()
+            for parameter in command.params
+            if parameter.param_type_name != "argument" and parameter.name != "help"
+        }
+
+    def add(self, options: list[tuple[str, str]], command: str, code: object) -> None:
+        for option in options:
+            self.drawn[option] += 1
+        if code != 2 and command in self.accepted:
+            self.accepted[command] += 1
+
+    def least_accepted(self, rng: random.Random) -> str:
+        fewest = min(self.accepted.values())
+        return rng.choice([name for name, count in self.accepted.items() if count <= fewest + 5])
+
+    def least_drawn(self, rng: random.Random) -> str:
+        """The command of one of the options that were drawn least."""
+        fewest = min(self.drawn.values())
+        return rng.choice([name for (name, _), n in self.drawn.items() if n <= fewest + 1])
+
+    def missing(self) -> list[str]:
+        few = [f"{name}: {n} accepted" for name, n in self.accepted.items() if n < ACCEPTED]
+        return few + [
+            f"{name} {option}: {n} drawn" for (name, option), n in self.drawn.items() if n < DRAWN
+        ]
+
+    def __str__(self) -> str:
+        options = (
+            f"{name}: {count} accepted, options "
+            + ", ".join(f"{o} {n}" for (of, o), n in sorted(self.drawn.items()) if of == name)
+            for name, count in self.accepted.items()
+        )
+        return "\n".join(options)
+
+
+def draw(
+    rng: random.Random, commands: dict[str, Any], counts: Counts
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """A command line and the options that it draws: a sound one that runs, or a command with some
+    of its options, each with a value of its kind or with any other."""
+    if rng.random() < SOUND and (drawn := sound(rng, counts.least_accepted(rng))):
+        return drawn, []
     if rng.random() < 0.03:
-        return [_any_value(rng) for _ in range(rng.randrange(4))]
-    name = rng.choice(sorted(commands))
-    arguments = [name]
+        return [_any_value(rng) for _ in range(rng.randrange(4))], []
+    name = counts.least_drawn(rng)
+    arguments, options = [name], []
     for parameter in commands[name].params:
         if parameter.name == "help":
             continue
         if parameter.param_type_name == "argument":
             count = 1 if parameter.nargs == 1 else rng.choice((0, 1, 1, 1, 2, 3))
             arguments += [_positional(rng) for _ in range(count)]
-        elif rng.random() < 0.25:
+        elif rng.random() < (0.25 if counts.drawn[name, parameter.name] >= DRAWN else 0.6):
+            options.append((name, parameter.name))
             option = rng.choice(parameter.opts)
             if parameter.is_flag:
                 arguments.append(option)
@@ -106,13 +153,13 @@ def draw(rng: random.Random, commands: dict[str, Any]) -> list[str]:
         arguments.insert(rng.randrange(len(arguments) + 1), _any_value(rng))
     if rng.random() < 0.05:
         rng.shuffle(arguments)
-    return arguments
+    return arguments, options
 
 
 def sound(rng: random.Random, command: str) -> list[str]:
     """A command line of a command that nothing refuses; none for a command that takes long."""
     fresh = f"out{rng.randrange(10**6)}"
-    name = rng.choice(("rope", "alibi", "t5", "nope", "learned", "rope(rope_theta=500)", "shaw"))
+    name = rng.choice(("rope", "alibi", "t5", "nope", "learned", "rope:rope_theta=500", "shaw"))
     option = rng.choice
     lines = {
         "list": [[], ["--json"], ["--markdown"], [name], [name, "alibi", "--json"]],
@@ -250,14 +297,15 @@ def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> lis
     wrong: list[str] = []
     named: set[str] = set()
     codes: collections.Counter[object] = collections.Counter()
-    slowest = 0.0
+    slowest, counts = 0.0, Counts(commands)
     here = Path.cwd()
     os.chdir(folder)
     try:
         with without_the_work():
             for number in range(count):
-                arguments = draw(rng, commands)
+                arguments, options = draw(rng, commands, counts)
                 ended = run(arguments)
+                counts.add(options, next(iter(arguments), ""), ended.code)
                 codes[ended.code] += 1
                 if ended.code == 0:  # a file that is named as the output may be replaced
                     words = [word for each in arguments for word in each.split("=", 1)]
@@ -277,6 +325,9 @@ def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> lis
     accepted = count - codes[2]
     if count >= FEWEST and not 2 * accepted >= count:
         wrong.append(f"only {accepted} of {count} were accepted")
+    if count >= MANY:
+        wrong += counts.missing()
+        print(counts)
     shown = ", ".join(f"{n} with {code}" for code, n in sorted(codes.items(), key=str))
     print(f"{count} command lines, seed {seed}: {shown}; slowest {slowest:.1f} s")
     return wrong

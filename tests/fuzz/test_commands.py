@@ -28,6 +28,22 @@ def test_too_many_refusals_are_seen(tmp_path, monkeypatch):
     assert commands.fuzz(4, 0, tmp_path) == ["only 0 of 4 were accepted"]
 
 
+def test_a_command_and_an_option_that_are_tried_too_seldom_are_seen(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(commands, "MANY", 40)
+    monkeypatch.setattr(commands, "ACCEPTED", 5)
+    monkeypatch.setattr(commands, "DRAWN", 2)
+    monkeypatch.setattr(commands, "run", lambda line: commands.Ended(line, 0, "", "", 0.0))
+    for name in ("all", "some"):
+        (tmp_path / name).mkdir()
+    assert commands.fuzz(40, 0, tmp_path / "all", only=("list", "explore")) == []
+    assert "explore: " in capsys.readouterr().out
+    drawn = (["list", "--json"], [("list", "as_json")])
+    monkeypatch.setattr(commands, "draw", lambda *counts: drawn)
+    wrong = commands.fuzz(40, 0, tmp_path / "some", only=("list", "explore"))
+    assert "explore: 0 accepted" in wrong and "explore out: 0 drawn" in wrong
+    assert not any(line.startswith(("list: ", "list as_json")) for line in wrong)
+
+
 @pytest.mark.parametrize(
     ("planted", "problem"),
     [
@@ -56,7 +72,7 @@ def test_good_and_bad_command_lines_are_let_pass():
 @pytest.mark.parametrize("joined", [True, False])
 def test_an_output_with_a_space_in_its_name_may_be_replaced(tmp_path, monkeypatch, joined):
     out = ["--out=notes [1].txt"] if joined else ["--out", "notes [1].txt"]
-    monkeypatch.setattr(commands, "draw", lambda rng, known: ["explore", *out])
+    monkeypatch.setattr(commands, "draw", lambda *drawn: (["explore", *out], []))
     (tmp_path / "inner").mkdir()
     assert commands.fuzz(1, 0, tmp_path / "inner") == []
 
