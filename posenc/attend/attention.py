@@ -102,7 +102,8 @@ def attention(
     (batch, num_heads, q_len).
     Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
     keys and values are rounded, and so are scores that torch computes. A query that sees no key
-    gives zeros and zero gradient.
+    gives zeros and zero gradient. Second derivatives come from every impl but "flex"; where they
+    are asked for (create_graph=True), the backward pass materializes all scores.
     Raises: ValueError if shapes, positions, `scale` or `impl` do not fit, and for packed documents
     without a document mask (see `masks.causal`).
 

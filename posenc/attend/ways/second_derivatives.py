@@ -44,16 +44,16 @@ class _Twice(torch.autograd.Function):
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
-            return None, None, None, grad, None, None
+            return None, None, None, grads[0], None, None
         q, k, v = ctx.saved_tensors
         with without_autocast(q.device):  # backward may be called inside it
             visible = ctx.visible()
             bias = q.new_zeros((), dtype=at_least_float32(q.dtype))
             if visible is not None:
                 bias = bias.expand(visible.shape).masked_fill(~visible, -torch.inf)
-            return *dense_gradients((q, k, v), bias, ctx.scale, (grad,)), None, None, None
+            return *dense_gradients((q, k, v), bias, ctx.scale, grads), None, None, None
 
 
 def dense_gradients(
