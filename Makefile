@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer test-floors release-check clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer test-floors test-newest release-check clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -42,8 +42,9 @@ test-all: .venv/.installed-all
 		tensorflow-cpu pytest beartype hypothesis mpmath
 	touch $@
 
-# What takes an hour: TensorFlow, the engines, fuzzers and kills for longer, the tutorials in whole.
-nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines
+# What takes hours: TensorFlow, the engines, other releases, fuzzers and kills for longer, the
+# tutorials in whole.
+nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines test-floors test-newest
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
 	$(PYTEST) -m nightly
 	$(BIN)/python -m tests.doctor.oracles full
@@ -119,20 +120,42 @@ readme: .venv/.installed
 docs: .venv/.installed-docs
 	$(BIN)/python docs/build_site.py
 
-# The oldest packages that pyproject.toml admits, in an environment of their own: attention, the
-# commands, transformers' models. Without the emulators, which speak of one version of transformers.
-# transformers 5.20 calls torch.jit.script, which torch 2.13 warns of.
+# Other releases, each in an environment of its own, 5 to 8 GB: the oldest that pyproject.toml admits,
+# some in the middle, and whatever the index has today. Without the emulators, which speak of one
+# version of transformers. Warnings of other releases are no failures.
 .venv-floors/.installed: pyproject.toml constraints-floors.txt
 	test -x .venv-floors/bin/python || $(PYTHON) -m venv .venv-floors
-	.venv-floors/bin/python -m pip install -q -c constraints-floors.txt -e ".[doctor,hf]" beartype \
-		hypothesis pytest pytest-xdist pyyaml
+	.venv-floors/bin/python -m pip install -q -c constraints-floors.txt -e ".[doctor,hf]" $(TESTERS)
 	touch $@
 
-FLOORS := tests/attend tests/compare/page tests/hf tests/report tests/statistics \
-	tests/test_cli.py tests/test_package.py tests/test_without_torch.py
-test-floors: .venv-floors/.installed
-	OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -q -rs -n auto \
-		-W ignore::DeprecationWarning -m "not slow and not prose and not nightly" $(FLOORS)
+.venv-middle/.installed: pyproject.toml
+	test -x .venv-middle/bin/python || $(PYTHON) -m venv .venv-middle
+	.venv-middle/bin/python -m pip install -q "torch==2.11.0" "transformers==5.20.0" \
+		-e ".[doctor,hf]" $(TESTERS)
+	touch $@
+
+# Installed anew each time, because the index changes; what is there already is not fetched again.
+.PHONY: .venv-newest
+.venv-newest:
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install -q -U -e ".[doctor,hf]" $(TESTERS)
+
+TESTERS := beartype hypothesis mpmath pytest pytest-xdist pyyaml
+RELEASES := tests/attend tests/encodings tests/hf tests/compare/page tests/extend tests/inspect \
+	tests/report tests/statistics tests/test_cli.py tests/test_package.py
+# Seconds, 0 for any number; what has failed by then is listed.
+LIMIT ?= 0
+OF_RELEASE = -m pytest -q -rfE -n auto -p no:cacheprovider --tb=short --show-capture=no \
+	-W ignore::DeprecationWarning -W ignore::FutureWarning -W ignore::UserWarning \
+	-m "not slow and not prose and not nightly" $(RELEASES)
+
+test-floors: .venv-floors/.installed .venv-middle/.installed
+	OMP_NUM_THREADS=1 timeout -s INT $(LIMIT) .venv-floors/bin/python $(OF_RELEASE)
+	OMP_NUM_THREADS=1 timeout -s INT $(LIMIT) .venv-middle/bin/python $(OF_RELEASE)
+
+test-newest: .venv-newest
+	.venv-newest/bin/python -m pip list | grep -E "^(torch|transformers|numpy) "
+	OMP_NUM_THREADS=1 timeout -s INT $(LIMIT) .venv-newest/bin/python $(OF_RELEASE)
 
 # What would be published, in dist/: built, checked, installed without and with torch, tried.
 .venv-release/.installed:
@@ -144,4 +167,4 @@ release-check: .venv-release/.installed
 	.venv-release/bin/python -m tests.release.check $(TAG)
 
 clean:
-	rm -rf build .venv .venv-engines .venv-floors .venv-oracles .venv-release .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf build .venv .venv-engines .venv-floors .venv-middle .venv-newest .venv-oracles .venv-release .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist

@@ -199,3 +199,45 @@ def test_each_package_comes_with_the_extra_that_its_hint_names():
 def test_the_oldest_torch_is_that_of_the_extra():
     (torch,) = [d for d in PROJECT["optional-dependencies"]["torch"] if d.startswith("torch")]
     assert torch == f"torch>={'.'.join(map(str, OLDEST_TORCH))}"
+
+
+PAGES = ("README.md", "README.zh-CN.md", "docs/start/install.md", "docs/start/install.zh-CN.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_name_the_floors(page):
+    text = (ROOT / page).read_text("utf-8")
+    extras = PROJECT["optional-dependencies"]
+    floors = {
+        name: found.removeprefix(f"{name}>=")
+        for extra, name in (("torch", "torch"), ("hf", "transformers"))
+        for found in extras[extra]
+        if found.startswith(f"{name}>=")
+    }
+    python = PROJECT["requires-python"].removeprefix(">=")
+    (line,) = [line for line in text.splitlines() if "`[torch]`" in line and "Python" in line]
+    assert f"Python {python}" in line
+    assert all(f"{name} {oldest}" in line for name, oldest in floors.items())
+
+
+def test_documents_install_what_is_published():
+    """From a clone, until docs/update_install.py is told that the index has it."""
+    from docs import update_install
+
+    wrong = [
+        p.name
+        for p in update_install.documents()
+        if update_install.written(t := p.read_text("utf-8")) != t
+    ]
+    assert wrong == []
+
+
+def test_one_variable_turns_the_commands(monkeypatch):
+    from docs import update_install
+
+    text = '`pip install .`, `pip install -U ".[torch]"`, ".[hf,keras]", pip install torch\n'
+    turned = text.replace("`pip install .`", "`pip install posenc`").replace('".[', '"posenc[')
+    monkeypatch.setattr(update_install, "NAME", "posenc")
+    assert update_install.written(text) == turned
+    monkeypatch.setattr(update_install, "NAME", ".")
+    assert update_install.written(turned) == text

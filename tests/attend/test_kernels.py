@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import posenc
 from posenc.attend import kernels
+from tests.compilers import needs_whole_graphs
 
 FORWARD, BACKWARD, FUNCTION = kernels.FORWARD, kernels.BACKWARD, F.scaled_dot_product_attention
 
@@ -175,6 +176,7 @@ def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
     assert kernels._found is not None
 
 
+@needs_whole_graphs
 def test_unknown_in_compiled_code_is_the_plain_way(plant):
     plant("FORWARD", FORWARD)
     alibi, q = posenc.ALiBi(4), torch.randn(1, 4, 10, 8)

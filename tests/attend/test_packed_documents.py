@@ -9,6 +9,7 @@ import posenc
 from posenc import masks
 from posenc.positions import goes_back
 from tests import attending
+from tests.compilers import needs_whole_graphs
 
 ROPE = posenc.RoPE(8, interleaved=False)
 PACKED = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6])
@@ -168,6 +169,7 @@ def test_it_goes_back_as_the_words_say():
     assert seen == {True, False}
 
 
+@needs_whole_graphs
 def test_nothing_is_read_in_a_trace():
     def call(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return attending.attend(x, x, x, ROPE, positions, impl="reference")

@@ -20,6 +20,7 @@ from posenc.attend.ways import (
     strips_backward,
 )
 from posenc.encodings.scores import sandwich
+from tests.compilers import needs_whole_graphs
 from tests.kinds import one_of_each_kind
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
@@ -251,6 +252,7 @@ def test_ways_that_cannot_drop_weights_refuse():
         case.run("sdpa", dropout_p=0.1)
 
 
+@needs_whole_graphs
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_the_host_traces_without_a_graph_break(name):
     case = setup(name, torch.arange(41), masks.causal)

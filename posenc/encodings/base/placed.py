@@ -83,8 +83,9 @@ def positions_of(
     components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
     # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.
     fits = 1 <= len(tokens) <= len(sizes) and tokens[-1] == sizes[-1]
-    for token, size in zip(tokens[-2::-1], sizes[-2::-1], strict=False):
-        fits = fits and (token == 1 or token == size)
+    if fits:
+        for axis in range(2, len(tokens) + 1):  # torch 2.6 traces no zip of different lengths
+            fits = fits and (tokens[-axis] == 1 or tokens[-axis] == sizes[-axis])
     if not fits or not components:
         axis = f", {num_axes}" if num_axes > 1 else ""
         comma = "" if axis else ","

@@ -38,7 +38,7 @@ class Tokens:
     ) -> None:  # fmt: skip
         self.x, self.state, self.num_axes = x, state, num_axes
         self.true_positions = true_positions
-        given = next((t for t in (positions, x) if isinstance(t, Tensor)), None)
+        given = positions if isinstance(positions, Tensor) else x
         self.device = given.device if device is None and given is not None else device
         known = as_range(positions) if num_axes == 1 else None
         if isinstance(positions, range) and known is None:

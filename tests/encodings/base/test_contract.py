@@ -12,6 +12,7 @@ from posenc.testing.tracing import (
     assert_compiles_without_recompiling_per_length,
     assert_exports_with_any_length,
 )
+from tests.compilers import needs_whole_graphs
 from tests.kinds import one_of_each_kind
 
 NAMES = names()
@@ -53,6 +54,7 @@ def test_any_shape_and_dtype(name: str):
     check()
 
 
+@needs_whole_graphs
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_compiles_without_recompiling_per_length(name: str):
     assert_compiles_without_recompiling_per_length(maker(name))

@@ -7,7 +7,7 @@ import torch
 
 from posenc import create, names
 from posenc.testing.harness import hidden, layer, room, tokens
-from tests.compilers import needs_inductor
+from tests.compilers import needs_inductor, needs_whole_graphs
 
 PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
 
@@ -18,6 +18,7 @@ def test_the_four_act_at_the_four_places():
         assert place in layer(functools.partial(create, name)).encoding.claims.places
 
 
+@needs_whole_graphs
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
 @needs_inductor
