@@ -279,7 +279,7 @@ NEW_ONLY = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e
 def test_text_and_numbers_of_other_keys_are_kept_exactly(tmp_path):
     kept = {
         "_name": "a\ud800b \udfff", "\udc80": 1, "pair": "\U0001f600", "digits": 10**200,
-        "small": 5e-324, "limit": [0.0, float("inf")], "escaped": "\\ud800",
+        "small": 5e-324, "limit": [0.0, 1e308], "escaped": "\\ud800",
     }  # fmt: skip
     path, out = tmp_path / "config.json", tmp_path / "out/config.json"
     path.write_text(json.dumps({**NEW_ONLY, **kept}))
