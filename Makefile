@@ -32,6 +32,7 @@ test: .venv/.installed
 # Everything that is not left to `make nightly`; with ONLY="-m slow" what `make test` leaves out.
 ONLY ?= -m "not nightly"
 test-all: .venv/.installed-all
+	$(BIN)/pyright -p tests/keras
 	$(PYTEST) $(ONLY)
 
 # What takes an environment of its own: the Keras layers on TensorFlow, 2 GB.
@@ -69,8 +70,8 @@ test-engines: .venv-engines/.installed
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q -rs \
 		tests/compare/engines tests/compare/page/test_watchers.py
 
-# With Keras installed: without it, pyright takes `import keras` for posenc/keras.
-lint: .venv/.installed-all
+# Without Keras, pyright would take `import keras` for posenc/keras: make test-all checks its types.
+lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
