@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 
 from posenc.encodings import create
-from posenc.report.page.console import print_table, stdout
+from posenc.report.page.console import print_table, stderr, stdout
 from posenc.report.page.failure import RunFailed
-from posenc.report.page.progress import tell
+from posenc.report.page.progress import say, tell
 from posenc.testing import VOIDING, Verdict, every_check, maker, verdicts
 from posenc.testing.harness import SHAPE
 
@@ -52,6 +52,7 @@ def _check_size(name: str) -> None:
 
 def _checked(name: str) -> list[Verdict]:
     checks = every_check()
+    say(stderr(), f"{name}: {len(checks)} checks of its behaviour, about half a minute.")
     found = []
     for i, verdict in enumerate(verdicts(maker(name), checks), 1):
         tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
