@@ -33,9 +33,8 @@ class World:
 
     @property
     def first(self) -> np.ndarray:
-        return np.minimum(
-            self.q_at.min(1, initial=2**62), self.k_at.min(1, initial=2**62)
-        )  # fmt: skip
+        every = np.concatenate([self.q_at, self.k_at], axis=1)
+        return every.min(1) if every.shape[1] else np.zeros(len(every), dtype=every.dtype)
 
 
 POSITIONAL = ("causal", "window", "prefix", "chunked", "sinks")
@@ -144,8 +143,9 @@ def shows_documents(tree: Tree, world: World) -> bool:
     """True for a mask of positions only that shows packed documents to one another."""
     if not set(tree.leaves) <= set(POSITIONAL) or "~" in tree.operators:
         return False
-    if not (np.diff(world.k_at) < 0).any():  # keys of one document only
-        return False
+    row = world.k_at[0]
+    if not (np.diff(row) < 0).any() or len(set(row.tolist())) == len(row):
+        return False  # no key returns to an earlier position
     strangers = world.q_documents[:, :, None] != world.k_documents[:, None]
     return bool((table(tree, world) & strangers).any())
 
