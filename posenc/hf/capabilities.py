@@ -62,3 +62,8 @@ def padding_requested(request: dict[str, Any]) -> Tensor | None:
     whole = {"_slice": False} if "_slice" in signature(prepare_padding_mask).parameters else {}
     keys, offset = request["kv_length"], request.get("kv_offset", 0)
     return prepare_padding_mask(request.get("attention_mask"), keys, offset, **whole)
+
+
+def validate(config: Any) -> None:
+    """Let a config of transformers check itself. Early releases of 5 check its rotary keys only."""
+    (getattr(config, "validate", None) or config.validate_rope)()

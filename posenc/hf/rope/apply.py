@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import rope_scaling as rs
+from posenc.hf.capabilities import validate
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import write_settings
 
@@ -90,7 +91,7 @@ def _validate(config: Any) -> None:
     Raises: ValueError if transformers would not load it.
     """
     try:
-        config.validate()
+        validate(config)
     except Exception as error:  # each family has checks of its own
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise ValueError(

@@ -18,6 +18,8 @@ WINDOW, HEAD_DIM, ROTARY = 6, 16, 8
 
 @pytest.fixture
 def model() -> Any:
+    if not hasattr(transformers, "DeepseekV4Config"):
+        pytest.skip("this transformers has no DeepSeek-V4")
     torch.manual_seed(0)
     config = transformers.DeepseekV4Config(**COMMON | {
         "num_key_value_heads": 1, "head_dim": HEAD_DIM, "partial_rotary_factor": ROTARY / HEAD_DIM,

@@ -42,6 +42,8 @@ def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
         pytest.skip("NTK needs two pairs of channels")
     if checkpoint.config.model_type in FEW_WORDS and name == "dynamic":
         pytest.skip("its config has no word for it, see test_failing_methods")
+    if name == "yarn" and len(plain) > 1 and not hasattr(checkpoint.config, "validate"):
+        pytest.skip("this transformers cannot load YaRN by layer type")
     settings = stretch(plain, method, TARGET)
     before = {k: v[0].clone() for k, v in rotary_frequencies(checkpoint.model).items()}
     with applied(checkpoint.model, settings, LENGTH if method.keeps_maximum else TARGET):
