@@ -67,7 +67,7 @@ class Tensor(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         """Return the number of elements."""
         return math.prod(self.shape)
 
@@ -77,7 +77,7 @@ class Tensor(NamedTuple):
         if self.kind not in BLOCKS:
             return None
         elements, size = BLOCKS[self.kind]
-        return -(-self.count // elements) * size
+        return -(-self.elements // elements) * size
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def read_header(file: BinaryIO, path: Path) -> Header:
 
 def floats_of(file: BinaryIO, path: Path, header: Header, tensor: Tensor) -> tuple[float, ...]:
     """Return the elements of a small tensor of floats. Raises: ValueError for another one."""
-    if tensor.count > MOST_FACTORS:
+    if tensor.elements > MOST_FACTORS:
         raise ValueError(f"{path}: {tensor.name} has more than {MOST_FACTORS} elements.")
     letter = {F32: "f", F16: "e", F64: "d"}.get(tensor.kind)
     if letter is None:
         raise ValueError(f"{path}: {tensor.name} must be floats, got the type {tensor.kind}.")
-    layout = struct.Struct(f"{header.order}{tensor.count}{letter}")
+    layout = struct.Struct(f"{header.order}{tensor.elements}{letter}")
     file.seek(header.data + tensor.offset)
     return layout.unpack(file.read(layout.size))
 

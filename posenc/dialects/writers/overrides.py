@@ -191,8 +191,9 @@ def _merged(before: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
     result = dict(before)
     for key, value in new.items():
         old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = _merged(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merged(old, value)
+        result[key] = value
     return result
 
 
