@@ -52,7 +52,10 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
             if kwargs.get("softcap") is not None:
                 scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
             if attention_mask is not None:
-                scores = scores.masked_fill(~attention_mask[:, :, rows], -torch.inf)
+                mask = attention_mask[:, :, rows]
+                if mask.dtype != torch.bool:  # OPT's, in early releases of transformers 5
+                    mask = mask == 0
+                scores = scores.masked_fill(~mask, -torch.inf)
             elif causal:
                 seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
                 scores = scores.masked_fill(~seen.tril(first + start), -torch.inf)

@@ -74,7 +74,7 @@ def test_every_vendors_config_is_read_or_refused_with_the_class_to_take():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"model_type": "lama"}, "does not know the family 'lama' .did you mean 'llama'"),
+    ({"model_type": "lama"}, "model_type 'lama' is unknown. Build it"),
     ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "spiral"),
     ({"model_type": "qwen2_vl", "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
