@@ -1,5 +1,6 @@
 """Test whether two studies rank the same encodings alike."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
 
     few = len(names) <= 8
     count, random = math.factorial(len(names)) if few else 9_999, np.random.default_rng(0)
-    pairings = {"permutation_type": "pairings", "n_resamples": count, "rng": random}
-    found = permutation_test((a,), rho, vectorized=True, **pairings)
+    pairings = {"permutation_type": "pairings", "n_resamples": count}
+    drawn = "rng" if "rng" in inspect.signature(permutation_test).parameters else "random_state"
+    found = permutation_test((a,), rho, vectorized=True, **pairings, **{drawn: random})
     return Rho(float(found.statistic), float(found.pvalue), len(names))
 
 
