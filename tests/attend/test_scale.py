@@ -12,6 +12,7 @@ import posenc
 from posenc import masks
 from posenc.encodings import names
 from tests.attending import attend
+from tests.compilers import needs_whole_graphs
 
 HEADS, HEAD_DIM, LENGTH = 4, 16, 9
 USUAL = 1 / math.sqrt(HEAD_DIM)
@@ -155,7 +156,9 @@ def test_t5_has_no_scale_if_asked_for():
     torch.testing.assert_close(attend(q, k, v, t5, scale=USUAL), attend(q, k, v, None))
 
 
-@pytest.mark.parametrize("mode", ["eager", "decode", "compiled"])
+@pytest.mark.parametrize(
+    "mode", ["eager", "decode", pytest.param("compiled", marks=needs_whole_graphs)]
+)
 def test_a_layer_of_a_given_scale(mode):
     torch.manual_seed(0)
     layer = posenc.Attention(64, HEADS, encoding="alibi", scale=0.7).eval()
@@ -178,6 +181,7 @@ def test_a_layer_of_a_given_scale(mode):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@needs_whole_graphs
 @pytest.mark.parametrize("name", ["sincos_2d", "deberta", "dape", "rope+shaw"])
 def test_compiled_code_uses_the_given_scale(name):
     """Also where an encoding has claims of its own, such as the number of components."""

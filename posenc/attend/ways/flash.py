@@ -87,6 +87,7 @@ def gradients(
     keys, whose bias is `bias`."""
     assert kernels.BACKWARD is not None
     (grad, q, out, lse), (k, v) = mine, theirs
+    bias = adjacent(bias)  # as in `attend`
     return kernels.BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
