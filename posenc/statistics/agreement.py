@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 
@@ -48,9 +49,10 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
 
     few = len(names) <= 8
     count, random = math.factorial(len(names)) if few else 9_999, np.random.default_rng(0)
-    pairings = {"permutation_type": "pairings", "n_resamples": count}
+    # Before scipy 1.15 the generator has another name.
     drawn = "rng" if "rng" in inspect.signature(permutation_test).parameters else "random_state"
-    found = permutation_test((a,), rho, vectorized=True, **pairings, **{drawn: random})
+    pairings: dict[str, Any] = {"permutation_type": "pairings", "n_resamples": count, drawn: random}
+    found = permutation_test((a,), rho, vectorized=True, **pairings)
     return Rho(float(found.statistic), float(found.pvalue), len(names))
 
 

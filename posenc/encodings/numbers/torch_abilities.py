@@ -33,7 +33,8 @@ def compile_alone(function: Callable[..., Any], limit: int, **options: Any) -> C
     if "recompile_limit" in taken:
         options["recompile_limit"] = limit
     if "isolate_recompiles" in taken:
-        return torch.compile(function, isolate_recompiles=True, **options)
+        options["isolate_recompiles"] = True
+        return torch.compile(function, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
