@@ -173,7 +173,9 @@ def kernels(name: str, length: int, device: str, lock: Path) -> dict[str, Any]:
     where = range(length)
     tokens = torch.randn(1, length, heads * width, device=device)
     state = encoding.state(tokens, torch.arange(length, device=device))
-    state = None if state is None else state.detach().to(dtype)
+    if state is not None:  # in its own dtype: FoX's running sums are float64
+        state = state.detach().requires_grad_()
+        leaves.append(state)
     options: dict[str, Any] = {"q_state": state, "kv_state": state, "mask": masks.causal}
     options |= {"q_positions": where, "kv_positions": where}
 

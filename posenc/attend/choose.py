@@ -29,7 +29,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from posenc.attend import kernels
+from posenc.attend import flex_options, kernels
 from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
@@ -65,11 +65,21 @@ class Choice:
     form: str = ""
     """One of FORMS if `way` is "sdpa"."""
 
+    named: bool = False
+    """The caller asked for this way, so no other may run."""
+
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
-        """Return the output of attention, and the log-sum-exp if the problem needs it."""
+        """Return the output of attention, and the log-sum-exp if the problem needs it.
+
+        Raises: ValueError if the caller named FlexAttention, whose kernel torch cannot build.
+        """
         if self.way == "sdpa":
             return sdpa.run(problem, self.form)
-        return WAYS[self.way].run(problem)
+        try:
+            return WAYS[self.way].run(problem)
+        except flex.NoRoom:
+            # From now on `refusal` says so: this chooses another way, or raises.
+            return choose(problem, "flex" if self.named else "auto").run(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """Return the expected time and memory."""
@@ -94,7 +104,7 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
         )
     form = sdpa_form(problem)[0] if impl == "sdpa" else ""
     reason = "selected by name" + (_backend(problem) if impl == "flex" else "")
-    return Choice(impl, reason + _repeats(problem, impl, form), form)
+    return Choice(impl, reason + _repeats(problem, impl, form), form, named=True)
 
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
@@ -140,7 +150,7 @@ def _cheapest(problem: Problem) -> Choice:
 
 
 def _backend(problem: Problem) -> str:
-    return ", backend {}: {}".format(*flex.backend(problem))
+    return ", backend {}: {}".format(*flex_options.backend(problem))
 
 
 def _repeats(problem: Problem, way: str, form: str = "") -> str:
@@ -187,8 +197,8 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
 def _takes_rows(problem: Problem) -> bool:
     """Return True if a kernel of torch takes the term as a mask of a few queries. On CUDA it is the
     fastest: one query and 32,768 keys, 4 rows and 16 heads of 128 channels in bfloat16, take an
-    H100 0.36 ms with such a row, 0.36 without, 1.5 by FlexAttention with ALiBi's formula, and 2.9
-    by `reference`."""
+    H100 0.41 to 0.53 ms with such a row, 0.35 without, 1.3 by FlexAttention with ALiBi's formula,
+    and 2.9 by `reference`."""
     if problem.q.device.type == "cuda":
         return problem.kv_len > 0 and blocks.only_adds(problem)
     return blocks.masks(problem)
@@ -233,7 +243,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
 
 def _why_not_flex(problem: Problem) -> str | None:
     device, term, needs_grad = problem.q.device.type, problem.term, problem.needs_grad
-    adds_atomically = flex.adds_atomically(problem)
+    adds_atomically = flex_options.adds_atomically(problem)
     if torch.compiler.is_compiling():
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
@@ -256,4 +266,6 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "FlexAttention gives no log-sum-exp on the CPU"
     if device not in ("cpu", "cuda"):
         return f"it runs on CPU and CUDA, not on {device}"
+    if flex.lacks_room(problem):
+        return "torch could not build its kernel, which needs more shared memory than the GPU has"
     return None

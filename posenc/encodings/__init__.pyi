@@ -51,6 +51,7 @@ from posenc.encodings.scores.alibi import ALiBi as ALiBi
 from posenc.encodings.scores.forgetting import FoX as FoX
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
 from posenc.encodings.terms.by_distance import ByDistance as ByDistance
+from posenc.encodings.terms.chain import Chain as Chain
 from posenc.encodings.terms.dense import Dense as Dense
 from posenc.encodings.terms.term import ScoreMod as ScoreMod
 from posenc.encodings.terms.term import Term as Term

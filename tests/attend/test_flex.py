@@ -11,7 +11,7 @@ from torch.nn.attention import flex_attention as flex_of_torch
 
 import posenc
 from posenc import masks
-from posenc.attend import choose
+from posenc.attend import choose, flex_options
 from posenc.attend.request import problems_of
 from posenc.attend.ways import flex, reference
 from tests.attending import attend
@@ -218,10 +218,10 @@ def test_formulas_are_the_bias_at_any_distance(name, first):
 def test_a_kernel_reads_what_is_dear_to_compute(name):
     """On an H100, 8,192 tokens by KERPLE's logarithm take 1.59 ms, and from a table 0.97."""
     encoding = FORMULAS[name]().requires_grad_(False)
-    kind = flex._kind(problem(encoding, masks.causal))
+    kind = flex_options.kind(problem(encoding, masks.causal))
     assert (kind == "table") == (name in ("KERPLE", "power", "sum"))
     at = torch.stack([torch.arange(150), 3 * torch.arange(150)])
-    kind = flex._kind(problem(encoding, masks.causal, q_at=at, kv_at=at))
+    kind = flex_options.kind(problem(encoding, masks.causal, q_at=at, kv_at=at))
     assert kind.startswith("pairs _"), "a table of all pairs would be large"
 
 
@@ -247,9 +247,44 @@ def test_a_subclass_with_another_bias_is_not_computed_by_its_parents_formula():
     i, j = torch.arange(150), torch.zeros(150, dtype=torch.long)
     for encoding in (Steeper(4), changed):
         built = problem(encoding, masks.causal)
-        assert flex._kind(built) == "table"
+        assert flex_options.kind(built) == "table"
         want = 3 * bias_at(posenc.ALiBi(4), i)
         torch.testing.assert_close(added(flex.score_mod(built), i, j), want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("last", [-70_000.0, -3e6])
+def test_fox_subtracts_far_running_sums_exactly_without_float64(last):
+    """Of 100,000 gates of a half the running sum is -69,315; float32 rounds it to 0.008, which is
+    more than what a gate of 0.995 takes away."""
+    fox = posenc.FoX(64, 4).requires_grad_(False)
+    gates = -0.005 * torch.rand(1, 4, 150, dtype=torch.float64)
+    state = last + gates.cumsum(2)
+    built = problem(fox, masks.causal)
+    side = {"state": state}
+    q, k = (tokens_with(tokens, **side) for tokens in (built.queries, built.keys))
+    with torch.no_grad():
+        mod = fox.term(q, k).pair()
+    i, j = torch.arange(150), torch.arange(150).flip(0)
+    got = mod(torch.zeros(4, 150), torch.tensor(0), torch.arange(4)[:, None], i, j)
+    assert got.dtype == torch.float32
+    want = torch.stack(
+        [state[0, :, int(a)] - state[0, :, int(b)] for a, b in zip(i, j, strict=True)], dim=1
+    )
+    # float32 rounds the result, and 2**-46 of the sums remains
+    torch.testing.assert_close(got.double(), want, rtol=2.0**-22, atol=2.0**-46 * -last)
+
+
+def tokens_with(tokens, state):
+    return posenc.Tokens(torch.zeros(1, 4, state.shape[2], 16), tokens.where, state)
+
+
+def test_fox_reads_all_differences_only_to_learn():
+    for grad, cells in ((False, "q_high"), (True, "values")):
+        built = problem("fox", masks.causal, grad=grad)
+        with torch.set_grad_enabled(grad):
+            mod = built.term.pair()
+        assert cells in mod.__code__.co_freevars
+        assert (flex.cost(built).extra_bytes >= 4 * 4 * 150 * 150) == grad
 
 
 @pytest.fixture
@@ -316,7 +351,7 @@ def test_gradients_of_learned_biases_are_the_same_bit_for_bit(name):
 )
 def test_the_backend_is_named_with_its_reason(name, grad, backend, why):
     built = problem(name, grad=grad)
-    named, reason = flex.backend(on_cuda(built))
+    named, reason = flex_options.backend(on_cuda(built))
     assert named == backend and why in reason
     assert f", backend {backend}: " in choose.choose(on_cuda(built), "flex").reason
     if not grad:
@@ -423,25 +458,36 @@ def test_a_score_keeps_its_dtype(name):
 
 NEXT_TO_EACH_OTHER = {"BLOCKS_ARE_CONTIGUOUS": True}
 SAFE = NEXT_TO_EACH_OTHER | {"ROWS_GUARANTEED_SAFE": True}
+SCATTERED = 2 * torch.arange(150)
+FEW_QUERIES = {"bwd_num_stages": 1, "bwd_num_warps": 8, "fwd_num_stages": 1}
+PAIRS = FEW_QUERIES | {
+    "fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fwd_num_warps": 8,
+}  # fmt: skip
+H100_BYTES, NEEDED_BYTES = 232_448, 245_760
+"""Shared memory that a kernel can have on an H100, and that FIRE's needed there with three stages
+of 128 by 128 tiles and heads of 64 channels in bfloat16, in Triton's words."""
 OPTIONS = {
-    "table": ("sandwich", {}, flex.TABLES),
-    "dear formula": ("kerple", {}, flex.TABLES),
+    "table": ("sandwich", {}, flex_options.TABLES),
+    "dear formula": ("kerple", {}, flex_options.TABLES),
     "table, whole blocks": (
         "sandwich",
         {"q_len": 256, "kv_len": 256},
-        flex.TABLES | NEXT_TO_EACH_OTHER,
+        flex_options.TABLES | NEXT_TO_EACH_OTHER,
     ),
-    "formula": ("alibi", {}, flex.FORMULAS),
-    "formula, whole blocks": ("alibi", {"q_len": 256, "kv_len": 256}, flex.FORMULAS | SAFE),
+    "formula": ("alibi", {}, flex_options.FORMULAS),
+    "formula, whole blocks": ("alibi", {"q_len": 256, "kv_len": 256}, flex_options.FORMULAS | SAFE),
     "formula, learned": (
         "alibi",
         {"q_len": 256, "kv_len": 256, "grad": True},
-        flex.FORMULAS | SAFE,
+        flex_options.FORMULAS | SAFE,
     ),
     "formula, float32": ("alibi", {"q_len": 256, "kv_len": 256, "dtype": torch.float32}, SAFE),
     "formula, other card": ("alibi", {"card": (8, 0)}, {}),
     "formula, few queries": ("alibi", {"q_len": 100, "kv_len": 256}, {}),
-    "pairs": ("fire", {"q_len": 256, "kv_len": 256}, {}),
+    "formula, pairs": ("alibi", {"kv_at": SCATTERED}, {}),
+    "pairs": ("fire", {"q_len": 256, "kv_len": 256}, PAIRS),
+    "pairs, few queries": ("fire", {"q_len": 100, "kv_len": 256}, FEW_QUERIES),
+    "difference of a query's number and a key's": ("fox", {}, {}),
 }
 
 
@@ -452,7 +498,8 @@ def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
     name, size, options = OPTIONS[case]
     size = dict(size)
     dtype, card = size.pop("dtype", torch.bfloat16), size.pop("card", (9, 0))
-    monkeypatch.setattr(flex, "_capability", lambda device: card)
+    monkeypatch.setattr(flex_options, "_capability", lambda device: card)
+    monkeypatch.setattr(flex_options, "_shared_memory", lambda device: H100_BYTES)
     given = {}
     monkeypatch.setattr(flex, "score_mod", lambda problem: None)
     monkeypatch.setattr(flex, "block_mask", lambda problem: None)
@@ -467,6 +514,111 @@ def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
     assert (given["kernel_options"] or {}) == options
 
 
+def test_the_bound_of_shared_memory_is_not_below_what_triton_reported():
+    built = with_widths(problem("fire", masks.causal, 256, 256), 64)
+    assert flex_options._needs(built, 128, 128, 3) >= NEEDED_BYTES
+    assert flex_options._needs(built, 128, 64, 2) <= H100_BYTES
+    both = posenc.Compose(posenc.create("fire", SHAPE), posenc.create("deberta", SHAPE))
+    two = with_widths(problem(both, masks.causal, 256, 256), 64)
+    assert flex_options._needs(two, 128, 64, 2) > flex_options._needs(built, 128, 64, 2), (
+        "it reads more numbers"
+    )
+
+
+def with_widths(built, width, dtype=torch.bfloat16):
+    """Return the attention with heads of this width that claim to be on a GPU."""
+    made = on_cuda(built, dtype)
+    made.q.shape = (*built.q.shape[:-1], width)
+    return replace(made, v=torch.empty(*built.v.shape[:-1], width))
+
+
+@pytest.mark.parametrize("width", [16, 64, 80, 128, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("room", [48 * 1024, 64 * 1024, 101_376, 166_912, H100_BYTES])
+def test_a_bias_of_each_pair_gets_tiles_that_fit_any_gpu(width, dtype, room, monkeypatch):
+    """Counted here for one number for each pair: queries, keys, values and the bias."""
+    monkeypatch.setattr(flex_options, "_shared_memory", lambda device: room)
+    options = flex_options._options_for_pairs(
+        with_widths(problem("fire", None, 256, 256), width, dtype)
+    )
+    rows, keys, stages = (options[f"fwd_{name}"] for name in ("BLOCK_M", "BLOCK_N", "num_stages"))
+    assert (
+        flex_options.BLOCK % rows == 0 and flex_options.BLOCK % keys == 0 and min(rows, keys) >= 16
+    )
+    held = dtype.itemsize * width * (rows + 2 * stages * keys) + 4 * (stages - 1) * rows * keys
+    smallest = (rows, keys, stages) == (16, 16, 1)
+    assert held <= room or smallest
+    assert stages == 2 or width * dtype.itemsize >= 256, "one stage loads nothing ahead"
+
+
+def test_a_torch_that_does_not_tell_the_shared_memory_gets_the_smallest_tiles(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: object())
+    options = flex_options._options_for_pairs(with_widths(problem("fire", None, 256, 256), 64))
+    assert options["fwd_num_stages"] == 1 and options["fwd_BLOCK_M"] == 16
+
+
+OUT_OF_ROOM = (
+    "No valid triton configs. OutOfMemoryError: out of resource: "
+    "triton_tem_fused_flex_attention_0 Required: 245760 Hardware limit:232448 Reducing block sizes "
+    "or `num_stages` may help."
+)
+"""What torch 2.11 said on an H100."""
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """A FlexAttention of which `auto` thinks that it runs, and whose kernel does not fit: the
+    number of its calls."""
+    calls = []
+
+    def fails(*args, **options):
+        calls.append(args)
+        raise RuntimeError(OUT_OF_ROOM)
+
+    monkeypatch.setattr(flex, "_compiled", lambda *kind: fails)
+    monkeypatch.setattr(flex, "_no_room", set())
+    plain = choose._cheapest
+
+    def first_flex(problem):
+        can = choose._why_not_flex(problem) is None
+        return choose.Choice("flex", "planted") if can else plain(problem)
+
+    monkeypatch.setattr(choose, "_cheapest", first_flex)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["fire", "deberta", "t5"])
+def test_a_kernel_that_does_not_fit_the_gpu_is_tried_once(name, no_room):
+    encoding = posenc.create(name, SHAPE).requires_grad_(False)
+    wanted = call(encoding, "reference")
+    for _ in range(2):
+        torch.testing.assert_close(call(encoding, "auto"), wanted, rtol=1e-5, atol=1e-5)
+    assert len(no_room) == 1
+    built = problem(encoding, q_len=150, kv_len=150)
+    assert choose.choose(built).way != "flex"
+    assert "more shared memory than the GPU has" in choose.others(built, "blocks")["flex"]
+    call(posenc.create("kerple", SHAPE).requires_grad_(False), "auto")
+    assert len(no_room) == 2, "what one encoding needs says nothing of another"
+
+
+def test_a_named_flex_whose_kernel_does_not_fit_is_refused_not_replaced(no_room):
+    encoding = posenc.create("fire", SHAPE).requires_grad_(False)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot run FIRE: torch could not build its kernel"):
+            call(encoding, "flex")
+    assert len(no_room) == 1
+
+
+def test_another_error_of_a_kernel_is_not_hidden(no_room, monkeypatch):
+    def fails(*args, **options):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(flex, "_compiled", lambda *kind: fails)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        call(posenc.create("fire", SHAPE).requires_grad_(False), "auto")
+    assert not flex._no_room
+
+
 @pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(40)])
 @pytest.mark.parametrize("shift", [0, 1, 127, 128])
 def test_options_promise_what_the_blocks_hold(mask, shift):
@@ -475,7 +627,7 @@ def test_options_promise_what_the_blocks_hold(mask, shift):
     promised = 0
     for q_len, kv_len in itertools.product((128, 129, 256, 512, 600), (128, 256, 300, 512, 650)):
         built = problem("alibi", mask, q_len, kv_len, shift)
-        if not flex._is_orderly(built) or mask is None:
+        if not flex_options._is_orderly(built) or mask is None:
             continue
         promised += 1
         blocks = flex.block_mask(built)
@@ -487,10 +639,10 @@ def test_options_promise_what_the_blocks_hold(mask, shift):
                     first = visited[0]
                     assert visited[:count] == list(range(first, first + count))
         for row in range(q_len):
-            block = row // flex.BLOCK
+            block = row // flex_options.BLOCK
             partial = blocks.kv_num_blocks[0, 0, block] > 0
             visited = blocks.kv_indices if partial else blocks.full_kv_indices
-            first = int(visited[0, 0, block, 0]) * flex.BLOCK
+            first = int(visited[0, 0, block, 0]) * flex_options.BLOCK
             assert row + shift >= first, "it sees the first key of the first tile"
     assert (promised > 0) == (mask is masks.causal and shift == 0)
 

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.attend import flex_options
 from posenc.attend.cost import Cost
+from posenc.attend.flex_options import BLOCK, backend
 from posenc.attend.problem import FAR, Problem
 from posenc.attend.ways import diagonals
 from posenc.encodings import ScoreMod, learned
@@ -24,32 +26,28 @@ FAR_BLOCKS = 6
 """Least number of blocks of far keys for the last query, so that a kernel of their own pays."""
 WITHOUT_LSE = ("cpu",)
 """Devices for which compiled FlexAttention returns no log-sum-exp, so parts cannot be joined."""
-BLOCK = 128
-"""Queries, and keys, per block of FlexAttention's block mask."""
 KEPT = 64
 """Maximum number of block masks, and of compiled functions, that are kept."""
-TABLES = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
-"""A table's numbers need shared memory and registers, as keys do: a fifth faster on an H200."""
-FORMULAS = {
-    "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_num_warps": 4,
-    **{f"bwd_BLOCK_{side}": 64 for side in ("M1", "N1", "M2", "N2")},
-}  # fmt: skip
-"""For a bias by formulas. Smaller tiles than torch's leave registers for the arithmetic: on an H100
-at 8,192 tokens, 16 heads of 64 channels in bfloat16, ALiBi takes 0.62 ms instead of 0.75, with the
-backward pass 2.15 instead of 2.46."""
-MEASURED_WIDTH, MEASURED_CARD = 64, (9, 0)
-"""Widest heads, and CUDA's compute capability, for which FORMULAS was measured: the H100's and
-H200's. Another card may not have the shared memory for it."""
+NO_ROOM = ("out of resource", "No valid triton configs")
+"""What torch and Triton say of a kernel that needs more than the GPU has."""
+
+
+class NoRoom(RuntimeError):
+    """Report that torch cannot build this kernel, which needs more than the GPU has."""
+
+
+_no_room: set[tuple[Any, ...]] = set()
+"""The kernels that torch could not build in this process, as `_kernel` describes them."""
 
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory."""
     heads, pairs = problem.q.shape[1], problem.q_len * problem.kv_len
-    learning = learns(problem)
-    if problem.term is None or (_computes(problem) and not learning):
+    learning = flex_options.learns(problem)
+    if problem.term is None or (flex_options.computes(problem) and not learning):
         numbers = 0
     else:
-        numbers = problem.q_len + problem.kv_len if problem.is_by_distance else pairs
+        numbers = pairs if flex_options.reads_pairs(problem) else problem.q_len + problem.kv_len
     dense = problem.mask is not None and not _is_exact(problem)
     mask = 2 * _mask_rows(problem) * pairs if dense else pairs // BLOCK**2 * 8
     extra = 4 * heads * numbers + mask
@@ -58,33 +56,33 @@ def cost(problem: Problem) -> Cost:
     return Cost("O(visible blocks)", extra)
 
 
-def backend(problem: Problem) -> tuple[str, str]:
-    """Return FlexAttention's backend, and why it runs. Torch takes FLASH only by name."""
-    if problem.q.device.type == "cpu":
-        return "C++", "compiled for the CPU"
-    if adds_atomically(problem):
-        return "TRITON", "FLASH gives a bias no gradient"
-    return "AUTO", "Triton, with its own kernel for few queries"
+def lacks_room(problem: Problem) -> bool:
+    """Return True if torch could not build the kernel of a problem like this one."""
+    return bool(_no_room) and _kernel(problem) in _no_room
 
 
-def learns(problem: Problem) -> bool:
-    """Return True if the gradient of the bias may be needed: parameters or states need one, or the
-    bias reads queries or keys."""
-    if problem.term is None or not problem.needs_grad:
-        return False
-    states = (problem.queries.state, problem.keys.state)
-    tensors = [t for t in (*states, *problem.encoding.parameters()) if t is not None]
-    return problem.term.by_distance is None or any(t.requires_grad for t in tensors)
-
-
-def adds_atomically(problem: Problem) -> bool:
-    """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
-    in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
-    return learns(problem) and not problem.is_by_distance
+def _kernel(problem: Problem) -> tuple[Any, ...]:
+    """Return what the shared memory of the kernel depends on."""
+    q, v = problem.q, problem.v
+    widths = q.shape[-1], v.shape[-1]
+    few = problem.q_len <= BLOCK
+    asked = q.device, q.dtype, widths, few, backend(problem)[0]
+    return *asked, type(problem.encoding), flex_options.kind(problem)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by compiled FlexAttention."""
+    """Attend by compiled FlexAttention. Raises: NoRoom if torch cannot build the kernel on this
+    GPU, which `lacks_room` knows from then on."""
+    try:
+        return _run(problem)
+    except Exception as error:  # torch 2.6 and Triton raise other classes than torch 2.13
+        if not any(words in str(error) for words in NO_ROOM):
+            raise
+        _no_room.add(_kernel(problem))
+        raise NoRoom(str(error)) from error
+
+
+def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     row = _learned_row(problem)
     with torch.set_grad_enabled(problem.needs_grad):
         if row is None:
@@ -101,7 +99,7 @@ def _learned_row(problem: Problem) -> Tensor | None:
     if not (problem.is_by_distance and problem.needs_grad):
         return None
     assert problem.term is not None
-    if _computes(problem) and not learned(problem.term.formulas()):  # type: ignore[misc]
+    if flex_options.computes(problem) and not learned(problem.term.formulas()):  # type: ignore[misc]
         return None
     row = _whole_row(problem)
     return row if row.requires_grad else None
@@ -121,86 +119,20 @@ def _attend(problem: Problem, row: Tensor | None, need_lse: bool) -> tuple[Tenso
         mod, parts = _table_mod(problem, row - constant), _near_and_far(problem, first_far)
     elif row is None:
         mod, parts = score_mod(problem), (block_mask(problem),)
-    elif _computes(problem):
+    elif flex_options.computes(problem):
         with torch.no_grad():
             mod, parts = _formulas_mod(problem), (block_mask(problem),)
     else:
         mod, parts = _table_mod(problem, row), (block_mask(problem),)
-    attend = _compiled(device, name, _kind(problem), _is_exact(problem), len(parts), lengths)
+    attend = _compiled(
+        device, name, flex_options.kind(problem), _is_exact(problem), len(parts), lengths
+    )
     out, lse = attend(
         problem.q, problem.k, problem.v, mod, parts, need_lse, scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-        kernel_options=_options(problem, name, len(parts)) or None,
+        kernel_options=flex_options.options(problem, name, len(parts)) or None,
     )  # fmt: skip
     return out, lse if lse is None or constant is None else lse + constant
-
-
-def _computes(problem: Problem) -> bool:
-    """Return True if the kernel computes the bias by distance by its formulas: faster than reading
-    a table, unless one of them is dear."""
-    if not problem.is_by_distance:
-        return False
-    assert problem.term is not None
-    formulas = problem.term.formulas
-    return formulas is not None and not any(formula.dear for formula in formulas())
-
-
-def _kind(problem: Problem) -> str:
-    """Return how the kernel gets the bias: by formulas, which it names; from a "table" by distance;
-    or from "pairs" of positions, with the formulas that it computes there."""
-    term = problem.term
-    names = ""
-    if term is not None and term.formulas is not None:
-        names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
-    if _computes(problem):
-        return names
-    return "table" if problem.is_by_distance else f"pairs {names}".strip()
-
-
-def _options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
-    """Return the options of FlexAttention's kernels; `parts`: how many masks they attend under."""
-    options: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
-    if problem.q.device.type != "cuda" or not problem.is_by_distance:
-        return options
-    computes = _computes(problem)
-    if not computes:
-        options |= TABLES
-    elif _is_measured(problem):
-        options |= FORMULAS
-    if parts == 1 and _is_orderly(problem):
-        options["BLOCKS_ARE_CONTIGUOUS"] = True
-        # A table's numbers may be -inf, a formula's are finite.
-        options |= {"ROWS_GUARANTEED_SAFE": True} if computes else {}
-    return options
-
-
-def _is_orderly(problem: Problem) -> bool:
-    """Return True if all blocks that a kernel visits in one go lie side by side, and if each query
-    sees a key in the first tile that is visited for it, so that no maximum of scores is -inf.
-
-    Under a causal mask from the same position on, whole blocks of queries first visit the block on
-    the diagonal, whose first key all of them see, then all blocks before it. A window, or another
-    first position, can make a query see nothing of a first tile; a last block of fewer queries is
-    not next to the diagonal, where gradients of keys visit both.
-    """
-    mask = problem.mask
-    if mask is None:
-        return True
-    causal = mask.exact and mask.causal and mask.window is None
-    same_start = problem.mask_shift == 0 and problem.q_len <= problem.kv_len
-    return causal and same_start and problem.q_len % BLOCK == 0
-
-
-def _is_measured(problem: Problem) -> bool:
-    """Return True if FORMULAS was measured for such heads, dtypes, lengths and cards. Up to BLOCK
-    queries torch may run another kernel, for decoding."""
-    q, v = problem.q, problem.v
-    narrow = max(q.shape[-1], v.shape[-1]) <= MEASURED_WIDTH and q.dtype.itemsize == 2
-    return narrow and problem.q_len > BLOCK and _capability(q.device) == MEASURED_CARD
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def score_mod(problem: Problem) -> ScoreMod | None:
@@ -213,7 +145,7 @@ def score_mod(problem: Problem) -> ScoreMod | None:
         assert problem.term.pair is not None
         with without_autocast(problem.q.device):
             return problem.term.pair()
-    if _computes(problem) and not learns(problem):
+    if flex_options.computes(problem) and not flex_options.learns(problem):
         return _formulas_mod(problem)
     return _table_mod(problem, _whole_row(problem))
 

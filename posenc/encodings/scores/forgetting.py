@@ -15,6 +15,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.term import ScoreMod
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances
 
@@ -117,6 +118,39 @@ class ForgottenBetween(Dense):
     def _per_key(self) -> tuple[Tensor, Tensor]:
         assert self.q.state is not None and self.k.state is not None
         return self.q.state, self.k.state
+
+    def pair(self) -> ScoreMod:  # type: ignore[override]
+        """Return a score_mod that subtracts running sums, in O(len) memory. With gradients, one
+        that reads all differences: a kernel would add those of a whole row to one number."""
+        x, q, k = self.q.x, self.q.state, self.k.state
+        assert x is not None and q is not None and k is not None
+        learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+        if self.per_key is None or learns or x.dtype == torch.float64:
+            return super().pair()
+        (q_high, q_low), (k_high, k_low) = _in_two(q), _in_two(k)
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            of_q = torch.zeros_like(batch) if len(q_high) == 1 else batch
+            of_k = torch.zeros_like(batch) if len(k_high) == 1 else batch
+            high = q_high[of_q, head, q_idx] - k_high[of_k, head, kv_idx]
+            low = q_low[of_q, head, q_idx] - k_low[of_k, head, kv_idx]
+            return score + (high + low)
+
+        return mod
+
+
+def _in_two(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two tensors in float32 whose sum is `sums` to 2**-48 of it.
+
+    With q = q_high + q_low and k likewise, q - k = (q_high - k_high) + (q_low - k_low). In float32
+    each of the two differences and their sum are rounded by 2**-24 of the result, and the low parts
+    are at most 2**-24 of the sums. So the error is 2**-23 of q - k and 2**-46 of q and k. (That of
+    a difference in float64, rounded to float32, is 2**-24 of q - k.) A kernel needs no
+    float64, which most GPUs compute 64 times as slowly.
+    """
+    high = sums.to(torch.float32)
+    low = (sums.double() - high.double()).to(torch.float32)
+    return high, low.masked_fill(~high.isfinite(), 0)  # infinity minus itself is NaN
 
 
 def _backwards(q: Tokens, k: Tokens) -> Tensor:

@@ -49,6 +49,9 @@ class Dense(Term):
         if formulas and not (learned(formulas) and torch.is_grad_enabled()):
             return self._pair_by_formulas(formulas)
         values = self.values(slice(None), slice(None))
+        if self.q.x is not None:
+            # Triton reads numbers of 4 bytes ahead, those of 2 bytes ten times as slowly.
+            values = values.to(torch.promote_types(self.q.x.dtype, torch.float32))
         one_row = len(values) == 1
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):

@@ -1,0 +1,172 @@
+"""Say how FlexAttention's kernel gets the bias of a problem, and which options it gets."""
+
+from typing import Any
+
+import torch
+
+from posenc.attend.problem import Problem
+from posenc.encodings import Chain
+
+BLOCK = 128
+"""Queries, and keys, per block of FlexAttention's block mask."""
+TABLES = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
+"""A table's numbers need shared memory and registers, as keys do: a fifth faster on an H200."""
+FORMULAS = {
+    "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_num_warps": 4,
+    **{f"bwd_BLOCK_{side}": 64 for side in ("M1", "N1", "M2", "N2")},
+}  # fmt: skip
+"""For a bias by formulas. Smaller tiles than torch's leave registers for the arithmetic: on an H100
+at 8,192 tokens, 16 heads of 64 channels in bfloat16, ALiBi takes 0.62 ms instead of 0.75, with the
+backward pass 2.15 instead of 2.46."""
+TILES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
+"""Queries and keys of a tile, the most first, of which a bias that is read for each pair takes the
+first one that fits the shared memory of the GPU."""
+MEASURED_WIDTH, MEASURED_CARD = 64, (9, 0)
+"""Widest heads, and CUDA's compute capability, for which FORMULAS was measured: the H100's and
+H200's. Another card may not have the shared memory for it."""
+
+
+def backend(problem: Problem) -> tuple[str, str]:
+    """Return FlexAttention's backend, and why it runs. Torch takes FLASH only by name."""
+    if problem.q.device.type == "cpu":
+        return "C++", "compiled for the CPU"
+    if adds_atomically(problem):
+        return "TRITON", "FLASH gives a bias no gradient"
+    return "AUTO", "Triton, with its own kernel for few queries"
+
+
+def learns(problem: Problem) -> bool:
+    """Return True if the gradient of the bias may be needed: parameters or states need one, or the
+    bias reads queries or keys."""
+    if problem.term is None or not problem.needs_grad:
+        return False
+    states = (problem.queries.state, problem.keys.state)
+    tensors = [t for t in (*states, *problem.encoding.parameters()) if t is not None]
+    return problem.term.by_distance is None or any(t.requires_grad for t in tensors)
+
+
+def adds_atomically(problem: Problem) -> bool:
+    """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
+    in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
+    return learns(problem) and not problem.is_by_distance
+
+
+def computes(problem: Problem) -> bool:
+    """Return True if the kernel computes the bias by distance by its formulas: faster than reading
+    a table, unless one of them is dear."""
+    if not problem.is_by_distance:
+        return False
+    assert problem.term is not None
+    formulas = problem.term.formulas
+    return formulas is not None and not any(formula.dear for formula in formulas())
+
+
+def reads_pairs(problem: Problem) -> bool:
+    """Return True if the kernel reads a number for each pair of a query and a key, not for each
+    query and each key, nor for each distance."""
+    term = problem.term
+    if term is None or problem.is_by_distance:
+        return False
+    computed = term.formulas is not None or term.per_key is not None
+    return learns(problem) or not computed
+
+
+def kind(problem: Problem) -> str:
+    """Return how the kernel gets the bias: by formulas, which it names; from a "table" by distance;
+    or from "pairs" of positions, with the formulas that it computes there."""
+    term = problem.term
+    names = ""
+    if term is not None and term.formulas is not None:
+        names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
+    if computes(problem):
+        return names
+    return "table" if problem.is_by_distance else f"pairs {names}".strip()
+
+
+def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
+    """Return the options of FlexAttention's kernels; `parts`: how many masks they attend under."""
+    chosen: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
+    if problem.q.device.type != "cuda":
+        return chosen
+    if not problem.is_by_distance:
+        return chosen | (_options_for_pairs(problem) if reads_pairs(problem) else {})
+    by_formulas = computes(problem)
+    if not by_formulas:
+        chosen |= TABLES
+    elif _is_measured(problem):
+        chosen |= FORMULAS
+    if parts == 1 and _is_orderly(problem):
+        chosen["BLOCKS_ARE_CONTIGUOUS"] = True
+        # A table's numbers may be -inf, a formula's are finite.
+        chosen |= {"ROWS_GUARANTEED_SAFE": True} if by_formulas else {}
+    return chosen
+
+
+def _options_for_pairs(problem: Problem) -> dict[str, Any]:
+    """Return options with which a kernel that reads numbers for each pair fits the GPU's shared
+    memory. Torch's own do not: on an H100, FIRE with heads of 64 in bfloat16 asked for 240 KiB of
+    227."""
+    chosen: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
+    if problem.q_len <= BLOCK:  # torch may run its kernel for decoding, which has other tiles
+        return chosen | {"fwd_num_stages": 1}
+    room = _shared_memory(problem.q.device)
+    fitting = [
+        (stages, tile)
+        for stages in (2, 1)
+        for tile in TILES
+        if _needs(problem, *tile, stages) <= room
+    ]
+    stages, (queries, keys) = fitting[0] if fitting else (1, TILES[-1])
+    chosen |= {"fwd_BLOCK_M": queries, "fwd_BLOCK_N": keys, "fwd_num_stages": stages}
+    return chosen | {"fwd_num_warps": 8 if queries == BLOCK else 4}
+
+
+def _needs(problem: Problem, queries: int, keys: int, stages: int) -> int:
+    """Return the shared memory of a forward kernel in bytes, counted so that it is not too low.
+
+    It holds a tile of queries and one of weights; keys and values of each stage; and for each
+    number that a term reads for a pair a float32 of all stages but the last one, which goes to
+    registers. Tiles whose layout changes go through this memory when the others are not in it.
+    A term reads at most two numbers for a pair: of the query's vector and of the key's.
+    """
+    q, v = problem.q, problem.v
+    terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
+    # Triton pads widths to powers of two.
+    of_q, of_v = (1 << (side.shape[-1] - 1).bit_length() for side in (q, v))
+    rows = queries * of_q + queries * keys + stages * keys * (of_q + of_v)
+    numbers = 2 * terms * (stages - 1) * queries * keys
+    return q.dtype.itemsize * rows + 4 * numbers
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that one kernel can get; 0 if torch does not tell."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+
+
+def _is_orderly(problem: Problem) -> bool:
+    """Return True if all blocks that a kernel visits in one go lie side by side, and if each query
+    sees a key in the first tile that is visited for it, so that no maximum of scores is -inf.
+
+    Under a causal mask from the same position on, whole blocks of queries first visit the block on
+    the diagonal, whose first key all of them see, then all blocks before it. A window, or another
+    first position, can make a query see nothing of a first tile; a last block of fewer queries is
+    not next to the diagonal, where gradients of keys visit both.
+    """
+    mask = problem.mask
+    if mask is None:
+        return True
+    causal = mask.exact and mask.causal and mask.window is None
+    same_start = problem.mask_shift == 0 and problem.q_len <= problem.kv_len
+    return causal and same_start and problem.q_len % BLOCK == 0
+
+
+def _is_measured(problem: Problem) -> bool:
+    """Return True if FORMULAS was measured for such heads, dtypes, lengths and cards. Up to BLOCK
+    queries torch may run another kernel, for decoding."""
+    q, v = problem.q, problem.v
+    narrow = max(q.shape[-1], v.shape[-1]) <= MEASURED_WIDTH and q.dtype.itemsize == 2
+    return narrow and problem.q_len > BLOCK and _capability(q.device) == MEASURED_CARD
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
