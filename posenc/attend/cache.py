@@ -1,6 +1,6 @@
 """The key/value cache of one attention layer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -272,7 +272,7 @@ class KVCache:
         after = self._moved(start, delta)
         made_at = tensor(self.where if self._made_at is None else self._made_at, self.k.device)
         buffers = dict(self._buffers)
-        moves = {"v": encoding.move_values}
+        moves: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"v": encoding.move_values}
         if not encoding.claims.needs_raw_k:
             moves["k"] = encoding.move_keys
         for name, move in moves.items():
@@ -313,6 +313,7 @@ class KVCache:
     def _moved(self, start: int, delta: float) -> Tensor | range:
         """Return the positions after a shift. Raise ValueError for numbers that are too large."""
         where = self.where
+        assert where is not None  # only an empty cache has no positions
         if isinstance(where, range) and start == 0:
             after = range(where.start + int(delta), where.stop + int(delta), where.step)
         else:

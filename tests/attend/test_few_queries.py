@@ -255,6 +255,28 @@ def test_a_row_of_bias_in_few_bits_is_as_exact_as_the_dtype(case, dtype, monkeyp
     torch.testing.assert_close(got.double(), want, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
+@torch.no_grad()
+def test_a_kernel_that_returns_nan_for_a_query_without_a_key_gets_no_nan_itself(monkeypatch):
+    """As torch's kernels for GPUs may, and as the softmax of -inf alone is. The CPU's gives 0."""
+    given = []
+
+    def plain(q, k, v, attn_mask, scale, enable_gqa):
+        given.append(attn_mask)
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scores = (q @ k.mT).double() * scale + attn_mask.double()
+        return (scores.softmax(-1) @ v.double()).to(q.dtype)
+
+    encoding, q, k, v, _ = whole("alibi")
+    q, k, v = q[:, :, -3:].float(), k[:, ::2].float(), v[:, ::2].float()
+    rows = {"q_positions": POSITIONS[-3:], "kv_positions": POSITIONS, "mask": HIDDEN}
+    want = posenc.attention(q.double(), k.double(), v.double(), encoding, impl="reference", **rows)
+    monkeypatch.setattr(flash.F, "scaled_dot_product_attention", plain)
+    got = by_rows_anywhere(q, k, v, encoding, monkeypatch, **rows)
+    assert not given[0].isnan().any() and given[0][0, :, 2].isneginf().all()
+    assert not got[0, :, 2].any(), "0 by the contract"
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-6)
+
+
 class Hiding(posenc.DistanceBias):
     """A bias that hides all keys of position 20's query, and one key of that of 21."""
 

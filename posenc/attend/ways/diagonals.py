@@ -62,7 +62,9 @@ class _OfRow(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(  # type: ignore[override]
+        ctx: Any, *grads: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         (grad, grad_lse), (q, k, v, out, lse, row) = grads, ctx.saved_tensors
         if grad is None and grad_lse is None:
             return None, None, None, None
@@ -89,8 +91,9 @@ def _gradient(
         from posenc.attend.ways import diagonals_kernel as kernel
 
         aparts = _aparts(problem, kernel.block_of(q, v), constant)
-        tensors = (*tensors[:4], *(t.contiguous() for t in tensors[4:]))
-        found = kernel.totals(*tensors, problem.scale, problem.distances, aparts)
+        lse, mean, row = lse.contiguous(), mean.contiguous(), row.contiguous()
+        scale, distances = problem.scale, problem.distances
+        found = kernel.totals(q, k, v, grad, lse, mean, row, scale, distances, aparts)
     else:
         aparts = _aparts(problem, BLOCK, constant)
         found = _totals(problem, tensors, aparts)

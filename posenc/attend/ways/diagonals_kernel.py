@@ -45,7 +45,7 @@ def _kernel(
 ):  # fmt: skip
     """Write the sum of the gradients of the scores of all blocks of one head whose queries are
     `apart` blocks after their keys, of one part of them: (BLOCK, BLOCK)."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
+    LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore[assignment]
     part = tl.program_id(0)
     place = tl.program_id(1)
     head = tl.program_id(2)
