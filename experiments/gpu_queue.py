@@ -459,7 +459,10 @@ def run_queue(out: Path, minutes: float, dry: bool, only: str) -> None:
                 write({"row": row.name} | json.loads(result.read_text(encoding="utf-8")))
             else:
                 lines = (
-                    result.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines()
+                    result.with_suffix(".log")
+                    .read_text(encoding="utf-8", errors="replace")
+                    .strip()
+                    .splitlines()
                 )
                 write(
                     {

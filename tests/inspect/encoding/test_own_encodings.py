@@ -43,7 +43,6 @@ KINDS = {
     "model": "folder",
     "./model": "folder",
     "some/where": "folder",
-    "claims": "claims",
 }
 
 
