@@ -20,11 +20,12 @@ def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
     return key
 
 
-# The schema is written out, because torch 2.6 does not derive one from list[int].
+# The schema is written out, because torch 2.6 does not derive one from list[int]. SymInt: one graph
+# serves all lengths.
 @torch.library.custom_op(
     "posenc::cos_sin_at_length",
     mutates_args=(),
-    schema="(Tensor positions, int length, str key, int[] axes) -> (Tensor, Tensor)",
+    schema="(Tensor positions, SymInt length, str key, int[] axes) -> (Tensor, Tensor)",
 )
 def cos_sin_at_length(
     positions: Tensor, length: int, key: str, axes: list[int]
