@@ -252,14 +252,14 @@ def test_a_rotation_with_a_transform_of_its_own_is_not_guessed():
 @pytest.mark.parametrize(
     ("call", "kind", "said"),
     [
-        (lambda c: c.crop(6), ValueError, "KVCache.crop: length must be from 0 to 5, got 6"),
-        (lambda c: c.crop(-1), ValueError, "KVCache.crop: length must be from 0 to 5, got -1"),
+        (lambda c: c.crop(6), ValueError, "KVCache.crop: length must be at most 5, got 6"),
+        (lambda c: c.crop(-1), ValueError, "KVCache.crop: length must be at least 0, got -1"),
         (lambda c: c.crop(2.0), TypeError, "KVCache.crop: length must be a whole number"),
-        (lambda c: c.drop(3, 2), ValueError, "KVCache.drop: stop must be from 3 to 5, got 2"),
+        (lambda c: c.drop(3, 2), ValueError, "KVCache.drop: stop must be at least 3, got 2"),
         (lambda c: c.shift(0.5), TypeError, "KVCache.shift: delta must be a whole number, got 0.5"),
         (lambda c: c.shift(True), TypeError, "KVCache.shift: delta must be a whole number"),
         (lambda c: c.shift(math.nan), TypeError, "KVCache.shift: delta must be a whole number"),
-        (lambda c: c.shift(1, start=6), ValueError, "start must be from 0 to 5, got 6"),
+        (lambda c: c.shift(1, start=6), ValueError, "start must be at most 5, got 6"),
         (lambda c: c.shift(2**62 - 3), ValueError, "fit int64 only below"),
         (lambda c: c.shift(2**70), ValueError, "delta must be below 2^62"),
         (lambda c: c.shift(-(2**70), start=2), ValueError, "delta must be below 2^62"),
