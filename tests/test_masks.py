@@ -229,3 +229,18 @@ def test_sizes_may_be_numbers_of_numpy():
     positions, three = torch.arange(9), np.int64(3)
     for kind in (masks.sliding_window, masks.chunked):
         assert torch.equal(dense(kind(three), positions), dense(kind(3), positions))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda mask: mask and masks.document(torch.zeros(3)),
+        lambda mask: mask or masks.full,
+        lambda mask: not mask,
+        lambda mask: 1 if mask else 2,
+    ],
+)
+@pytest.mark.parametrize("mask", [masks.causal, masks.causal & masks.full, ~masks.causal])
+def test_a_mask_is_neither_true_nor_false(ask, mask):
+    with pytest.raises(TypeError, match=r"Join masks by &, \| and ~ instead of and, or and not"):
+        ask(mask)

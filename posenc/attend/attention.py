@@ -80,7 +80,9 @@ def attention(
             encoding needs several; or a range, which is known to be consecutive.
         q_state, kv_state: results of encoding.state for the tokens of q and of k; None if the
             encoding has no state.
-        mask: which keys each query sees; None: all. An unbound mask is bound to these positions.
+        mask: which keys each query sees; None: all. An unbound mask is bound to these positions;
+            with positions of several components it compares the order in memory, in which the
+            queries are the last tokens.
         cache: earlier keys and values; k, v, kv_positions and kv_state are appended, and queries
             attend to all of it.
         prepared: encoding.prepare(positions), used instead of the encoding: the same results, with
@@ -105,7 +107,8 @@ def attention(
     gives zeros and zero gradient. Second derivatives come from every impl but "flex"; where they
     are asked for (create_graph=True), the backward pass materializes all scores.
     Raises: ValueError if shapes, positions, `scale` or `impl` do not fit, and for packed documents
-    without a document mask (see `masks.causal`).
+    without a document mask (see `masks.causal`), and if a mask compares the order in memory and
+    the last queries have other components than the last keys.
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
     >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}

@@ -14,8 +14,8 @@ from posenc.encodings.base.base import PositionEncoding, QueriesKeys
 from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.masks import Mask, check_documents, check_mask
-from posenc.positions import counted, held_already, run_shift
+from posenc.masks import Mask, bind_in_memory, check_documents, check_mask
+from posenc.positions import held_already, run_shift
 
 _OWNER = "attention"
 
@@ -80,8 +80,8 @@ def problems_of(
         visible = mask
         if own is not None:
             if own.bound or mask is None:  # to tensors, which may not be comparable with a range
-                own = own.bind(queries.where, keys.where)
-            if mask is None and axes == 1:
+                own = _bind(own, queries, keys)
+            if mask is None:
                 check_documents(own)
             visible = own if mask is None else own & mask
         read = (new_q, new_k, v, seen_q.x, seen_q.state, seen_k.x, seen_k.state)
@@ -139,15 +139,17 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
     if mask is None:
         return None
     if not mask.bound:
-        where = queries.where, keys.where
-        if queries.num_axes > 1:
-            # The order is that in memory, and the last query is at the last key. With more queries
-            # than keys, the first queries precede all keys.
-            count, last = len(queries), len(keys)
-            where = counted(last - count, count, keys.device), counted(0, last, keys.device)
-        mask = mask.bind(*where)
+        mask = _bind(mask, queries, keys)
     check_documents(mask)
     return mask
+
+
+def _bind(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
+    """Return the mask bound to the positions of the tokens, or to their order in memory if
+    positions have several components."""
+    if queries.num_axes > 1:
+        return bind_in_memory(mask, queries.positions, keys.positions)
+    return mask.bind(queries.where, keys.where)
 
 
 def _passes(

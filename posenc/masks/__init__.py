@@ -1,5 +1,8 @@
 """Attention masks: which keys each query sees. Masks can be combined by &, | and ~.
 
+With positions of several components (M-RoPE, rows and columns) masks compare the order in memory:
+queries are the last tokens.
+
 >>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
 >>> mask.tensor(4).int()
 tensor([[1, 0, 0, 0],
@@ -8,7 +11,7 @@ tensor([[1, 0, 0, 0],
         [0, 0, 1, 1]], dtype=torch.int32)
 """
 
-from posenc.masks.base import Mask, Read, Sight, check_documents, check_mask
+from posenc.masks.base import Mask, Read, Sight, bind_in_memory, check_documents, check_mask
 from posenc.masks.kinds import (
     attention_sinks,
     causal,
@@ -26,6 +29,7 @@ __all__ = [
     "Read",
     "Sight",
     "attention_sinks",
+    "bind_in_memory",
     "causal",
     "check_documents",
     "check_mask",

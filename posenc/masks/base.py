@@ -11,7 +11,17 @@ from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import answered_class
-from posenc.positions import FlatKeys, FlatQueries, goes_back, length_of, same, take
+from posenc.positions import (
+    FlatKeys,
+    FlatQueries,
+    components_restart,
+    counted,
+    ends_differ,
+    goes_back,
+    length_of,
+    same,
+    take,
+)
 
 Predicate = Callable[["Sight"], Tensor]
 
@@ -44,7 +54,8 @@ class Mask:
 
     Call it like a mask_mod of FlexAttention: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
     four broadcast. Masks compare positions, not indices; without `bind` a token's index is its
-    position.
+    position. With positions of several components (M-RoPE, rows and columns) they compare the order
+    in memory: queries are the last tokens.
 
     causal: no query sees a key at a later position.
     window: no query sees a key at this distance or further.
@@ -115,7 +126,14 @@ class Mask:
         )
 
     def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> "Mask":
-        """Return the mask for tokens at these positions, each (len), (batch, len) or a range."""
+        """Return the mask for tokens at these positions, each (len), (batch, len) or a range.
+
+        Positions of several components have no order that a mask could compare: bind to the order
+        of the tokens in memory instead, range(len).
+
+        Raises: TypeError for anything but numbers, ValueError for other shapes or batch sizes.
+        """
+        _check_places(q_positions, kv_positions)
         q, k = (  # differences of small integers would wrap
             p if isinstance(p, range) or p.is_floating_point() else p.long()
             for p in (q_positions, kv_positions)
@@ -132,6 +150,12 @@ class Mask:
             )
         owner = a if a.bound else b
         return replace(self, q_positions=owner.q_positions, kv_positions=owner.kv_positions)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "Mask: a mask is neither true nor false. Join masks by &, | and ~ instead of and, or "
+            "and not; ask `mask is None`."
+        )
 
     @property
     def bound(self) -> bool:
@@ -215,6 +239,51 @@ def check_documents(mask: Mask) -> None:
         raise ValueError(_PACKED)
 
 
+def bind_in_memory(
+    mask: Mask,
+    q_positions: Real[Tensor, "*#q_batch q_len axes"],
+    kv_positions: Real[Tensor, "*#kv_batch kv_len axes"],
+) -> Mask:
+    """Return a mask bound to the order in memory, for positions of several components: queries are
+    the last tokens. With more queries than keys, the first queries precede all keys.
+
+    Raises: ValueError if the mask compares positions, and these, read on the CPU only and not while
+    tracing, show that the order in memory is not meant: the last queries are elsewhere than the
+    last keys, or documents are packed and not kept apart.
+    """
+    if _compares(mask) and ends_differ(q_positions, kv_positions):
+        raise ValueError(_ELSEWHERE)
+    if _sees_others(mask) is _Others.BY_POSITION:
+        if components_restart(kv_positions, _valid_keys(mask)):
+            raise ValueError(_PACKED_COMPONENTS)
+    q_len, kv_len = q_positions.shape[-2], kv_positions.shape[-2]
+    device = kv_positions.device
+    return mask.bind(counted(kv_len - q_len, q_len, device), counted(0, kv_len, device))
+
+
+_IN_MEMORY = (
+    "attention: with positions of several components a mask compares the order in memory, in which "
+    "the queries are the last tokens"
+)
+_ELSEWHERE = (
+    f"{_IN_MEMORY}, but q_positions are not those of the last keys. Bind the mask to the places of "
+    "the tokens in memory, such as mask.bind(range(2, 4), range(6)) for queries 2 and 3 of 6 keys."
+)
+_PACKED_COMPONENTS = (
+    f"{_IN_MEMORY}, but keys return to earlier positions of their row, as packed documents do, and "
+    "this mask shows one document to another. Use mask & posenc.masks.document(ids), or, if the "
+    "row is one document, mask.bind(range(kv_len - q_len, kv_len), range(kv_len))."
+)
+
+
+def _compares(mask: Mask) -> bool:
+    """Return True if a part of the mask compares positions, or may do so: one that the user made
+    and that names no tensor."""
+    if mask.parts:
+        return any(map(_compares, mask.parts))
+    return mask.separates is False or (mask.separates is True and not mask.reads)
+
+
 class _Others(IntEnum):
     """Which keys of other documents in its row a query may see."""
 
@@ -288,7 +357,7 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
             raise ValueError(
                 f"{owner}: the mask is bound to {name}_positions of shape "
                 f"{shape}, and attention has {sizes[f'{name}_len']} tokens in "
-                f"{batch} rows. Bind it to these, or pass it unbound."
+                f"{batch} rows. Bind it to these, or pass it unbound. {_NO_COMPONENTS}"
             )
 
 
@@ -318,6 +387,36 @@ def _count(name: str, count: Any) -> int:
     if count < 0:
         raise ValueError(f"Mask.tensor: {name} must be at least 0, got {count}.")
     return int(count)
+
+
+def _check_places(q_positions: Any, kv_positions: Any) -> None:
+    """Raise unless both are positions that a mask can compare, see `Mask.bind`."""
+    rows = []
+    for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
+        if isinstance(positions, range):
+            continue
+        if not isinstance(positions, Tensor) or positions.dtype == torch.bool:
+            got = "booleans" if isinstance(positions, Tensor) else type(positions).__name__
+            raise TypeError(
+                f"Mask.bind: {name} must be a tensor of positions or a range, got {got}."
+            )
+        if positions.ndim not in (1, 2):
+            raise ValueError(
+                f"Mask.bind: {name} must have shape (len) or (batch, len), got "
+                f"{tuple(positions.shape)}. {_NO_COMPONENTS}"
+            )
+        if positions.ndim == 2:
+            rows.append(positions.shape[0])
+    if len(rows) == 2 and rows[0] != rows[1] and 1 not in rows:
+        raise ValueError(
+            f"Mask.bind: q_positions and kv_positions must have the same batch size, got shapes "
+            f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. {_NO_COMPONENTS}"
+        )
+
+
+_NO_COMPONENTS = (
+    "Positions of several components have no order: bind the mask to that in memory, range(len)."
+)
 
 
 def _require_mask(other: object, operator: str) -> None:

@@ -29,6 +29,9 @@ Documents packed into one row, each with positions from 0 on, see one another: a
 document(ids)`. Without it attention raises ValueError if keys return to earlier positions, and so
 it does for every mask that compares positions, however joined. Positions are checked on the CPU
 only, and not under torch.compile, export or tracing.
+
+With positions of several components (M-RoPE, rows and columns) it compares the order in memory, and
+queries are the last tokens: attention raises ValueError if they are not those of the last keys.
 """
 
 

@@ -92,12 +92,11 @@ def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEnc
     """Give the mask the tokens' positions, once for all layers. With a cache it stays as it is,
     because attention binds it in each call.
 
-    Positions of several components have no order, so a token's index is its position.
+    Positions of several components have no order that a mask compares: attention binds to that in
+    memory.
     """
-    if mask.bound or past:
+    if mask.bound or past or encoding.claims.num_axes > 1:
         return mask
-    if isinstance(positions, Tensor) and encoding.claims.num_axes > 1:
-        positions = torch.arange(positions.shape[-2], device=positions.device)
     return mask.bind(positions, positions)
 
 
