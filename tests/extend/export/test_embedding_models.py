@@ -49,9 +49,22 @@ def save_encoder(family: str, folder: Path) -> Path:
     return folder
 
 
+def skip_where_transformers_own_code_ends(folder: Path) -> None:
+    """Skip if a rotary model, whose positions have no end, cannot be run past its trained length:
+    NomicBERT of early releases looks up each position in a buffer of that length."""
+    stock = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    with torch.inference_mode():
+        try:
+            stock(torch.full((1, TARGET), 9))
+        except RuntimeError as ended:
+            pytest.skip(f"this transformers' own model ends at its trained length: {ended}")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
     folder, out = save_encoder(family, tmp_path / family), tmp_path / "out"
+    if family in ROTARY:
+        skip_where_transformers_own_code_ends(folder)
     checkpoint = load_checkpoint(folder)
     assert checkpoint.masked
     assert checkpoint.trained_length == LENGTH

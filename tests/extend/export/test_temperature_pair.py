@@ -1,7 +1,9 @@
 """YaRN's pair of temperatures: what transformers' own attention makes of it, before and after."""
 
+import inspect
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -45,6 +47,15 @@ def temperature(factor, mscale):
     return 0.1 * mscale * math.log(factor) + 1
 
 
+def on_scores(checkpoint, factor, all_dim):
+    """The factor on the scores, if the model's own file reads the key at all: DeepSeek-V2's of
+    early transformers 5 does not, and leaves the scores as they are."""
+    if "mscale_all_dim" not in inspect.getsource(sys.modules[type(checkpoint.model).__module__]):
+        assert checkpoint.config.model_type == "deepseek_v2"
+        return 1.0
+    return temperature(factor, all_dim) ** 2
+
+
 def scales(checkpoint):
     """What its attentions hold, one by one."""
     return [m.scaling for m in checkpoint.model.modules() if hasattr(m, "qk_head_dim")]
@@ -75,13 +86,13 @@ def test_yarn_stretched_further_has_the_temperatures_of_the_new_factor(family, p
     """The paper's formulas, and the logits of a stock model built from the config as it is."""
     checkpoint = load_checkpoint(model(tmp_path, family, pair))
     all_dim = pair["mscale_all_dim"]
-    before = 16**-0.5 * temperature(BEFORE, all_dim) ** 2
+    before = 16**-0.5 * on_scores(checkpoint, BEFORE, all_dim)
     assert scales(checkpoint) == pytest.approx([before] * 2)
     with applied(checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET):
         keys = checkpoint.config.rope_parameters
         assert (keys["factor"], keys["mscale_all_dim"]) == (AFTER, all_dim)
         assert ("attention_factor" in keys) == ("mscale" not in pair)
-        after = 16**-0.5 * temperature(AFTER, all_dim) ** 2
+        after = 16**-0.5 * on_scores(checkpoint, AFTER, all_dim)
         assert scales(checkpoint) == pytest.approx([after] * 2)
         (_, said), *rest = rotary_frequencies(checkpoint.model).values()
         assert not rest
