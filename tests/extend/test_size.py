@@ -129,7 +129,7 @@ WRONG = {
     "--precision float8": "--precision must be auto, float32, bfloat16 or float16, got 'float8'",
 }
 if not torch.cuda.is_available():
-    WRONG["--device cuda"] = "torch sees no such device"
+    WRONG["--device cuda"] = "torch sees no CUDA device here"
 
 
 @pytest.mark.parametrize("asked", WRONG)
