@@ -347,6 +347,30 @@ def check_flat(q_positions: Any, kv_positions: Any) -> None:
             )
 
 
+def check_tensor(owner: str, name: str, given: Any, what: str) -> None:
+    """Raise TypeError unless `given` is a tensor; `what` it has an entry for each token."""
+    if not isinstance(given, Tensor):
+        raise TypeError(
+            f"{owner}: {name} must be a tensor of {what}, got {type(given).__name__}. "
+            "torch.tensor(...) makes one of a list."
+        )
+
+
+def check_valid(owner: str, valid: Any) -> None:
+    """Raise TypeError unless `valid` is a tensor, and ValueError if it is known to be a mask that
+    is added to scores, in which 0 marks the valid tokens: it has negative numbers. It is read as
+    positions are by `goes_back`."""
+    check_tensor(owner, "valid", valid, "booleans, True for tokens that are no padding")
+    if valid.dtype == torch.bool or not _readable(valid):
+        return
+    if valid.is_complex() or not bool((valid >= 0).all()):
+        raise ValueError(
+            f"{owner}: valid must be booleans, or 1 for tokens and 0 for padding; got negative "
+            "numbers or NaN, as in a mask that is added to scores, where 0 marks tokens. "
+            "Give mask == 0."
+        )
+
+
 @answered
 def positions_from_mask(
     valid: Shaped[Tensor, "*batch len"], *, start: int = 0
@@ -359,7 +383,10 @@ def positions_from_mask(
         start: position of the first token. RoBERTa and fairseq use padding_idx + 1.
 
     Shapes: (batch, len) -> the same, int64. Padding gets start - 1, or 0 where that is negative.
+    Raises: TypeError for anything but a tensor; ValueError for numbers below 0, as in a mask that
+    is added to scores (give mask == 0).
     """
+    check_valid("positions_from_mask", valid)
     check_count("positions_from_mask", "start", start, 1 - FARTHEST, FARTHEST - 1)
     valid = valid.bool()
     counted = valid.long().cumsum(-1) + (start - 1)
@@ -374,7 +401,9 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
         documents: ids (len) or (batch, len); contiguous equal ids are one document.
 
     Shapes: like `documents`, int64.
+    Raises: TypeError for anything but a tensor.
     """
+    check_tensor("positions_from_documents", "documents", documents, "document ids")
     index = torch.arange(documents.shape[-1], device=documents.device)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[..., 1:] = documents[..., 1:] != documents[..., :-1]
@@ -387,7 +416,9 @@ def documents_from_positions(positions: Documents) -> Documents:
     is not the one before plus 1.
 
     Shapes: integer positions (len) or (batch, len) -> the same.
+    Raises: TypeError for anything but a tensor.
     """
+    check_tensor("documents_from_positions", "positions", positions, "positions")
     begins = torch.zeros_like(positions)
     begins[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1
     return begins.cumsum(-1)

@@ -244,3 +244,45 @@ def test_sizes_may_be_numbers_of_numpy():
 def test_a_mask_is_neither_true_nor_false(ask, mask):
     with pytest.raises(TypeError, match=r"Join masks by &, \| and ~ instead of and, or and not"):
         ask(mask)
+
+
+ADDED = {
+    "infinite": torch.tensor([[-torch.inf, -torch.inf, 0.0, 0.0]]),
+    "lowest": torch.tensor([[torch.finfo(torch.bfloat16).min, 0.0]], dtype=torch.bfloat16),
+    "whole": torch.tensor([[0, -10000]]),
+    "NaN": torch.tensor([[torch.nan, 1.0]]),
+}
+
+
+@pytest.mark.parametrize("read", [masks.padding, positions_from_mask])
+@pytest.mark.parametrize("added", ADDED.values(), ids=ADDED)
+def test_a_mask_that_is_added_to_scores_is_not_read_as_valid_tokens(read, added):
+    with pytest.raises(ValueError, match=r"where 0 marks tokens. Give mask == 0"):
+        read(added)
+    read(added == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+def test_valid_tokens_of_any_dtype(dtype):
+    valid = torch.tensor([[0, 1, 1]]).to(dtype)
+    assert masks.padding(valid).tensor(3).tolist() == [[False, True, True]] * 3
+    assert positions_from_mask(valid).tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: masks.document([0, 0, 1]), "document: q_documents must be a tensor"),
+        (lambda: masks.document(torch.zeros(2), (0, 1)), "document: kv_documents must be a"),
+        (lambda: masks.padding([[0, 1]]), "padding: valid must be a tensor of booleans"),
+        (lambda: masks.padding(np.ones((1, 2))), "padding: valid must be a tensor of booleans"),
+        (lambda: masks.permutation(order=[1, 0], stream="query"), "permutation: order must be a"),
+        (lambda: masks.permutation(rank=[1, 0], stream="query"), "permutation: rank must be a"),
+        (lambda: positions_from_mask([[0, 1]]), "positions_from_mask: valid must be a tensor"),
+        (lambda: positions_from_documents([0, 1]), "positions_from_documents: documents must be"),
+        (lambda: documents_from_positions(range(3)), "documents_from_positions: positions must be"),
+    ],
+)
+def test_lists_are_answered_by_what_to_give(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()

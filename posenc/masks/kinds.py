@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.arguments import FARTHEST, answered, check_count
 from posenc.masks.base import Mask, Read, Sight
-from posenc.positions import take
+from posenc.positions import check_tensor, check_valid, take
 
 
 def _everyone(sight: Sight) -> Tensor:
@@ -53,7 +53,12 @@ def _near(window_size: int, sight: Sight) -> Tensor:
 
 @answered
 def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
-    """Show only keys where `valid` (batch, kv_len) is True or nonzero, wherever the padding is."""
+    """Show only keys where `valid` (batch, kv_len) is True or nonzero, wherever the padding is.
+
+    Raises: TypeError for anything but a tensor; ValueError for another shape, and for numbers below
+    0, as in a mask that is added to scores (give mask == 0).
+    """
+    check_valid("padding", valid)
     if valid.ndim != 2:
         raise ValueError(
             f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
@@ -74,6 +79,9 @@ def document(
 ) -> Mask:
     """Show only keys of the query's own document. Ids are (len) or (batch, len); those of keys
     default to those of queries."""
+    check_tensor("document", "q_documents", q_documents, "document ids")
+    if kv_documents is not None:
+        check_tensor("document", "kv_documents", kv_documents, "document ids")
     q_ids, kv_ids = (
         ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
@@ -168,7 +176,10 @@ def permutation(
         raise ValueError(f'permutation: stream must be "content" or "query", got {stream!r}.')
     if (order is None) == (rank is None):
         raise ValueError("permutation: give one of order= and rank=.")
-    if rank is None:
+    if rank is not None:
+        check_tensor("permutation", "rank", rank, "ranks")
+    else:
+        check_tensor("permutation", "order", order, "tokens")
         assert order is not None
         rank = order.argsort(-1)
         every = torch.arange(order.shape[-1], device=order.device)

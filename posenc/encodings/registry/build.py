@@ -56,7 +56,8 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
             `posenc.encodings.registry.grammar`.
         options: options of a single encoding; they override those of the text and the registry.
 
-    Raises: ValueError with the column of the mistake.
+    Raises: ValueError with the column of the mistake; TypeError for anything but a text and a
+    shape.
 
     >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
     >>> posenc.create("yarn", shape, factor=8.0).scaling.factor
@@ -67,6 +68,17 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     >>> [mixed.for_layer(i).claims.places for i in range(4)]
     [(2,), (2,), (2,), ()]
     """
+    if not isinstance(name, str):
+        got = name.__name__ if isinstance(name, type) else repr(name)
+        raise TypeError(
+            f'create: name must be a text such as "rope" or "alibi" (posenc.names() lists them), '
+            f"got {got}. A class is built by calling it."
+        )
+    if not isinstance(shape, ModelShape):
+        raise TypeError(
+            "create: shape must be a posenc.ModelShape, such as "
+            f"posenc.ModelShape(embed_dim=64, num_heads=4), got {shape!r}."
+        )
     spec = parse(name)
     if len(spec.parts) == 1:
         return _build(spec, spec.parts[0], shape, options)

@@ -38,7 +38,18 @@ def load(
     Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
     encoding. TypeError for an option that would run code, fetch files or read pickles.
     """
+    if not isinstance(folder, str | Path):
+        raise TypeError(
+            "posenc.hf.load: folder must be the path of a folder that model.save_pretrained wrote, "
+            f"got {folder!r}."
+        )
     folder = Path(folder)
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "not there"
+        raise ValueError(
+            f"posenc.hf.load: {folder} is {what}, and not a folder that "
+            "model.save_pretrained wrote. Models of the Hub are downloaded first."
+        )
     if not (folder / RECORD).is_file():
         raise ValueError(
             f"{folder}: it has no {RECORD}: no encoding was attached when it was saved. "

@@ -158,3 +158,19 @@ def test_a_class_by_its_module_has_no_defaults_of_the_registry():
     with pytest.raises(TypeError, match="interleaved"):
         create("posenc.encodings.queries_keys.rope:RoPE", SHAPE)
     assert create("posenc.encodings.queries_keys.rope:RoPE:interleaved=true", SHAPE).interleaved
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        (None, ModelShape(64, 4), r'name must be a text such as "rope".*got None'),
+        (RoPE, ModelShape(64, 4), "must be a text.*got RoPE"),
+        ("rope", {}, r"shape must be a posenc.ModelShape, such as.*got \{\}"),
+        ("rope", 64, "shape must be a posenc.ModelShape.*got 64"),
+        ("rope+alibi", None, "shape must be a posenc.ModelShape.*got None"),
+        ("rope", ModelShape, "shape must be a posenc.ModelShape"),
+    ],
+)
+def test_create_says_what_it_takes(name, shape, said):
+    with pytest.raises(TypeError, match=f"^create: .*{said}"):
+        create(name, shape)

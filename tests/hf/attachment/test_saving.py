@@ -263,3 +263,17 @@ def test_compositions_and_layers_are_written_and_masks_are_not():
     assert str(rebuilt(written(own_rope(model)))) == str(own_rope(model))
     windowed = posenc.PerLayer([posenc.ALiBi(4)], windows=[posenc.masks.sliding_window(4)])
     assert written(windowed) is None
+
+
+def test_what_is_no_folder_is_answered(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    for given, error, said in (
+        (None, TypeError, "folder must be the path of a folder"),
+        (3, TypeError, "got 3"),
+        (tmp_path / "away", ValueError, "is not there"),
+        ("org/model", ValueError, "org/model is not there, .* downloaded first"),
+        (file, ValueError, "is a file, and not a folder"),
+    ):
+        with pytest.raises(error, match=said):
+            posenc.hf.load(given)
