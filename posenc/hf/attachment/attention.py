@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding
@@ -41,8 +42,8 @@ class LazyMask:
 
     allowed: Callable[..., Tensor]
     """Function of the indices (batch, head, query, key) that returns True for visible keys."""
-    q_offset: Any
-    kv_offset: int
+    q_offset: int | Tensor
+    kv_offset: int | Tensor
     forward: Forward
     plain: str | None = None
     _bound: tuple[Any, Any, Mask] | None = None
@@ -79,8 +80,11 @@ def lazy_mask(**request: Any) -> LazyMask | Tensor | None:
         if dense is None:
             return None
         return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, forward)
-    allowed, kv_offset = request["mask_function"], request.get("kv_offset", 0)
+    # A static cache hands out the tensor in which it counts its tokens, and counts on in place
+    # before the first layer evaluates this mask.
+    allowed, kv_offset = request["mask_function"], _as_it_is_now(request.get("kv_offset", 0))
     q_length, q_offset = queries_requested(request)
+    q_offset = _as_it_is_now(q_offset)
     padding = padding_requested(request)
     plain = None
     if padding is not None and not bool(padding.all()):
@@ -90,6 +94,12 @@ def lazy_mask(**request: Any) -> LazyMask | Tensor | None:
     elif allowed is theirs.causal_mask_function and q_length == request["kv_length"]:
         plain = "causal" if request.get("allow_is_causal_skip", True) else None
     return LazyMask(allowed, q_offset, kv_offset, forward, plain)
+
+
+def _as_it_is_now(offset: int | Tensor) -> int | Tensor:
+    """Return an offset that stays as it is. Copying a tensor, other than reading it, neither waits
+    for a device nor breaks a compiled graph."""
+    return offset.clone() if isinstance(offset, Tensor) else offset
 
 
 def attend(
@@ -105,7 +115,14 @@ def attend(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     now = _attending(module, key)
-    q_len, kv_len, device = query.shape[2], key.shape[2], query.device
+    q_len, device = query.shape[2], query.device
+    if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
+        # In transformers' interface no mask means that query i sees key i: the queries are the
+        # first tokens of a static cache, and its other keys are still empty.
+        key, value = key[:, :, :q_len], value[:, :, :q_len]
+        if now is not None:
+            now.cut_keys(q_len)
+    kv_len = key.shape[2]
     if now is None:
         first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
         kv_positions = counted(0, kv_len, device)
@@ -183,8 +200,11 @@ def _mask(
         kv_positions = counted(0, kv_len, device)
         q_positions = counted(kv_len - q_len, q_len, device)
     apart = None
-    if is_causal and now is not None and now.forward.documents is not None and q_len == kv_len:
-        apart = document(now.forward.documents)
+    if is_causal and now is not None and now.forward.documents is not None:
+        # Only a forward without earlier tokens has documents: more keys than queries are those that
+        # a static cache has not filled, and belong to none.
+        empty = (0, kv_len - q_len)
+        apart = document(now.forward.documents, F.pad(now.forward.documents, empty, value=-1))
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
         theirs = attention_mask.bound(q_positions, kv_positions)
         return theirs if apart is None else theirs & apart

@@ -50,6 +50,16 @@ class Attending:
     layer: Any
     token: Any = None
 
+    def cut_keys(self, length: int) -> None:
+        """Keep the first `length` of the keys' positions and states."""
+        if isinstance(self.kv_positions, range):
+            self.kv_positions = self.kv_positions[:length]
+        else:
+            tokens_at = -1 if self.encoding.claims.num_axes == 1 else -2
+            self.kv_positions = self.kv_positions.narrow(tokens_at, 0, length)
+        if self.kv_state is not None:
+            self.kv_state = self.kv_state[:, :, :length]
+
 
 @dataclass(eq=False)
 class Reached:

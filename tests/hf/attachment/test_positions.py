@@ -8,6 +8,7 @@ import posenc
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.capabilities import cache_among, cache_argument, continued
 from tests.hf.attachment.models import TOKENS, build
+from tests.hf_models import transformers
 
 ENCODINGS = "rope alibi fox cope fire learned yarn self_extend transformer_xl".split()
 FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox", "opt"]
@@ -107,6 +108,88 @@ def test_beams_and_static_caches_generate_what_no_cache_does(family, name):
         model.generate(TOKENS, cache_implementation="static", **options),
         model.generate(TOKENS, use_cache=False, **options),
     )
+
+
+STATIC = ["llama", "qwen2", "qwen3", "gemma3_text", "smollm3", "gpt_oss", "gpt2", "bloom"]
+
+
+def static_steps(model, tokens, **given):
+    """Logits of tokens read in steps of 5, 4, 1 and 4 through a static cache that is longer."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 6)
+    name, logits = str(cache_argument(model)), []
+    for first, last in ((0, 5), (5, 9), (9, 10), (10, LENGTH)):
+        told = {k: v[:, :last] for k, v in given.items()}
+        out = model(tokens[:, first:last], **told, **{name: cache}, use_cache=True)
+        logits.append(out.logits)
+    return torch.cat(logits, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rope", "fox"])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        *((family, {}) for family in STATIC),
+        ("gemma3_text", {"sliding_window": 6}),  # shorter than the text
+        ("gpt_oss", {"sliding_window": 6}),
+    ],
+)
+def test_a_static_cache_computes_what_one_pass_does(family, sizes, name):
+    model = build(family, **sizes)
+    attach(model, posenc.create(name, shape_of(model)))
+    close(static_steps(model, TOKENS), model(TOKENS, use_cache=False).logits)
+    real = MASK[..., None]
+    padded = static_steps(model, TOKENS, attention_mask=MASK)
+    close(padded * real, model(TOKENS, attention_mask=MASK, use_cache=False).logits * real)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", STATIC)
+def test_no_token_of_a_static_cache_sees_a_later_one(family):
+    model = with_encoding(family, "alibi")
+    changed = TOKENS.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 200
+    before, after = static_steps(model, TOKENS), static_steps(model, changed)
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert (before[:, -1] - after[:, -1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("family", STATIC)
+def test_generate_with_a_static_cache_gives_what_no_cache_does(family, padded):
+    model = with_encoding(family, "alibi")
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    mask = MASK if padded else torch.ones_like(MASK)
+    assert torch.equal(
+        model.generate(TOKENS, attention_mask=mask, cache_implementation="static", **options),
+        model.generate(TOKENS, attention_mask=mask, use_cache=False, **options),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
+def test_the_implementation_by_itself_reads_a_static_cache_as_transformers_does(family):
+    model = build(family)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    stock = model(TOKENS).logits
+    generated = model.generate(TOKENS, **options)
+    model.set_attn_implementation("posenc")
+    close(static_steps(model, TOKENS), stock)
+    static = model.generate(TOKENS, cache_implementation="static", **options)
+    assert torch.equal(static, generated)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
+def test_packed_texts_are_apart_in_a_static_cache_too(family):
+    model = with_encoding(family, "alibi")
+    starts = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)])[None]
+    cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 6)
+    told = {"position_ids": starts, str(cache_argument(model)): cache}
+    packed = model(TOKENS[:1], **told, use_cache=True).logits[0]
+    apart = [model(part).logits[0] for part in (TOKENS[:1, :5], TOKENS[:1, 5:])]
+    close(packed, torch.cat(apart))
 
 
 @torch.no_grad()
