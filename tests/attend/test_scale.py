@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import posenc
 from posenc import masks
 from posenc.encodings import names
+from posenc.encodings.registry import known
 from tests.attending import attend
 from tests.compilers import needs_whole_graphs
 
@@ -197,6 +198,55 @@ def test_compiled_code_uses_the_given_scale(name):
     with torch.no_grad():
         compiled = torch.compile(call, backend="eager", fullgraph=True)(q)
         torch.testing.assert_close(compiled, call(q), rtol=1e-5, atol=1e-5)
+    torch.compiler.reset()
+
+
+@needs_whole_graphs
+@pytest.mark.parametrize("name", known.names())
+def test_compiled_code_prepares_an_encoding_and_gives_it_a_scale(name):
+    """As models with an attached encoding do: each step copies the encoding, and the second copy
+    has what the first has."""
+    torch.manual_seed(0)
+    encoding = posenc.create(name, SHAPE).for_layer(0)
+    axes = encoding.claims.num_axes
+    at = torch.arange(LENGTH)
+    at = at if axes == 1 else at[:, None].expand(-1, axes).contiguous()
+    q, k, v = qkv(torch.float32)
+    with torch.no_grad():
+        state = encoding.state(torch.randn(2, LENGTH, HEADS * HEAD_DIM), at)
+
+    def call(q: Tensor, encoding: posenc.PositionEncoding) -> Tensor:
+        return posenc.attention(
+            q, k, v, encoding, q_positions=at, kv_positions=at, q_state=state, kv_state=state,
+            mask=masks.causal, scale=0.7,
+        )  # fmt: skip
+
+    def prepared(q: Tensor) -> Tensor:
+        return call(q, encoding.prepare(at))
+
+    def scaled_twice(q: Tensor) -> Tensor:
+        return call(q, encoding.with_scale(3.0))
+
+    with torch.no_grad():
+        expected = call(q, encoding)
+        for way in (prepared, scaled_twice):
+            compiled = torch.compile(way, backend="eager", fullgraph=True)(q)
+            torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
+    torch.compiler.reset()
+
+
+@needs_whole_graphs
+def test_compiled_code_keeps_a_scale_when_it_prepares_afterwards():
+    alibi, at = posenc.ALiBi(HEADS), torch.arange(LENGTH)
+    q, k, v = qkv(torch.float32)
+
+    def call(q: Tensor) -> Tensor:
+        prepared = alibi.with_scale(0.7).prepare(at)
+        return posenc.attention(q, k, v, prepared, q_positions=at, kv_positions=at)
+
+    compiled = torch.compile(call, backend="eager", fullgraph=True)(q)
+    expected = posenc.attention(q, k, v, alibi, q_positions=at, kv_positions=at, scale=0.7)
+    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
     torch.compiler.reset()
 
 

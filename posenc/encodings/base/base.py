@@ -114,7 +114,7 @@ class PositionEncoding(nn.Module):
     _attributes: tuple[str, ...] = tuple(vars(nn.Module()))
     """Names of the attributes that the constructor set: compiled code up to torch 2.12 cannot list
     them in `shallow_copy`."""
-    _defaults: tuple[str, ...] = ("claims", "embedded_by", "_kept")
+    _defaults: tuple[str, ...] = ("claims", "embedded_by", "_kept", "_attributes")
     """Names of the class's attributes that an instance may set later."""
 
     @answered
@@ -219,6 +219,7 @@ class PositionEncoding(nn.Module):
         it."""
         scaled = self.shallow_copy()
         scaled.scale = lambda head_dim: scale  # also read by the terms that multiply with it
+        scaled._attributes = (*self._attributes, "scale")  # a copy of this copy has it too
         return scaled
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:

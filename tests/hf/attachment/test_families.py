@@ -232,3 +232,14 @@ def test_an_encoding_may_be_given_as_create_reads_it():
     attach(built, posenc.create("rope:rope_theta=500+alibi", shape))
     with torch.no_grad():
         assert torch.equal(by_name(TOKENS).logits, built(TOKENS).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "fire", "fox", "rope", "rope+alibi"])
+def test_a_compiled_model_computes_what_it_does_by_itself(name):
+    model = build("llama")
+    attach(model, name)
+    expected = model(TOKENS).logits
+    compiled = torch.compile(model, backend="eager")(TOKENS).logits
+    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-4)
+    torch.compiler.reset()
