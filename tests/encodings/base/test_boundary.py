@@ -43,6 +43,8 @@ def of(encoding: posenc.PositionEncoding, positions):
     axes = encoding.claims.num_axes
     if axes == 1 or not isinstance(positions, torch.Tensor):
         return positions
+    if positions.is_floating_point() and positions.isnan().all():
+        pytest.skip("with several components NaN is a token without a place")
     return positions[..., None].expand(*positions.shape, axes)
 
 
@@ -288,7 +290,7 @@ def test_the_smallest_temperature_takes_the_likeliest_token():
 FAR = "alibi t5 kerple kerple_power sandwich dape leaky_rerope rerope rope".split()
 
 
-@pytest.mark.parametrize("offset", [2**53, -(2**60), 2**62])
+@pytest.mark.parametrize("offset", [2**53, -(2**60), 2**62 - 16])
 @pytest.mark.parametrize("name", FAR)
 def test_far_integers_keep_their_neighbours_in_float64(name, offset):
     torch.manual_seed(0)
@@ -299,6 +301,14 @@ def test_far_integers_keep_their_neighbours_in_float64(name, offset):
         return attend(q, k, v, encoding, torch.arange(16) + first, impl="reference")
 
     torch.testing.assert_close(from_(offset), from_(0), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_integers_whose_differences_overflow_are_refused(name):
+    encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8)).for_layer(0)
+    q = torch.randn(1, 2, 16, 8)
+    with pytest.raises(ValueError, match=r"fit int64 only below 2\^62"):
+        attend(q, q, q, encoding, torch.arange(16) + 2**62 - 15)
 
 
 def test_fire_keeps_far_neighbours_apart():
