@@ -1,5 +1,6 @@
 """A checkpoint's positions are those that its model runs, family by family."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -252,6 +253,8 @@ def test_a_config_that_transformers_would_not_load_is_not_measured(tmp_path):
     """Where heads have two sizes, its check of longrope asks for one."""
     family, options = FAMILIES["heads of two sizes"]
     checkpoint = load_checkpoint(save(family, tmp_path / family, **options))
+    if not hasattr(checkpoint.config, "per_layer_config"):
+        pytest.skip("this transformers has one size of heads in its check")
     lists = tuple(
         replace(s, scaling=LongRoPE(3.0, LENGTH, (2.0,) * 8, (2.0,) * 8))
         if s.layer_type == "full_attention"
@@ -301,6 +304,10 @@ def with_images(family, folder, **text):
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
 def test_the_text_of_a_model_with_images_is_extended_and_the_images_stay(family, tmp_path):
     before = with_images(family, tmp_path / "before")
+    text = copy.deepcopy(before.config.text_config)
+    text.standardize_rope_params()
+    if text.rope_parameters["partial_rotary_factor"] != 0.5:
+        pytest.skip("this transformers writes its default over the share of channels that rotate")
     raw = json.loads((tmp_path / "before" / "config.json").read_text())
     outcome = hf.extend(
         tmp_path / "before", TARGET, DOCUMENTS, as_ids=True, method="yarn", out=tmp_path / "after",

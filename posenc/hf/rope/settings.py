@@ -71,6 +71,8 @@ def head_size(config: Any, layer_type: str | None = None) -> int:
     kinds = getattr(config, "layer_types", None) or ()
     if (each := getattr(config, "per_layer_config", None)) and layer_type in kinds:
         config = each[kinds.index(layer_type)]
+    elif layer_type == "full_attention" and (size := getattr(config, "global_head_dim", None)):
+        return size  # early transformers 5 has no per_layer_config
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
