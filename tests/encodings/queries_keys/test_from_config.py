@@ -112,3 +112,21 @@ def test_a_layout_that_contradicts_the_family():
     assert not posenc.RoPE.from_config(LLAMA, interleaved=False).interleaved
     with pytest.raises(ValueError, match="this model has interleaved=False, got True"):
         posenc.RoPE.from_config(LLAMA, interleaved=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rope_theta": -1}, "rope_theta must be a finite number above 0, got -1"),
+        ({"rope_theta": 0}, "rope_theta must be a finite number above 0, got 0"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a finite number above 0, got nan"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -5.0}}, "above 0, got -5.0"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be a dict, such as .* got 'yarn'"),
+        ({"rope_parameters": [4.0]}, r"rope_parameters must be a dict, such as .* got \[4.0\]"),
+        ({"rope_scaling": {"rope_type": "foo", "factor": 2.0}}, "rope_type 'foo' is not one that"),
+        ({"rope_scaling": {"type": "bar", "factor": 2.0}}, "rope_type 'bar' is not one that"),
+    ],
+)
+def test_rotary_keys_that_mean_nothing_are_answered(keys, said):
+    with pytest.raises(ValueError, match=rf"^RoPE\.from_config: .*{said}"):
+        posenc.RoPE.from_config({**LLAMA, **keys})

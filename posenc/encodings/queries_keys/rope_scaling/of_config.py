@@ -53,13 +53,28 @@ def rotation_of(
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
     and a rotation that no scaling here computes: the result is compared with the dialects'.
     """
-    from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+    from posenc.dialects.computed import RefusedError
+    from posenc.dialects.meaning import UnknownFamilyError, known_family, meaning_of
+    from posenc.dialects.model import model_of
 
     config = _as_dict(config, f"{owner}.from_config")
     try:
+        known_family(model_of(config))
+        _check_rotary_keys(config, owner)
         meant = meaning_of(config)
     except UnknownFamilyError as error:
         return _of_unknown_family(config, interleaved, owner, error)
+    except ValueError as error:
+        for named in _rotary_dicts(config):
+            kind_named = named.get("rope_type", named.get("type"))
+            if isinstance(error.__cause__, RefusedError) and (
+                str(error.__cause__) == f"KeyError: {kind_named!r}"
+            ):
+                raise ValueError(
+                    f"{owner}.from_config: rope_type {kind_named!r} is not one that posenc knows; "
+                    "nothing is assumed about it."
+                ) from error
+        raise
     kinds, model = [*meant.parameters], meant.model
     if kind is None and len(kinds) == 1:
         kind = kinds[0]
@@ -94,6 +109,36 @@ def rotation_of(
     if sections := p.get("mrope_section"):
         found |= {"sections": sections, "in_turns": bool(p.get("mrope_interleaved"))}
     return found
+
+
+def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
+    """Raise ValueError for a rope dict that is none, and for a base that has no powers."""
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, Mapping):
+            continue
+        for name in ("rope_scaling", "rope_parameters"):
+            given = part.get(name)
+            if given is not None and not isinstance(given, Mapping):
+                raise ValueError(
+                    f"{owner}.from_config: {name} must be a dict, such as "
+                    f'{{"rope_type": "linear", "factor": 2.0}}, or None, got {given!r}.'
+                )
+    for named in (config, config.get("text_config"), *_rotary_dicts(config)):
+        theta = named.get("rope_theta") if isinstance(named, Mapping) else None
+        if isinstance(theta, int | float) and not 0 < theta < math.inf:
+            raise ValueError(
+                f"{owner}.from_config: rope_theta must be a finite number above 0, got {theta}."
+            )
+
+
+def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rope dicts of a config and of its text_config, and those in them for each kind of
+    layer."""
+    parts = [p for p in (config, config.get("text_config")) if isinstance(p, Mapping)]
+    outer = [p.get(name) for p in parts for name in ("rope_scaling", "rope_parameters")]
+    found = [given for given in outer if isinstance(given, Mapping)]
+    inner = [kind for given in found for kind in given.values() if isinstance(kind, Mapping)]
+    return found + inner
 
 
 def _as_dict(config: Any, owner: str) -> Mapping[str, Any]:
