@@ -181,7 +181,16 @@ def _may_be_packed(ids: Tensor, mask: Any) -> bool:
     valid = mask != 0
     if bool(valid.all()):
         return True
-    return ids.shape[-1] == mask.shape[-1] and ids.ndim == 2 and goes_back(ids, valid)
+    if ids.shape[-1] != mask.shape[-1] or ids.ndim != 2:
+        return False
+    return goes_back(ids, valid) or _repeats(ids, valid)
+
+
+def _repeats(ids: Tensor, valid: Tensor) -> bool:
+    """Return True if two valid tokens in succession have one position: a text of one token ends."""
+    rows = ids.expand(valid.shape)
+    read = [row[real.to(row.device)] for row, real in zip(rows, valid, strict=True)]
+    return any(bool((row[1:] == row[:-1]).any()) for row in read)
 
 
 def _converted(ids: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:

@@ -95,6 +95,15 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
 
 
 @torch.no_grad()
+def test_a_packed_text_of_one_token_is_apart_beside_padding_too():
+    model, row = with_encoding("llama", "alibi"), TOKENS[:1]
+    at = torch.tensor([[0, *range(LENGTH - 3), 1, 1]])
+    mask = torch.tensor([[1] * (LENGTH - 2) + [0] * 2])
+    got = model(row, position_ids=at, attention_mask=mask).logits[:, 1:-2]
+    close(got, model(row[:, 1:-2]).logits)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["rope", "fox", "learned"])
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_beams_and_static_caches_generate_what_no_cache_does(family, name):
