@@ -7,7 +7,7 @@ from posenc.encodings import create
 from posenc.report.page.console import print_table, stderr, stdout
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import say, tell
-from posenc.testing import VOIDING, Verdict, every_check, maker, verdicts
+from posenc.testing import VOIDING, Verdict, every_check, maker, unsourced, verdicts
 from posenc.testing.harness import SHAPE
 
 
@@ -26,6 +26,7 @@ def run(names: Sequence[str], as_json: bool) -> None:
             {
                 "encoding": name,
                 "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in each},
+                "note": unsourced(create(name, SHAPE)),
             }
             for name, each in found.items()
         ]
@@ -77,3 +78,5 @@ def _print(name: str, found: list[Verdict]) -> None:
         for v in sorted(found, key=lambda v: v.failure is None)
     ]
     print_table(console, ("check", "holds", "what it found"), rows, overflow="fold")
+    if note := unsourced(create(name, SHAPE)):
+        say(console, f"Note on its words, which the contract does not judge: {note}.")

@@ -5,3 +5,4 @@ from posenc.testing.checks import Verdict as Verdict
 from posenc.testing.checks import every_check as every_check
 from posenc.testing.checks import maker as maker
 from posenc.testing.checks import verdicts as verdicts
+from posenc.testing.claims import unsourced as unsourced

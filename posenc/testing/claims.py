@@ -178,4 +178,13 @@ def assert_claims_have_their_types(make: Make) -> None:
     assert encoding.claims.scope in ("model", "layer")
     assert encoding.claims.coordinates in ("cells", "normalized")
     assert encoding.claims.num_axes >= 1
-    assert any(c.isdigit() for c in encoding.claims.source), "source must name paper and year"
+
+
+def unsourced(encoding: PositionEncoding) -> str | None:
+    """Return what a reader will miss in the words of an encoding, or None.
+
+    A note and no failure: the contract judges behaviour.
+    """
+    if any(character.isdigit() for character in encoding.claims.source):
+        return None
+    return "claims.source names no paper and year"

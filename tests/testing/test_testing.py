@@ -9,7 +9,9 @@ import pytest
 
 import posenc
 from posenc import testing
-from tests.encodings.base.planted import NamesNoPaper, NeedsAMask, Rotary
+from posenc.encodings import names
+from posenc.testing.harness import SHAPE
+from tests.encodings.base.planted import ClaimsByANumber, NamesNoPaper, NeedsAMask, Rotary
 
 SUITE = """\
 import posenc
@@ -22,7 +24,7 @@ class Mine(posenc.ALiBi):
 
 
 class Wrong(posenc.ALiBi):
-    claims = posenc.Claims(places=(3,), source="nobody", shift_invariant=False)
+    claims = posenc.Claims(places=(3,), source="nobody", shift_invariant=False, own_scale=0)
 
 
 test_mine = testing.test_contract(Mine, "alibi:bias_max=4")
@@ -53,7 +55,18 @@ def test_a_suite_has_a_case_for_each_encoding_and_check():
     assert list(checks[1]) == list(testing.every_check())
     suite("alibi", "no_option_is_ignored")
     with pytest.raises(AssertionError):
-        testing.test_contract(NamesNoPaper)("NamesNoPaper", "claims_have_their_types")
+        testing.test_contract(ClaimsByANumber)("ClaimsByANumber", "claims_have_their_types")
+
+
+def test_words_are_noted_and_not_judged():
+    suite = testing.test_contract(NamesNoPaper)
+    suite("NamesNoPaper", "claims_have_their_types")
+    assert testing.unsourced(NamesNoPaper(4)) == "claims.source names no paper and year"
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_encoding_of_posenc_names_its_source(name):
+    assert testing.unsourced(posenc.create(name, SHAPE)) is None
 
 
 @pytest.mark.parametrize("wrong", [dict, 3, posenc.ALiBi(4)])

@@ -380,7 +380,13 @@ class ValuesInSecret(Rotary):
 
 
 class NamesNoPaper(ALiBi):
+    """Right in behaviour: only a reader misses something."""
+
     claims = replace(ALiBi.claims, source="somebody")
+
+
+class ClaimsByANumber(ALiBi):
+    claims = replace(ALiBi.claims, shift_invariant=1)  # type: ignore[arg-type]
 
 
 class DrawnAndForgotten(DistanceBias):

@@ -50,7 +50,7 @@ MISTAKES = {
     "places_as_claimed": "ClaimsTooMuch ValuesInSecret",
     "own_scale_as_claimed": "ScalesInSecret DoublesItsQueries HotAfterTraining ClaimsAScale",
     "additive_as_claimed": "PeeksAhead SumsByItsWord",
-    "claims_have_their_types": "NamesNoPaper",
+    "claims_have_their_types": "ClaimsByANumber",
     "state_dict_round_trip": "DrawnAndForgotten",
     "instances_share_nothing": "LastInstanceDecides",
     "wrong_shapes_are_named": "IgnoresHeadDim",

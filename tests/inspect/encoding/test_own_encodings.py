@@ -60,7 +60,7 @@ def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
 
 
 def test_the_sheet_says_what_of_the_contract_fails(folder):
-    (sheet,) = measure_all(["planted.py:NamesNoPaper"], SHAPE)
+    (sheet,) = measure_all(["planted.py:ClaimsByANumber"], SHAPE)
     assert list(sheet.contract or {}) == ["claims_have_their_types"]
     assert rows(sheet)["contract"] == "fails: claims have their types"
 
