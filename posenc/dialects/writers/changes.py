@@ -12,11 +12,11 @@ def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     text_config."""
     lines = []
     for key in sorted(before.keys() | after.keys()):
-        inner = before.get(key), after.get(key)
-        if key == "text_config" and isinstance(inner[0], dict) and isinstance(inner[1], dict):
-            lines += [f"{line[:2]}{key}.{line[2:]}" for line in config_changes(*inner)]
+        was, now = before.get(key), after.get(key)
+        if key == "text_config" and isinstance(was, dict) and isinstance(now, dict):
+            lines += [f"{line[:2]}{key}.{line[2:]}" for line in config_changes(was, now)]
             continue
-        old, new = _short(before.get(key)), _short(after.get(key))
+        old, new = _short(was), _short(now)
         if key not in after:
             lines.append(f"- {key}: {old}")
         elif key not in before:

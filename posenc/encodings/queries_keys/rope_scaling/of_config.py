@@ -229,12 +229,16 @@ def _base_of(config: Mapping[str, Any]) -> float | None:
 
 
 def _head_dim_of(config: Mapping[str, Any]) -> int | None:
-    head_dim, width, heads = (
-        config.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads")
-    )
-    if head_dim is None and type(width) is type(heads) is int and heads > 0 and not width % heads:
+    head_dim = _whole(config.get("head_dim"))
+    width, heads = _whole(config.get("hidden_size")), _whole(config.get("num_attention_heads"))
+    if config.get("head_dim") is None and width and heads and width % heads == 0:
         head_dim = width // heads
-    return head_dim if type(head_dim) is int and 0 < head_dim <= 2**14 else None
+    return head_dim if head_dim and head_dim <= 2**14 else None
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number above 0, or None for anything else, such as True."""
+    return value if type(value) is int and value > 0 else None
 
 
 def _not_plain(config: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 from decimal import Decimal, localcontext
 from numbers import Real
-from typing import ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
 
@@ -30,6 +30,14 @@ def rope_frequencies(
         return scaling.frequencies(rotary_dim, rope_theta, length)
 
 
+def _finite(value: Any) -> bool:
+    """Return True for a finite number; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    number: Any = value  # for the type checker, which knows no abs() of a Real
+    return abs(number) < math.inf
+
+
 class Scaling:
     """Base class of all scalings.
 
@@ -52,8 +60,7 @@ class Scaling:
             if kind is bool:
                 require(self, truth, f"{name} must be True or False", repr(value))
             elif kind in (int, float) or (kind == float | None and value is not None):
-                number = isinstance(value, Real) and not truth and abs(value) < math.inf
-                require(self, number, f"{name} must be a finite number", repr(value))
+                require(self, _finite(value), f"{name} must be a finite number", repr(value))
                 whole = kind is not int or (value == int(value) and abs(value) < 2**62)
                 require(self, whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
