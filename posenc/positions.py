@@ -187,37 +187,6 @@ def goes_back(
     return bool((repeated & ~padding).any())
 
 
-def components_restart(
-    positions: Real[Tensor, "*#batch len axes"], valid: Bool[Tensor, "batch len"] | None = None
-) -> bool:
-    """Return True if positions of several components are known to restart in a row, see
-    `goes_back`. Their order is that of the first component, then of the second, and so on: text,
-    rows of an image and frames of a video do not fall in it. Tokens without a place do not count.
-    """
-    if not _readable(positions):
-        return False
-    without = placeless(positions)
-    if without.any():
-        positions = placed(positions)
-        valid = ~without if valid is None else valid & ~without
-    elif not _falls(positions).any():
-        return False
-    _, order = positions.flatten(0, -2).unique(dim=0, return_inverse=True)
-    return goes_back(order.view(positions.shape[:-1]), valid)
-
-
-def _falls(positions: Real[Tensor, "*batch len axes"]) -> Bool[Tensor, "*batch pairs"]:
-    """Return where a token comes before the one at its left: the first component that differs is
-    smaller."""
-    left, right = positions[..., :-1, :], positions[..., 1:, :]
-    falls = torch.zeros_like(left[..., 0], dtype=torch.bool)
-    tied = torch.ones_like(falls)
-    for axis in range(positions.shape[-1]):
-        falls = falls | (tied & (right[..., axis] < left[..., axis]))
-        tied = tied & (right[..., axis] == left[..., axis])
-    return falls
-
-
 def ends_differ(
     q_positions: Real[Tensor, "*#batch q_len axes"],
     kv_positions: Real[Tensor, "*#batch kv_len axes"],

@@ -14,7 +14,6 @@ from posenc.arguments import answered_class
 from posenc.positions import (
     FlatKeys,
     FlatQueries,
-    components_restart,
     counted,
     ends_differ,
     goes_back,
@@ -249,13 +248,10 @@ def bind_in_memory(
 
     Raises: ValueError if the mask compares positions, and these, read on the CPU only and not while
     tracing, show that the order in memory is not meant: the last queries are elsewhere than the
-    last keys, or documents are packed and not kept apart.
+    last keys. Packed documents are not found: add `& document(ids)`.
     """
     if _compares(mask) and ends_differ(q_positions, kv_positions):
         raise ValueError(_ELSEWHERE)
-    if _sees_others(mask) is _Others.BY_POSITION:
-        if components_restart(kv_positions, _valid_keys(mask)):
-            raise ValueError(_PACKED_COMPONENTS)
     q_len, kv_len = q_positions.shape[-2], kv_positions.shape[-2]
     device = kv_positions.device
     return mask.bind(counted(kv_len - q_len, q_len, device), counted(0, kv_len, device))
@@ -268,11 +264,6 @@ _IN_MEMORY = (
 _ELSEWHERE = (
     f"{_IN_MEMORY}, but q_positions are not those of the last keys. Bind the mask to the places of "
     "the tokens in memory, such as mask.bind(range(2, 4), range(6)) for queries 2 and 3 of 6 keys."
-)
-_PACKED_COMPONENTS = (
-    f"{_IN_MEMORY}, but keys return to earlier positions of their row, as packed documents do, and "
-    "this mask shows one document to another. Use mask & posenc.masks.document(ids), or, if the "
-    "row is one document, mask.bind(range(kv_len - q_len, kv_len), range(kv_len))."
 )
 
 

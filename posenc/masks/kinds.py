@@ -32,6 +32,7 @@ only, and not under torch.compile, export or tracing.
 
 With positions of several components (M-RoPE, rows and columns) it compares the order in memory, and
 queries are the last tokens: attention raises ValueError if they are not those of the last keys.
+Packed documents are not found there.
 """
 
 

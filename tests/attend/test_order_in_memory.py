@@ -114,19 +114,6 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_packed_documents_need_a_document_mask(name):
-    positions = PACKED[name]
-    count, axes = positions.shape
-    ids = torch.arange(count) >= count // 2
-    for mask in (masks.causal, masks.causal & masks.sliding_window(9), masks.full & ~masks.causal):
-        with pytest.raises(ValueError, match=r"masks.document\(ids\)"):
-            attended(positions, mask, axes=axes)
-    assert attended(positions, masks.causal & masks.document(ids), axes=axes).isfinite().all()
-    bound = masks.causal.bind(range(count), range(count))
-    assert attended(positions, bound, axes=axes).isfinite().all()
-
-
 ONE_DOCUMENT = {
     "text, image, text, video": posenc.mrope_positions([2, (1, 2, 3), 3, (3, 2, 2), 1]),
     "padding on the left": torch.cat([torch.ones(3, 3).long(), posenc.mrope_positions([4])]),
@@ -148,14 +135,6 @@ def test_one_document_is_not_taken_for_packed(name):
     torch.testing.assert_close(got, want)
     last = attended(positions, masks.causal, slice(-3, None), axes=axes)
     torch.testing.assert_close(last, want[:, :, -3:])
-
-
-def test_right_padding_that_a_mask_hides_is_no_document():
-    positions = torch.cat([posenc.mrope_positions([4]), torch.ones(2, 3).long()])
-    valid = torch.arange(6)[None] < 4
-    assert attended(positions, masks.causal & masks.padding(valid)).isfinite().all()
-    with pytest.raises(ValueError, match=r"masks.document\(ids\)"):
-        attended(positions, masks.causal)
 
 
 def test_a_cache_in_steps_and_chunks():

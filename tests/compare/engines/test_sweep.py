@@ -284,7 +284,9 @@ def test_result_of_another_trial_is_corrupt(folder):
     a, b = trial(folder, "rope"), trial(folder, "alibi")
     home = folder / a.folder
     home.mkdir()
-    (home / "result.json").write_text(TrialResult(b).to_json(), encoding="utf-8")
+    losses = tuple(LengthScore(n, 2.0) for n in dict.fromkeys((b.train_length, *b.test_lengths)))
+    of_b = TrialResult(b, by_length=losses)
+    (home / "result.json").write_text(of_b.to_json(), encoding="utf-8")
     (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json(), encoding="utf-8")
     with pytest.raises(files.CorruptResult, match="another trial"):
         files.load_result(folder, a)
@@ -294,7 +296,9 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
     config = trial(folder, "rope")
     home = folder / config.folder
     home.mkdir()
-    losses = (LengthScore(config.train_length, 2.0),)
+    losses = tuple(
+        LengthScore(n, 2.0) for n in dict.fromkeys((config.train_length, *config.test_lengths))
+    )
     written = {
         "result.json": TrialResult(config, parameters=1234, by_length=losses).to_json(),
         "timing.json": Timing(1234.5, 1.0, 1.0).to_json(),

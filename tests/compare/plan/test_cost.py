@@ -36,8 +36,8 @@ def test_parameters_are_counted_as_they_are_built(objective):
 @pytest.mark.parametrize(
     ("sizes", "number"),
     [
-        ({"width": 10**12, "heads": 1, "kv_heads": 1}, "parameters"),
-        ({"layers": 10**12}, "parameters"),
+        ({"width": 10**9, "heads": 1, "kv_heads": 1}, "parameters"),
+        ({"layers": 10**9}, "parameters"),
         ({"batch": 10**12}, "1,000,000,000,000 windows"),
         ({"train_length": 10**9, "test_lengths": (10**9,)}, "1,000,000,000 bytes"),
     ],

@@ -104,6 +104,9 @@ def test_a_trial_that_failed_is_not_chosen_and_says_so():
 
 def test_a_rate_at_the_edge_is_called_so_on_the_page(tmp_path):
     study = at_chosen_rates(study_of(result(), result("t5")), checked((0.1, 0.2, 0.3)))
+    ran = zip(study.results, study.trials, strict=True)
+    results = tuple(dataclasses.replace(each, config=trial) for each, trial in ran)
+    study = dataclasses.replace(study, results=results)
     study = dataclasses.replace(study, tasks=summarise_tasks(study))
     assert Study.from_json(study.to_json()) == study
     make_page(study).write(tmp_path / "report.html")
