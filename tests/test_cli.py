@@ -212,7 +212,7 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["rope", "--out", ""], "--out is empty; it must name something"),
         (["rope", ""], "an argument is empty"),
         (["--seeds", "100000000"], "600,000,000 trials"),
-        (["--width", "1000000000000"], "of memory, and there are"),
+        (["--width", "1000000000"], "of memory, and there are"),
         (["learned", "--train-length", "1000000000"], "of memory, and there are"),
         (["--text", "/dev/zero"], "/dev/zero is a pipe or a device"),
         (["--steps", "0"], "Invalid value for '--steps'"),

@@ -22,7 +22,6 @@ ALLOWED = {
     "posenc/extend/export/folder.py": {"save_pretrained"},
     # and weights that weight_files has chosen: safetensors opens them itself, without a pickle
     "posenc/hf/attachment/save.py": {"save_pretrained", "safe_open"},
-    "posenc/hf/checkpoint/loading.py": {"safe_open"},
     # a file whose hash the record names; the logits that our parent process has written
     "posenc/hf/attachment/load.py": {"load_file"},
     "posenc/extend/export/proof.py": {"load_file"},

@@ -275,14 +275,14 @@ class KVCache:
         moves: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"v": encoding.move_values}
         if not encoding.claims.needs_raw_k:
             moves["k"] = encoding.move_keys
-        for name, move in moves.items():
+        for name, moved_by in moves.items():
             made = buffers.get(_MADE + name, buffers[name])
             tail = made[:, :, start : self.length]
             at = (
                 t.narrow(self._token_axis, start, self.length - start)
                 for t in (made_at, tensor(after, self.k.device))
             )
-            moved = move(tail, *at)
+            moved = moved_by(tail, *at)
             if moved is not tail:  # the encoding changes them
                 kept = buffers[name][:, :, :start]
                 buffers |= {_MADE + name: made, name: torch.cat([kept, moved], dim=2)}

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered_class
+from posenc.arguments import answered, answered_class
 from posenc.positions import (
     FlatKeys,
     FlatQueries,
@@ -238,6 +238,7 @@ def check_documents(mask: Mask) -> None:
         raise ValueError(_PACKED)
 
 
+@answered
 def bind_in_memory(
     mask: Mask,
     q_positions: Real[Tensor, "*#q_batch q_len axes"],

@@ -133,7 +133,7 @@ def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, f
     def seconds(which: int) -> float:
         layer, positions = layers[which]
         start = time.perf_counter()
-        layer(x, positions, masks.causal)
+        layer(x, positions, masks.causal.bind(range(length), range(length)))
         return time.perf_counter() - start
 
     ratios = []

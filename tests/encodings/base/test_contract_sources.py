@@ -65,6 +65,8 @@ def off(value: Any) -> Any:
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, FunctionType):
         return lambda *args: off(value(*args))
+    if type(value) is PositionEncoding:  # NoPE: it does nothing that could be off
+        return value
     if isinstance(value, PositionEncoding | Term):  # of a layer, or of one attention
         value.__class__ = type(type(value).__name__, (type(value),), methods_off(type(value)))
     return value

@@ -24,5 +24,5 @@ def test_yarns_extrapolation_factor_is_how_much_of_fast_pairs_is_kept(share):
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_yarn_keeps_between_nothing_and_all(share):
-    with pytest.raises(ValueError, match="extrapolation_factor must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"extrapolation_factor must be (between|a finite)"):
         rs.YaRN(40, 4096, extrapolation_factor=share)

@@ -52,6 +52,8 @@ class NTKByParts(Scaling):
     with more than beta turns within the training length are kept, pairs with less than alpha turns
     are interpolated. Released YaRN code uses another ramp (see YaRN).
     Source: Peng et al. 2023, arXiv:2309.00071, definition 2.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.NTKByParts(4.0, 4096))
     """
 
     factor: float
@@ -87,6 +89,8 @@ class Llama3(Scaling):
 
     This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.
     Source: Meta 2024, github.com/meta-llama/llama-models, apply_scaling.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.Llama3(8.0, 8192))
     """
 
     factor: float
@@ -118,6 +122,8 @@ class NTKByPartsV1(Scaling):
     and 1.25 turns, the other, from NTK to unscaled, between 2 and 16. ntk_factor and
     extrapolation_factor: the fraction of each of the two steps that is taken.
     Source: github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.NTKByPartsV1(4.0, 4096))
     """
 
     factor: float

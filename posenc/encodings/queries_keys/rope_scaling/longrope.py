@@ -40,6 +40,8 @@ class LongRoPE(Scaling):
     attention_factor.
     Raises: ValueError if a list does not fit rotary_dim or has a number that is not positive.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; github.com/microsoft/LongRoPE.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.LongRoPE(4.0, 4096))
     """
 
     factor: float

@@ -29,6 +29,8 @@ class Linear(Scaling):
     """Interpolate positions: theta' = theta / factor, which is RoPE at real positions p / factor.
 
     Source: Chen et al. 2023, arXiv:2306.15595, section 2.3. Hugging Face: "linear".
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.Linear(4.0))
     """
 
     factor: float
@@ -46,6 +48,8 @@ class NTK(Scaling):
 
     The fastest frequency stays; the slowest is divided by exactly `factor`.
     Source: bloc97 2023, in Peng et al. 2023, arXiv:2309.00071, section 3.1.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.NTK(4.0))
     """
 
     factor: float
@@ -62,6 +66,8 @@ class DynamicLinear(Scaling):
     L/l.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.DynamicLinear(4096))
     """
 
     original_max_positions: int
@@ -83,6 +89,8 @@ class DynamicNTK(Scaling):
 
     Nothing changes up to the training length L. Source: emozilla 2023, in Peng et al. 2023,
     arXiv:2309.00071, section 3.3. Hugging Face: "dynamic".
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.DynamicNTK(2.0, 4096))
     """
 
     factor: float
@@ -105,6 +113,8 @@ class Proportional(Scaling):
     Partial rotary spreads the whole spectrum over fewer pairs; p-RoPE cuts off its slow end.
     `factor` divides the remaining frequencies.
     Source: Barbero et al. 2025, arXiv:2410.06205, section 6. Hugging Face: "proportional".
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.Proportional(0.5))
     """
 
     p: float

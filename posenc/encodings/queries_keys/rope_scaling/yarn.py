@@ -39,6 +39,8 @@ class YaRN(Scaling):
     Raises: ValueError for beta_fast < beta_slow, or attention_factor together with mscale.
     Source: Peng et al. 2023, arXiv:2309.00071, section 3; github.com/jquesnelle/yarn;
     DeepSeek-AI 2024, arXiv:2405.04434.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.YaRN(4.0, 4096))
     """
 
     factor: float
@@ -92,6 +94,8 @@ class DynamicYaRN(Scaling):
     L.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.DynamicYaRN(4096))
     """
 
     original_max_positions: int

@@ -100,8 +100,11 @@ class Rotation(QueryKeyEncoding):
         return self.cos_sin(positions, torch.float64)
 
     def rotate_on(
-        self, x: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
-    ) -> Tensor:
+        self,
+        x: Float[Tensor, "batch num_heads len head_dim"],
+        before: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
+        after: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
+    ) -> Float[Tensor, "batch num_heads len head_dim"]:
         """Rotate x, which was rotated by the tables `before`, so that it is rotated by `after`.
 
         As complex numbers: (cos' + i sin') / (cos + i sin) is the remaining rotation, in which a
