@@ -128,7 +128,10 @@ def pair_scores(
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
     where: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}
     states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
-    how: dict[str, Any] = {"mask": None if one_key else _OWN_KEY, "impl": "reference"}
+    mask = None if one_key else _OWN_KEY
+    if mask is not None and encoding.claims.num_axes > 1:  # the places of queries are not the keys'
+        mask = mask.bind(range(len(q_steps)), range(len(q_steps)))
+    how: dict[str, Any] = {"mask": mask, "impl": "reference"}
     acting = encoding.for_layer(0)
     _, scores = attention(q, k, k, acting, return_lse=True, **where, **states, **how)
     return scores

@@ -30,8 +30,8 @@ def write(
 
     largest: the new max_position_embeddings.
     """
-    result, holder = _cleared(config, largest)
     model = meaning.model
+    result, holder = _cleared(config, largest, _unread(model))
     if model.nested:
         _write_nested(holder, model, parameters)
     else:
@@ -39,14 +39,22 @@ def write(
     return result
 
 
-def _cleared(config: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _unread(model: Model) -> tuple[str, ...]:
+    """Return keys of another family that stay where the user wrote them, as nothing reads them."""
+    return () if model.model_type.startswith("gpt_neox") else ("rotary_pct",)
+
+
+def _cleared(
+    config: Mapping[str, Any], largest: int, unread: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a copy without rotary keys, and the dict in it that has the language model's keys."""
     result = deepcopy(dict(config))
     inner = inner_key(config)
     holder = result[inner] if inner else result
     for place in (result, holder):
         for key in OURS:
-            place.pop(key, None)
+            if key not in unread:
+                place.pop(key, None)
     holder["max_position_embeddings"] = largest
     return result, holder
 
