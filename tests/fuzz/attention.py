@@ -57,6 +57,7 @@ NAMES = tuple(name for name in posenc.names() if not name.startswith(("sinusoida
 NAMES += ("alibi:learned=true", "kerple:form=power", *formulas.KNOWN, "alibi", "rope+alibi")
 REFUSALS = {
     r"keys return to earlier positions of their row": "packed documents under a mask of positions",
+    r"q_positions are not those of the last keys": "components elsewhere under a mask of positions",
     r"rank of queries has shape": "a permutation with fewer or more queries than keys",
     r"impl='(sdpa|blocks)' cannot run": "an impl named for what it cannot run",
     r"XPos: a position is \d+ tokens from the origin": "xPos beyond the dtype's range",
