@@ -2,7 +2,7 @@
 
 python experiments/gpu_queue.py --minutes 12                    # on a machine with CUDA
 python experiments/gpu_queue.py --minutes 12                    # goes on where the last one stopped
-python experiments/gpu_queue.py --dry-run --out /tmp/dry.jsonl  # a few tiny rows, on the CPU
+python experiments/gpu_queue.py --dry-run --out dry.jsonl  # a few tiny rows, on the CPU
 
 Writes benchmarks/results/gpu.jsonl, from which docs/update_performance.py makes its tables. After a
 change of what a row measures, delete its lines.
