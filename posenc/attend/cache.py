@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered, check_count, check_number
+from posenc.arguments import FARTHEST, answered, check_count, check_number
 from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.placed import check_whole
@@ -15,7 +15,6 @@ from posenc.positions import join, tensor
 
 _MADE = "made "
 """Before the name of a buffer: keys or values as they were made, before any shift."""
-_FAR = 2**62
 
 
 class KVCache:
@@ -263,7 +262,7 @@ class KVCache:
         check_count("KVCache.shift", "start", start, 0, self.length)
         real = isinstance(self.where, Tensor) and self.where.is_floating_point()
         check_number("KVCache.shift", "delta", delta, whole=not real)
-        if not abs(delta) < _FAR:
+        if not abs(delta) < FARTHEST:
             raise ValueError(f"KVCache.shift: delta must be below 2^62, got {delta}.")
         if start == self.length or not delta:
             return

@@ -5,6 +5,7 @@ from decimal import Decimal, localcontext
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
+from posenc.arguments import FARTHEST
 from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
 
 
@@ -61,7 +62,7 @@ class Scaling:
                 require(self, truth, f"{name} must be True or False", repr(value))
             elif kind in (int, float) or (kind == float | None and value is not None):
                 require(self, _finite(value), f"{name} must be a finite number", repr(value))
-                whole = kind is not int or (value == int(value) and abs(value) < 2**62)
+                whole = kind is not int or (value == int(value) and abs(value) < FARTHEST)
                 require(self, whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
