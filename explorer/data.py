@@ -16,8 +16,6 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "explorer/src/data.json"
 ENCODINGS = ("rope", "alibi", "t5", "kerple", "sandwich", "fire", "sinusoidal", "nope")
-SPELLED = {"t5": "t5:unscaled=true"}
-"""The page shows T5 with its own scale."""
 HEAD_DIM, HEADS, TRAIN_LENGTH = 64, 8, 2048
 
 
@@ -33,7 +31,7 @@ def scores() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ENCODINGS:
         torch.manual_seed(0)
-        measured = decay(create(SPELLED.get(name, name), shape), shape)
+        measured = decay(create(name, shape), shape)
         found[name] = {
             key: [None if x is None else round(x, 4) for x in getattr(measured, key)]
             for key in ("same", "mean", "low", "high")
