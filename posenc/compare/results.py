@@ -360,17 +360,26 @@ class Study(Record):
         """Raise ValueError for a study whose parts do not belong together."""
         if not self.trials:
             raise ValueError("it has no trials.")
+        self._check_recipes()
+        _check_once("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
+        _check_once("result", [result.config for result in self.results])
+        planned = set(self.trials)
+        if other := next((r.config for r in self.results if r.config not in planned), None):
+            raise ValueError(f"it has a result of {other.folder}, which is none of its trials.")
+        self._check_names()
+
+    def _check_recipes(self) -> None:
+        """Raise ValueError unless the trials of a task differ in encoding and seed only; where
+        rates were chosen, also in the rate."""
         recipes: dict[str, TrialConfig] = {}
         for trial in self.trials:
             rate = 0.0 if self.rates else trial.lr
             same = replace(trial, encoding="", seed=0, code="", source="", lr=rate)
             if recipes.setdefault(trial.task, same) != same:
                 raise ValueError(f"its trials on {trial.task} are of different recipes.")
-        _check_once("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
-        _check_once("result", [result.config for result in self.results])
-        planned = set(self.trials)
-        if other := next((r.config for r in self.results if r.config not in planned), None):
-            raise ValueError(f"it has a result of {other.folder}, which is none of its trials.")
+
+    def _check_names(self) -> None:
+        """Raise ValueError for a name twice, or one that is none of the study's encodings."""
         names = [self.labels.get(encoding, encoding) for encoding in self.encodings]
         for name in names:
             check_encoding_name(name)

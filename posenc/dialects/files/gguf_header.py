@@ -125,6 +125,23 @@ class _Reader:
 
     def header(self) -> Header:
         self.file.seek(0)
+        version = self.version()
+        tensor_count, key_count = self.number("Q"), self.number("Q")
+        self.need(tensor_count, 24, "tensors", MOST_TENSORS)
+        self.need(key_count, 13, "keys", MOST_KEYS)
+        fields = self.fields(key_count)
+        tensors = tuple(self.tensor() for _ in range(tensor_count))
+        if len({tensor.name for tensor in tensors}) < len(tensors):
+            raise self.damaged("a tensor is given twice")
+        alignment = fields["general.alignment"].value if "general.alignment" in fields else 32
+        if type(alignment) is not int or not _is_alignment(alignment):
+            raise self.damaged(f"general.alignment is {alignment!r:.40}")
+        data = aligned(self.file.tell(), alignment)
+        self.check_places(tensors, data, alignment)
+        return Header(self.order, version, fields, tensors, alignment, data, self.whole)
+
+    def version(self) -> int:
+        """Read the magic word and the version, whose bytes also say the order of all others."""
         if self.take(4) != b"GGUF":
             raise self.damaged("it does not begin with GGUF")
         raw = self.take(4)
@@ -133,22 +150,19 @@ class _Reader:
         version = struct.unpack(f"{self.order}I", raw)[0]
         if version not in VERSIONS:
             raise self.damaged(f"version {version}, expected 2 or 3")
-        tensor_count, key_count = self.number("Q"), self.number("Q")
-        self.need(tensor_count, 24, "tensors", MOST_TENSORS)
-        self.need(key_count, 13, "keys", MOST_KEYS)
+        return version
+
+    def fields(self, count: int) -> dict[str, Field]:
         fields: dict[str, Field] = {}
-        for _ in range(key_count):
+        for _ in range(count):
             field = self.field()
             if field.name in fields:
                 raise self.damaged(f"the key {field.name!r:.80} is given twice")
             fields[field.name] = field
-        tensors = tuple(self.tensor() for _ in range(tensor_count))
-        if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise self.damaged("a tensor is given twice")
-        alignment = fields["general.alignment"].value if "general.alignment" in fields else 32
-        if type(alignment) is not int or not _is_alignment(alignment):
-            raise self.damaged(f"general.alignment is {alignment!r:.40}")
-        data = aligned(self.file.tell(), alignment)
+        return fields
+
+    def check_places(self, tensors: tuple[Tensor, ...], data: int, alignment: int) -> None:
+        """Raise ValueError unless the data of each tensor are aligned, and inside of the file."""
         for tensor in tensors:
             stop = data + tensor.offset + (tensor.size or 0)
             if tensor.offset % alignment or stop > self.whole:
@@ -156,7 +170,6 @@ class _Reader:
                     f"the tensor {tensor.name!r:.80} begins at no multiple of {alignment}, or ends "
                     "outside of the file"
                 )
-        return Header(self.order, version, fields, tensors, alignment, data, self.whole)
 
     def field(self) -> Field:
         start = self.file.tell()

@@ -2,9 +2,9 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from posenc.dialects.files.gguf_header import floats_of, read_header
+from posenc.dialects.files.gguf_header import Header, floats_of, read_header
 from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
 from posenc.report.files.opened import open_ordinary
 
@@ -25,19 +25,7 @@ def read_metadata(path: Path) -> Metadata:
     """
     with open_ordinary(path) as file:
         header = read_header(file, path)
-        tensors = {tensor.name: tensor for tensor in header.tensors}
-        named = {
-            name: next((t for t in (own, f"blk.0.{own}") if t in tensors), None)
-            for name, own in FACTORS.items()
-        }
-        factors = {
-            name: floats_of(file, path, header, tensors[found])
-            for name, found in named.items()
-            if found is not None
-        }
-    for name, values in factors.items():
-        if wrong := [v for v in values if not 0 < v < math.inf]:
-            raise ValueError(f"{path}: {named[name]} must be numbers above 0, got {wrong[0]:g}.")
+        factors = _factors(file, path, header)
     said = {name: field.value for name, field in header.fields.items()}
     architecture = said.get("general.architecture")
     if not isinstance(architecture, str):
@@ -63,6 +51,22 @@ def read_metadata(path: Path) -> Metadata:
     given = frozenset(fields)
     fields.setdefault("dimension_count", head_dim)
     return Metadata(architecture, head_dim=head_dim, num_layers=layers, given=given, **fields)
+
+
+def _factors(file: BinaryIO, path: Path, header: Header) -> dict[str, tuple[float, ...]]:
+    """Return the elements of the factor tensors that the file has, by their names in Metadata. A
+    tensor may stand by itself or in the first block."""
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    factors: dict[str, tuple[float, ...]] = {}
+    for name, own in FACTORS.items():
+        tensor = tensors.get(own, tensors.get(f"blk.0.{own}"))
+        if tensor is None:
+            continue
+        factors[name] = floats_of(file, path, header, tensor)
+        for value in factors[name]:
+            if not 0 < value < math.inf:
+                raise ValueError(f"{path}: {tensor.name} must be numbers above 0, got {value:g}.")
+    return factors
 
 
 def _checked(path: Path, key: str, name: str, value: Any) -> Any:
