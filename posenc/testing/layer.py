@@ -67,17 +67,12 @@ def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
 def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
     """Return positions offset, offset + 1, ...; with several axes those of a grid, row by row."""
     steps = torch.arange(length)
-    axes, limit = encoding.claims.num_axes, encoding.claims.max_positions
-    if axes == 1:
+    if encoding.claims.num_axes == 1:
         return steps + offset
-    # Small sides, so that rows end; as many rows as tokens need, so that no place comes twice.
-    rows = length if limit is None else max(1, limit - offset)
-    side = min(5, rows)
-    while side < rows and rows * side ** (axes - 1) < length:
-        side += 1
-    first = steps // side ** (axes - 1) % rows
-    others = [steps // side**axis % side for axis in reversed(range(axes - 1))]
-    return torch.stack([first, *others], dim=-1) + offset
+    limit = encoding.claims.max_positions
+    side = 5 if limit is None else max(1, min(5, limit - offset))
+    cells = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
+    return torch.stack(cells, dim=-1) + offset
 
 
 def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
