@@ -14,6 +14,8 @@ import torch
 
 from posenc import extend as hf
 from posenc.extend.answer.as_json import to_json
+from posenc.extend.answer.page import make_page
+from posenc.extend.export import proof as export_proof
 from posenc.extend.export.prover import Proof, _carried
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
@@ -61,6 +63,7 @@ def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path, fr
     assert proof.inv_freq_error < 1e-6
     assert proof.logits_error < 1e-5
     assert proof.decode_error < 1e-4
+    assert proof.padding_error is not None and proof.padding_error < 1e-4
     assert proof.generated == 8
     changed = {line[2:].partition(":")[0] for line in outcome.config_diff}
     positions = "max_position_embeddings rope_parameters rope_scaling rope_theta head_dim "
@@ -99,14 +102,18 @@ def test_a_family_without_need_says_why(family, reason, tmp_path):
         hf.extend(tmp_path, TARGET, DOCUMENTS)
 
 
-PROVED = {"inv_freq_error": 0.0, "logits_error": 0.0, "decode_error": 0.0, "generated": 8}
+PROVED = {
+    "inv_freq_error": 0.0, "logits_error": 0.0, "decode_error": 0.0, "padding_error": 0.0,
+    "generated": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("error", [1.0, math.nan])
 @pytest.mark.parametrize(
     ("found", "said"),
     [("inv_freq_error", "frequencies are"), ("logits_error", "logits are"),
-     ("decode_error", "decoding with the cache is")],
+     ("decode_error", "decoding with the cache is"),
+     ("padding_error", "rows next to padding are")],
 )  # fmt: skip
 def test_a_failed_proof_leaves_nothing(found, said, error, llama, tmp_path, monkeypatch):
     from posenc.extend.export import folder as export
@@ -135,6 +142,66 @@ def test_transformers_that_decodes_otherwise_fails_the_proof(change, llama, tmp_
     with pytest.raises(RunFailed, match="decoding with the cache is off by"):
         hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
     assert list(tmp_path.iterdir()) == []
+
+
+def _mask_dropped(kwargs):
+    return {**kwargs, "attention_mask": None}
+
+
+def _mask_of_prompts_only(kwargs):
+    past = kwargs.get("past_key_values") or kwargs.get("cache")
+    decodes = past is not None and past.get_seq_length() > 0
+    return _mask_dropped(kwargs) if decodes else kwargs
+
+
+def _positions_of_prompts_only(kwargs):
+    """Later tokens are numbered by the length of the cache, padding included."""
+    past = kwargs.get("past_key_values") or kwargs.get("cache")
+    decodes = past is not None and past.get_seq_length() > 0
+    return {**kwargs, "position_ids": None} if decodes else kwargs
+
+
+def _positions_count_padding(kwargs):
+    return {**kwargs, "position_ids": None}
+
+
+@pytest.mark.parametrize(
+    ("family", "owner", "change", "method"),
+    [("llama", "LlamaModel", _mask_dropped, "ntk"),
+     ("llama", "LlamaModel", _mask_of_prompts_only, "ntk"),
+     ("llama", "LlamaModel", _positions_of_prompts_only, "ntk"),
+     ("gpt2", "GPT2Model", _mask_dropped, "interpolate"),
+     ("gpt2", "GPT2Model", _positions_count_padding, "interpolate"),
+     ("bert", "BertModel", _mask_dropped, "interpolate")],
+)  # fmt: skip
+def test_transformers_that_reads_padding_otherwise_fails_the_proof(
+    family, owner, change, method, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    if family == "bert":
+        folder = save_masked(family, tmp_path / family, spread=0.3)
+    else:
+        folder = save(family, tmp_path / family, vocab_size=257, **TABLES.get(family, {}))
+    modeling = getattr(getattr(transformers.models, family), f"modeling_{family}")
+    stack = getattr(modeling, owner)
+    theirs = stack.forward
+    monkeypatch.setattr(
+        stack, "forward", lambda self, *args, **kwargs: theirs(self, *args, **change(kwargs))
+    )
+    with pytest.raises(RunFailed, match="rows next to padding are off by"):
+        hf.extend(folder, TARGET, DOCUMENTS, method=method, out=out, options=QUICK)
+    assert not out.exists()
+
+
+def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch):
+    given = {"method": "ntk", "options": QUICK}
+    proof = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "read", **given).proof
+    assert proof is not None and proof.padding_error is not None
+    monkeypatch.setattr(export_proof, "READ_PADDING", ("llama",))
+    outcome = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "not", **given)
+    assert outcome.proof is not None and outcome.proof.padding_error is None
+    make_page(outcome, "again", None).write(tmp_path / "page.html")
+    assert "not compared" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_proof_allows_what_single_precision_moves_at_these_positions_and_no_more():
@@ -398,7 +465,7 @@ def test_a_grown_table_is_read_and_put_back(family, method, tmp_path, windows):
         torch.testing.assert_close(grown, before, rtol=0, atol=1e-6)
 
 
-def save_masked(family: str, folder: Path) -> Path:
+def save_masked(family: str, folder: Path, spread: float = 0.02) -> Path:
     """A tiny masked model whose tokenizer knows words, in a folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -414,7 +481,7 @@ def save_masked(family: str, folder: Path) -> Path:
     config = transformers.AutoConfig.for_model(
         family, vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64,
         num_hidden_layers=2, num_attention_heads=4, pad_token_id=1,
-        max_position_embeddings=LENGTH + offset,
+        max_position_embeddings=LENGTH + offset, initializer_range=spread,
     )  # fmt: skip
     transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
     return folder

@@ -55,10 +55,14 @@ def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
         page.section("Tasks and short texts", Table(header, rows, TASKS))
     if outcome.proof is not None:
         proof = outcome.proof
+        padded = proof.padding_error
         facts = {
             "largest relative error of a frequency": f"{proof.inv_freq_error:.1e}",
             "largest difference of a logit": f"{proof.logits_error:.1e}",
             "step-by-step decoding against one pass": f"{proof.decode_error:.1e}",
+            "rows of a padded batch against each by itself": (
+                "not compared" if padded is None else f"{padded:.1e}"
+            ),
             "tokens generated past the old length": proof.generated,
         }
         page.section(

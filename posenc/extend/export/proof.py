@@ -5,6 +5,7 @@ python proof.py PARENT
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -25,6 +26,12 @@ if __name__ == "__main__":
 import torch
 import transformers
 from safetensors.torch import load_file
+
+ROW, PADDING, STEPS = 32, 5, 3
+"""Tokens of the longer row of a padded batch, those that the shorter row lacks, and those that are
+decoded one by one."""
+READ_PADDING = ("convbert", "mobilebert")
+"""Families that mix the embeddings of neighbours before any mask, by design."""
 
 
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -58,6 +65,64 @@ def decode(
     return torch.cat(rows, dim=1)
 
 
+class Dictated(transformers.LogitsProcessor):
+    """Let generation write given tokens, of which each row has the same number."""
+
+    def __init__(self, tokens: torch.Tensor, prompt: int) -> None:
+        self.tokens, self.prompt = tokens, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        step = input_ids.shape[1] - self.prompt
+        dictated = torch.full_like(scores, -torch.inf)
+        return dictated.scatter(1, self.tokens[:, step : step + 1], 0.0)
+
+
+def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
+    """Return how far logits of two rows in one padded batch are from those of each row by itself.
+    None for a model without a mask of padding, or too short a text.
+
+    Padding on the right is read at once. On the left it is read as servers do: by generation, which
+    numbers the tokens and keeps their cache. Encoders have no cache and are padded on the right
+    only, because their tables count from the first token of a row, padding or not.
+    """
+    if "attention_mask" not in inspect.signature(model.forward).parameters:
+        return None
+    if model.config.model_type in READ_PADDING or tokens.shape[1] < 2 * (PADDING + STEPS):
+        return None
+    long = tokens[:, :ROW]
+    short = long[:, PADDING:]  # other tokens than those at the same places of the long row
+    rows = (long, short)
+    alone = [model(row).logits[0] for row in rows]
+    fill = long[:, :PADDING]  # a token like any other: only the mask says that it is padding
+    real, hidden = torch.ones_like(short), torch.zeros_like(fill)
+
+    ids = torch.cat([long, torch.cat([short, fill], dim=1)])
+    mask = torch.cat([torch.ones_like(long), torch.cat([real, hidden], dim=1)])
+    batch = model(ids, attention_mask=mask).logits
+    pairs = [(batch[i, : row.shape[1]], alone[i]) for i, row in enumerate(rows)]
+
+    if kind == "causal":
+        ids = torch.cat([long, torch.cat([fill, short], dim=1)])
+        mask = torch.cat([torch.ones_like(long), torch.cat([hidden, real], dim=1)])
+        prompt = ids.shape[1] - STEPS
+        grown = model.generate(
+            ids[:, :prompt],
+            attention_mask=mask[:, :prompt],
+            max_new_tokens=STEPS,
+            do_sample=False,
+            eos_token_id=-1,  # the dictated tokens may contain the end of a text
+            pad_token_id=0,
+            logits_processor=[Dictated(ids[:, prompt:], prompt)],
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        # The logits after the last token of the prompt come first.
+        decoded = torch.stack(grown.logits, dim=1)
+        pairs += [(decoded[i], alone[i][-STEPS - 1 : -1]) for i in range(len(rows))]
+    errors = [(got.float() - want.float()).abs().max() for got, want in pairs]
+    return float(torch.stack(errors).max())
+
+
 @torch.inference_mode()
 def main(
     folder: str, reference: str, kind: str, dtype: str, device: str, cache: str | None
@@ -84,6 +149,7 @@ def main(
         "inv_freq_error": float(torch.tensor([0.0, *errors]).max()),  # max() would drop a NaN
         "logits_error": float((got - wanted).abs().max()),
         "decode_error": 0.0,
+        "padding_error": padding_error(model, tokens, kind),
         "generated": 0,
     }
     if kind == "causal":

@@ -39,6 +39,9 @@ class Proof:
     """Largest difference from the logits of the model in memory."""
     decode_error: float
     """Largest difference between step-by-step decoding with the cache and one full pass."""
+    padding_error: float | None
+    """Largest difference between rows of a padded batch, decoded too, and each row by itself. None
+    where it cannot be compared: no mask, a mask that the family reads past, few tokens."""
     generated: int
     """Tokens generated past the old length."""
     rounding: float = 0.0
@@ -59,6 +62,7 @@ class Proof:
             ("frequencies are", self.inv_freq_error, FREQUENCY_ERROR, method),
             ("logits are", self.logits_error, logits, method),
             ("decoding with the cache is", self.decode_error, decoding, exact),
+            ("rows next to padding are", self.padding_error or 0.0, exact_steps, exact),
         ]
         return [
             f"{what} off by {error:.1e}, expected at most {bound:.0e} ({advice})"

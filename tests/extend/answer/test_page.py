@@ -55,7 +55,7 @@ def outcome(limit: int = TARGET, *, rotary: bool = True) -> Outcome:
     checkpoint: Any = SimpleNamespace(folder=SimpleNamespace(name=NASTY), trained_length=TRAINED)
     return Outcome(
         checkpoint, TARGET, measured, "linear", f"linear is best {NASTY}",
-        tuned=evaluation(2.3), config_diff=["+ x: 1"], proof=Proof(0.0, 1e-6, 1e-6, 8),
+        tuned=evaluation(2.3), config_diff=["+ x: 1"], proof=Proof(0.0, 1e-6, 1e-6, 1e-6, 8),
     )  # fmt: skip
 
 
