@@ -56,18 +56,25 @@ def attention(
     q: Float[Tensor, "batch _ _ head_dim"],
     k: Float[Tensor, "batch _ _ head_dim"],
     v: Float[Tensor, "batch _ _ v_dim"],
-    encoding: PositionEncoding | None = None, *, q_positions: QueryPositions,
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: QueryPositions,
     kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads _ *state"] | None = None,
-    mask: Mask | None = None, cache: KVCache | None = None,
-    prepared: PositionEncoding | None = None, dropout_p: float = 0.0,
-    sinks: Float[Tensor, " num_heads"] | None = None, scale: float | None = None,
-    return_lse: bool = False, layout: str = "bhtd", impl: str = "auto",
+    mask: Mask | None = None,
+    cache: KVCache | None = None,
+    prepared: PositionEncoding | None = None,
+    dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    layout: str = "bhtd",
+    impl: str = "auto",
 ) -> (
     Float[Tensor, "batch _ _ v_dim"]
     | tuple[Float[Tensor, "batch _ _ v_dim"], Float[Tensor, "batch num_heads _"]]
-):  # fmt: skip
+):
     """Compute attention with a position encoding.
 
     out = softmax(scale * q' k'^T + position, over visible keys) v
@@ -120,10 +127,21 @@ def attention(
     check_cache("attention", cache)
     with nullcontext() if cache is None else cache.unchanged_on_error():
         problems = problems_of(
-            q, k, v, either(encoding, prepared), q_positions=q_positions,
-            kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask, cache=cache,
-            dropout_p=dropout_p, return_lse=return_lse, sinks=sinks, scale=scale,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            either(encoding, prepared),
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            q_state=q_state,
+            kv_state=kv_state,
+            mask=mask,
+            cache=cache,
+            dropout_p=dropout_p,
+            return_lse=return_lse,
+            sinks=sinks,
+            scale=scale,
+        )
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
         out = problems[0].encoding.transform_output(problems[0].queries.unmapped().given(out))
@@ -135,13 +153,16 @@ def attention(
 def attention_weights(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
-    encoding: PositionEncoding | None = None, *, q_positions: QueryPositions,
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: QueryPositions,
     kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
-    mask: Mask | None = None, sinks: Float[Tensor, " num_heads"] | None = None,
+    mask: Mask | None = None,
+    sinks: Float[Tensor, " num_heads"] | None = None,
     scale: float | None = None,
-) -> Float[Tensor, "batch num_heads q_len kv_len"]:  # fmt: skip
+) -> Float[Tensor, "batch num_heads q_len kv_len"]:
     """Return the weight of each key for each query, as `attention` computes it.
 
     A row sums to 1, to less with a sink, and to 0 where a query sees no key. The arguments are
@@ -155,9 +176,19 @@ def attention_weights(
             [0.3333, 0.3333, 0.3333]])
     """
     problems = problems_of(
-        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=mask, return_lse=True, sinks=sinks, scale=scale,
-    )  # fmt: skip
+        q,
+        k,
+        k,
+        encoding,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        q_state=q_state,
+        kv_state=kv_state,
+        mask=mask,
+        return_lse=True,
+        sinks=sinks,
+        scale=scale,
+    )
     n = q.shape[2]
     results = [reference.weigh(p.ready(n), 0, n, p.visible(0, n)) for p in problems]
     return _merge(results, sinks)[0]  # type: ignore[arg-type]
@@ -167,11 +198,14 @@ def attention_weights(
 def score_mod(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
-    encoding: PositionEncoding, *, q_positions: QueryPositions, kv_positions: KeyPositions,
+    encoding: PositionEncoding,
+    *,
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     scale: float | None = None,
-) -> ScoreMod:  # fmt: skip
+) -> ScoreMod:
     """Return the score_mod by which FlexAttention adds this encoding to its scores.
 
     Tables are computed now; call it again when positions or weights change. A mask of
@@ -188,9 +222,16 @@ def score_mod(
     tensor(-0.5000)
     """
     (problem, *more) = problems_of(
-        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, scale=scale,
-    )  # fmt: skip
+        q,
+        k,
+        k,
+        encoding,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        q_state=q_state,
+        kv_state=kv_state,
+        scale=scale,
+    )
     name, term = type(problem.encoding).__name__, problem.term
     if more or problem.mask is not None or set(problem.encoding.claims.places) != {3}:
         raise ValueError(
@@ -209,14 +250,19 @@ def explain(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
-    encoding: PositionEncoding | None = None, *, q_positions: QueryPositions,
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: QueryPositions,
     kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
-    mask: Mask | None = None, dropout_p: float = 0.0,
-    sinks: Float[Tensor, " num_heads"] | None = None, scale: float | None = None,
-    return_lse: bool = False, impl: str = "auto",
-) -> Plan:  # fmt: skip
+    mask: Mask | None = None,
+    dropout_p: float = 0.0,
+    sinks: Float[Tensor, " num_heads"] | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    impl: str = "auto",
+) -> Plan:
     """Return how `attention` would run with the same arguments, without running it. If the encoding
     needs several passes, the implementation is that of the first.
 
@@ -227,10 +273,20 @@ def explain(
     'reference'
     """
     problems = problems_of(
-        q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse, sinks=sinks,
+        q,
+        k,
+        v,
+        encoding,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        q_state=q_state,
+        kv_state=kv_state,
+        mask=mask,
+        dropout_p=dropout_p,
+        return_lse=return_lse,
+        sinks=sinks,
         scale=scale,
-    )  # fmt: skip
+    )
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
     each = [cost.extra_bytes for cost in costs]

@@ -114,17 +114,20 @@ class KVCache:
 
     @answered
     def append(
-        self, k: Float[Tensor, "batch num_kv_heads new width"],
+        self,
+        k: Float[Tensor, "batch num_kv_heads new width"],
         v: Float[Tensor, "batch num_kv_heads new v_width"],
         positions: Real[Tensor, "#batch new *axes"] | Real[Tensor, "new *axes"] | range,
-        state: Shaped[Tensor, "batch state_heads new *state"] | None = None, *,
-        position_axis: int = -1, keep_last_state: bool = False,
+        state: Shaped[Tensor, "batch state_heads new *state"] | None = None,
+        *,
+        position_axis: int = -1,
+        keep_last_state: bool = False,
     ) -> tuple[
         Float[Tensor, "batch num_kv_heads {self.length} width"],
         Float[Tensor, "batch num_kv_heads {self.length} v_width"],
         Real[Tensor, "#batch {self.length} *axes"] | Real[Tensor, "{self.length} *axes"] | range,
         Shaped[Tensor, "batch state_heads stored *state"] | None,
-    ]:  # fmt: skip
+    ]:
         """Store new keys, values (batch, num_kv_heads, new, width), their positions and state.
 
         Returns everything stored, old and new.

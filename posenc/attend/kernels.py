@@ -143,9 +143,11 @@ def _operators_are_right(
 
 
 def _function_is_right(
-    mask: Tensor | None, causal: bool = False, kv_heads: int = HEADS,
+    mask: Tensor | None,
+    causal: bool = False,
+    kv_heads: int = HEADS,
     dtype: torch.dtype = torch.float32,
-) -> bool:  # fmt: skip
+) -> bool:
     """Compare torch's public function with the formula, with a boolean mask, causality or none."""
     kv_len = QUERIES if causal else KEYS
     q, k, v = _inputs(QUERIES, kv_len, kv_heads, dtype)
@@ -216,7 +218,7 @@ FORMS: dict[str, Callable[[], bool]] = {
     "function: mask for all heads": lambda: _function_is_right(~_hidden(blind=False)[:, :1]),
     "function: padding": lambda: _function_is_right(_padding()),
     "function: grouped heads": lambda: _function_is_right(~_hidden(blind=False), kv_heads=2),
-}  # fmt: skip
+}
 """Each form, and a trial that returns True if torch computes it right. "operators" are FORWARD and
 BACKWARD, "function" is torch's scaled_dot_product_attention."""
 

@@ -54,17 +54,27 @@ class Attention(nn.Module):
 
     @answered
     def __init__(
-        self, embed_dim: int, num_heads: int, num_kv_heads: int | None = None,
-        encoding: PositionEncoding | str | None = None, *, head_dim: int | None = None,
-        bias: bool = False, projections: Projections = "separate", dropout: float = 0.0,
-        scale: float | None = None, impl: str = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        encoding: PositionEncoding | str | None = None,
+        *,
+        head_dim: int | None = None,
+        bias: bool = False,
+        projections: Projections = "separate",
+        dropout: float = 0.0,
+        scale: float | None = None,
+        impl: str = "auto",
+    ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, size in (
-            ("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
+            ("embed_dim", embed_dim),
+            ("num_heads", num_heads),
+            ("num_kv_heads", num_kv_heads),
             ("head_dim", 1 if head_dim is None else head_dim),
-        ):  # fmt: skip
+        ):
             check_count("Attention", name, size)
         check_flag("Attention", "bias", bias)
         check_share("Attention", "dropout", dropout)
@@ -94,13 +104,18 @@ class Attention(nn.Module):
 
     @answered
     def forward(
-        self, x: Float[Tensor, "batch q_len embed_dim"], positions: QueryPositions, *,
+        self,
+        x: Float[Tensor, "batch q_len embed_dim"],
+        positions: QueryPositions,
+        *,
         context: Float[Tensor, "batch context_len embed_dim"] | None = None,
         context_positions: ContextPositions | None = None,
         memory: Float[Tensor, "batch memory_len embed_dim"] | None = None,
-        memory_positions: MemoryPositions | None = None, cache: KVCache | None = None,
-        mask: Mask | None = None, encoding: PositionEncoding | None = None,
-    ) -> Float[Tensor, "batch q_len embed_dim"]:  # fmt: skip
+        memory_positions: MemoryPositions | None = None,
+        cache: KVCache | None = None,
+        mask: Mask | None = None,
+        encoding: PositionEncoding | None = None,
+    ) -> Float[Tensor, "batch q_len embed_dim"]:
         """Attend from x to itself, to `context` (cross-attention), or to `memory` and itself.
 
         Args:
@@ -145,10 +160,20 @@ class Attention(nn.Module):
         q_state = None if own is None else own[:, :, own.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)
         out = attention(
-            q, k, v, encoding, q_positions=positions, kv_positions=source_positions,
-            q_state=q_state, kv_state=kv_state, mask=mask, cache=cache, impl=self.impl,
-            dropout_p=self.dropout if self.training else 0.0, scale=self.scale,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            encoding,
+            q_positions=positions,
+            kv_positions=source_positions,
+            q_state=q_state,
+            kv_state=kv_state,
+            mask=mask,
+            cache=cache,
+            impl=self.impl,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.scale,
+        )
         assert isinstance(out, Tensor)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

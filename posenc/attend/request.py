@@ -21,11 +21,22 @@ _OWNER = "attention"
 
 
 def problems_of(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Any, *, q_positions: Tensor | range,
-    kv_positions: Tensor | range, q_state: Tensor | None = None, kv_state: Tensor | None = None,
-    mask: Any = None, cache: Any = None, dropout_p: float = 0.0, return_lse: bool = False,
-    sinks: Any = None, scale: Any = None,
-) -> list[Problem]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Any,
+    *,
+    q_positions: Tensor | range,
+    kv_positions: Tensor | range,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    mask: Any = None,
+    cache: Any = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    sinks: Any = None,
+    scale: Any = None,
+) -> list[Problem]:
     """Check the arguments of `attention`, append to its cache, and return one softmax attention for
     each pass of the encoding (most have one).
 
@@ -92,12 +103,21 @@ def problems_of(
             if bound[0] is not seen_q.where or bound[1] is not seen_k.where:
                 mask_shift = run_shift(*bound)  # type: ignore[arg-type]
         one = Problem(
-            q=new_q, k=new_k, v=v, queries=seen_q, keys=seen_k, term=term, encoding=encoding,
-            mask=visible, scale=encoding.scale(q.shape[-1]), dropout_p=dropout_p,
+            q=new_q,
+            k=new_k,
+            v=v,
+            queries=seen_q,
+            keys=seen_k,
+            term=term,
+            encoding=encoding,
+            mask=visible,
+            scale=encoding.scale(q.shape[-1]),
+            dropout_p=dropout_p,
             need_lse=return_lse or sinks is not None or len(passes) > 1,
             needs_grad=grad_enabled and any(t is not None and t.requires_grad for t in read),
-            shift=shift, mask_shift=mask_shift,
-        )  # fmt: skip
+            shift=shift,
+            mask_shift=mask_shift,
+        )
         problems.append(one)
     return problems
 

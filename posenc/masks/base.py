@@ -207,9 +207,16 @@ class Mask:
         return seen[0] if len(seen) == 1 else seen
 
     def rows(
-        self, batch: int, num_heads: int, start: int, stop: int, kv_len: int, device: torch.device,
-        *, first_key: int = 0,
-    ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:  # fmt: skip
+        self,
+        batch: int,
+        num_heads: int,
+        start: int,
+        stop: int,
+        kv_len: int,
+        device: torch.device,
+        *,
+        first_key: int = 0,
+    ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
         """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
         visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
         seen = self(

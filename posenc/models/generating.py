@@ -19,12 +19,20 @@ LanguageModel = Decoder | Conditioned
 @answered
 @torch.no_grad()
 def generate(
-    model: LanguageModel, tokens: Int[Tensor, "batch len"], max_new_tokens: int, *,
-    temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
-    num_beams: int = 1, length_penalty: float = 1.0, stop_token: int | None = None,
-    valid: Shaped[Tensor, "batch len"] | None = None, length: int | None = None,
+    model: LanguageModel,
+    tokens: Int[Tensor, "batch len"],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    stop_token: int | None = None,
+    valid: Shaped[Tensor, "batch len"] | None = None,
+    length: int | None = None,
     generator: torch.Generator | None = None,
-) -> Int[Tensor, "batch total"]:  # fmt: skip
+) -> Int[Tensor, "batch total"]:
     """Generate tokens with a key/value cache; return the prompts, each followed by its new tokens.
 
     Args:
@@ -198,9 +206,16 @@ def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor
 
 
 def _check(
-    tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None,
-    num_beams: int, length_penalty: float, valid: Tensor | None, length: int | None,
-) -> None:  # fmt: skip
+    tokens: Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    num_beams: int,
+    length_penalty: float,
+    valid: Tensor | None,
+    length: int | None,
+) -> None:
     if not isinstance(tokens, Tensor) or not isinstance(valid, Tensor | None):
         wrong = ("tokens", tokens) if not isinstance(tokens, Tensor) else ("valid", valid)
         raise TypeError(f"generate: {wrong[0]} must be a tensor, got {type(wrong[1]).__name__}.")

@@ -43,10 +43,16 @@ class Stack(nn.Module):
         return self.layers[-1].ffn_norm if self.norm is None else self.norm  # type: ignore[return-value]
 
     def hidden(
-        self, x: Float[Tensor, "batch len embed_dim"], positions: Positions | None, mask: Mask, *,
-        caches: Sequence[KVCache] | None = None, context: Context | None = None,
-        context_caches: Sequence[KVCache] | None = None, length: int | None = None,
-    ) -> Float[Tensor, "batch len embed_dim"]:  # fmt: skip
+        self,
+        x: Float[Tensor, "batch len embed_dim"],
+        positions: Positions | None,
+        mask: Mask,
+        *,
+        caches: Sequence[KVCache] | None = None,
+        context: Context | None = None,
+        context_caches: Sequence[KVCache] | None = None,
+        length: int | None = None,
+    ) -> Float[Tensor, "batch len embed_dim"]:
         """Return hidden states from the token embeddings x, to which positions are applied here."""
         owner, past = type(self).__name__, caches[0].length if caches else 0
         check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])

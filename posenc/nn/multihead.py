@@ -36,11 +36,21 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @answered
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
-        add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
-        vdim: int | None = None, batch_first: bool = False, device: Any = None, dtype: Any = None,
-        *, encoding: PositionEncoding | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        encoding: PositionEncoding | str | None = None,
+    ) -> None:
         if add_bias_kv or add_zero_attn:
             raise ValueError(
                 "MultiheadAttention: add_bias_kv and add_zero_attn append a key that has no "

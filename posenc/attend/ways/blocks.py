@@ -64,9 +64,12 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     attend = masked if masks(problem) else reference.attend
     if problem.needs_grad and not torch.compiler.is_compiling():
         attend = functools.partial(
-            checkpoint, attend, use_reentrant=False, preserve_rng_state=problem.dropout_p > 0,
+            checkpoint,
+            attend,
+            use_reentrant=False,
+            preserve_rng_state=problem.dropout_p > 0,
             determinism_check="none",
-        )  # fmt: skip
+        )
     results = [attend(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
     lses = [lse for _, lse in results if lse is not None]
     return torch.cat([out for out, _ in results], dim=2), torch.cat(lses, dim=2) if lses else None

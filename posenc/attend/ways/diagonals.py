@@ -180,9 +180,13 @@ def _tile(row: Tensor, apart: int, q_len: int) -> Tensor:
 
 
 def _of_blocks(
-    problem: Problem, mine: list[Tensor], theirs: list[Tensor], bias: Tensor, q_block: int,
+    problem: Problem,
+    mine: list[Tensor],
+    theirs: list[Tensor],
+    bias: Tensor,
+    q_block: int,
     k_block: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK, BLOCK).
     The first one has queries from block `q_block` on, and keys from `k_block` on."""
     (q, grad, lse, mean), (k, v) = mine, theirs
@@ -204,10 +208,11 @@ def _hidden(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor
         return padding[None, None]
     batch, heads = (torch.arange(n, device=device) for n in problem.q.shape[:2])
     seen = problem.mask(
-        batch.view(-1, 1, 1, 1, 1), heads.view(-1, 1, 1, 1),
+        batch.view(-1, 1, 1, 1, 1),
+        heads.view(-1, 1, 1, 1),
         q_idx.clamp(max=problem.q_len - 1)[..., None],
         k_idx.clamp(max=problem.kv_len - 1)[:, None],
-    )  # fmt: skip
+    )
     return ~seen | padding
 
 

@@ -33,16 +33,48 @@ def _padded(t: Tensor) -> int:
 
 @triton.jit
 def _kernel(
-    q, k, v, grad, lse, mean, row, out,
-    q_batch, q_head, q_token, q_channel,
-    k_batch, k_head, k_token, k_channel,
-    v_batch, v_head, v_token, v_channel,
-    grad_batch, grad_head, grad_token, grad_channel,
-    batch, heads, q_len, kv_len, row_len, last_apart, least, most, scale,
-    GROUPS: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, V_PADDED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    q,
+    k,
+    v,
+    grad,
+    lse,
+    mean,
+    row,
+    out,
+    q_batch,
+    q_head,
+    q_token,
+    q_channel,
+    k_batch,
+    k_head,
+    k_token,
+    k_channel,
+    v_batch,
+    v_head,
+    v_token,
+    v_channel,
+    grad_batch,
+    grad_head,
+    grad_token,
+    grad_channel,
+    batch,
+    heads,
+    q_len,
+    kv_len,
+    row_len,
+    last_apart,
+    least,
+    most,
+    scale,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    V_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Write the sum of the gradients of the scores of all blocks of one head whose queries are
     `apart` blocks after their keys, of one part of them: (BLOCK, BLOCK)."""
     LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore[assignment]
@@ -81,20 +113,24 @@ def _kernel(
             in_q, in_v = channel[None, :] < WIDTH, v_channels[None, :] < V_WIDTH
             qs = tl.load(
                 q_from + wide_i * q_token + channel[None, :] * q_channel,
-                mask=i_in[:, None] & in_q, other=0.0,
-            )  # fmt: skip
+                mask=i_in[:, None] & in_q,
+                other=0.0,
+            )
             ks = tl.load(
                 k_from + wide_j * k_token + channel[None, :] * k_channel,
-                mask=j_in[:, None] & in_q, other=0.0,
-            )  # fmt: skip
+                mask=j_in[:, None] & in_q,
+                other=0.0,
+            )
             grads = tl.load(
                 grad_from + wide_i * grad_token + v_channels[None, :] * grad_channel,
-                mask=i_in[:, None] & in_v, other=0.0,
-            )  # fmt: skip
+                mask=i_in[:, None] & in_v,
+                other=0.0,
+            )
             vs = tl.load(
                 v_from + wide_j * v_token + v_channels[None, :] * v_channel,
-                mask=j_in[:, None] & in_v, other=0.0,
-            )  # fmt: skip
+                mask=j_in[:, None] & in_v,
+                other=0.0,
+            )
             # Padded queries have weights exp(-inf) = 0.
             lses = tl.load(lse + rows_from + i, mask=i_in, other=float("inf"))
             means = tl.load(mean + rows_from + i, mask=i_in, other=0.0)
@@ -108,9 +144,17 @@ def _kernel(
 
 
 def totals(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, mean: Tensor, row: Tensor,
-    scale: float, visible: tuple[int, int], aparts: range,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    lse: Tensor,
+    mean: Tensor,
+    row: Tensor,
+    scale: float,
+    visible: tuple[int, int],
+    aparts: range,
+) -> Tensor:
     """Return the sums of the gradients of scores of blocks that are `aparts` apart, in falling
     order: (len(aparts), num_heads, block, block), with `block_of` queries in a block.
 
@@ -125,11 +169,35 @@ def totals(
     kernel: Any = _kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
         kernel[(PARTS, len(aparts), heads)](
-            q, k, v, grad, lse, mean, row, out,
-            *q.stride(), *k.stride(), *v.stride(), *grad.stride(),
-            batch, heads, q_len, kv_len, row.shape[1], aparts[0], *ends, scale,
-            GROUPS=heads // k.shape[1], WIDTH=width, V_WIDTH=v_width,
-            PADDED=_padded(q), V_PADDED=_padded(v), BLOCK=block, PARTS=PARTS, PRECISION="ieee",
-            num_warps=WARPS, num_stages=max(1, min(3, SHARED_BYTES // _block_bytes(q, v, block))),
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            grad,
+            lse,
+            mean,
+            row,
+            out,
+            *q.stride(),
+            *k.stride(),
+            *v.stride(),
+            *grad.stride(),
+            batch,
+            heads,
+            q_len,
+            kv_len,
+            row.shape[1],
+            aparts[0],
+            *ends,
+            scale,
+            GROUPS=heads // k.shape[1],
+            WIDTH=width,
+            V_WIDTH=v_width,
+            PADDED=_padded(q),
+            V_PADDED=_padded(v),
+            BLOCK=block,
+            PARTS=PARTS,
+            PRECISION="ieee",
+            num_warps=WARPS,
+            num_stages=max(1, min(3, SHARED_BYTES // _block_bytes(q, v, block))),
+        )
     return out.sum(1)

@@ -27,9 +27,13 @@ def why_not_on(device: torch.device) -> str:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
     visible: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,

@@ -128,10 +128,16 @@ def _attend(problem: Problem, row: Tensor | None, need_lse: bool) -> tuple[Tenso
         device, name, flex_options.kind(problem), _is_exact(problem), len(parts), lengths
     )
     out, lse = attend(
-        problem.q, problem.k, problem.v, mod, parts, need_lse, scale=problem.scale,
+        problem.q,
+        problem.k,
+        problem.v,
+        mod,
+        parts,
+        need_lse,
+        scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
         kernel_options=flex_options.options(problem, name, len(parts)) or None,
-    )  # fmt: skip
+    )
     return out, lse if lse is None or constant is None else lse + constant
 
 
@@ -254,9 +260,14 @@ def _mask_rows(problem: Problem) -> int:
 
 @functools.lru_cache(KEPT)
 def _exact(
-    nearest: int, farthest: int, q_len: int, kv_len: int, device: torch.device,
-    first: int = -FAR, stop: int = FAR,
-) -> Any:  # fmt: skip
+    nearest: int,
+    farthest: int,
+    q_len: int,
+    kv_len: int,
+    device: torch.device,
+    first: int = -FAR,
+    stop: int = FAR,
+) -> Any:
     """Return the block mask that shows distances by index, query minus key, from `nearest` to
     `farthest`, and only pairs of blocks whose distance is in [first, stop). Computed by block, not
     by pair."""
@@ -282,9 +293,12 @@ def _exact(
             return seen if everything else seen & _are_chosen(q_idx, kv_idx, *chosen_ends)
 
         return BlockMask.from_kv_blocks(
-            *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=visible,
+            *_listed(some & ~whole),
+            *_listed(whole),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
             seq_lengths=(q_len, kv_len),
-        )  # fmt: skip
+        )
 
 
 def _are_chosen(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
@@ -327,9 +341,14 @@ def _compiled(
 
 
 def _flex(
-    q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod | None, block_masks: tuple[Any, ...],
-    need_lse: bool, **options: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: ScoreMod | None,
+    block_masks: tuple[Any, ...],
+    need_lse: bool,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
     """Attend by FlexAttention to the blocks of one mask; or to those of a first mask with
     `score_mod`, of which every query sees a key, and to those of a second one without."""
     from torch.nn.attention.flex_attention import flex_attention

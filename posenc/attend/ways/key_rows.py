@@ -144,9 +144,16 @@ class _KeyRows(torch.autograd.Function):
 
 
 def _gradients(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, row: Tensor, key: Tensor, out: Tensor,
-    lse: Tensor, grad: Tensor,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row: Tensor,
+    key: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, row and key; that of row is zero.
 
     A column of ones is appended to q and one of zeros to k. The gradient of the latter is the sum

@@ -126,9 +126,14 @@ def _kernel(problem: Problem, start: int, stop: int) -> Tensor:
     width, v_dim = q.shape[-1], v.shape[-1]
     v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=problem.scale,
         enable_gqa=bool(q.shape[1] != k.shape[1]),  # in a trace, sizes are tensors
-    )  # fmt: skip
+    )
     if visible is not None and not problem.every_row_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
     return out if v_dim >= width else out[..., :v_dim]

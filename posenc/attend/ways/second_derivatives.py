@@ -36,9 +36,14 @@ class _Twice(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float,
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        scale: float,
         visible: Callable[[], Tensor | None],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.scale, ctx.visible = scale, visible
         return out.view_as(out)

@@ -29,9 +29,15 @@ class Strips(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, plan: Plan,
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        row: Tensor,
+        scale: float,
+        plan: Plan,
         ends: tuple[int, int],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         out, lse = forward(q, k, v, row, scale, plan)
         # Without a key the kernel's weights are exp(-inf - 0).
         ctx.save_for_backward(q, k, v, row, out, lse.masked_fill(lse == -torch.inf, 0))
@@ -91,9 +97,13 @@ def _of_inputs(tensors: list[Tensor], row: Tensor, scale: float, plan: Plan) -> 
 
 
 def _of_row(
-    tensors: list[Tensor], row: Tensor, grad_lse: Tensor | None, scale: float, plan: Plan,
+    tensors: list[Tensor],
+    row: Tensor,
+    grad_lse: Tensor | None,
+    scale: float,
+    plan: Plan,
     ends: tuple[int, int],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the gradient of the row. It sums those of the scores along diagonals in a fixed order,
     so results are reproducible bit for bit. If the first entries are one parameter, only scores
     that read others are computed, because the gradients of a query's scores sum to 0."""
@@ -126,9 +136,13 @@ def _of_row(
 
 
 def _of_scores(
-    tensors: list[Tensor], bias: Tensor, grad_lse: Tensor | None, scale: float, strip: Strip,
+    tensors: list[Tensor],
+    bias: Tensor,
+    grad_lse: Tensor | None,
+    scale: float,
+    strip: Strip,
     whole: bool,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the gradients of a strip's scores, with queries in reverse order. `whole`: the queries
     see no other keys."""
     rows, keys = slice(strip.start, strip.stop), slice(strip.first, strip.last)

@@ -82,9 +82,15 @@ def forward(
 
 
 def _write(
-    q: Tensor, k: Tensor, v: Tensor, row: Tensor, out: Tensor, lse: Tensor, scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
     groups: list[Group],
-) -> None:  # fmt: skip
+) -> None:
     """Write the output and log-sum-exp of some heads."""
 
     def attend(strip: Strip) -> tuple[Tensor, Tensor]:

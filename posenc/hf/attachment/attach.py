@@ -86,9 +86,15 @@ def attach(
 
 
 def _attach(
-    model: Any, encoding: PositionEncoding | str | None, decoder: PositionEncoding | str | None,
-    own: Own, example: dict[str, Any] | None, *, alone: bool = True, check: bool = True,
-) -> Any:  # fmt: skip
+    model: Any,
+    encoding: PositionEncoding | str | None,
+    decoder: PositionEncoding | str | None,
+    own: Own,
+    example: dict[str, Any] | None,
+    *,
+    alone: bool = True,
+    check: bool = True,
+) -> Any:
     """Attach like `attach`. alone: raise if other layers depend on the order of tokens."""
     if not isinstance(check, bool):
         raise TypeError(f"attach: check must be True or False, got {check!r}.")

@@ -103,10 +103,16 @@ def _as_it_is_now(offset: int | Tensor) -> int | Tensor:
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: LazyMask | Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    is_causal: bool | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: LazyMask | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """Attend as transformers' interface requires: from (batch, heads, len, head_dim) to (batch,
     len, heads, head_dim), and no weights."""
     _refuse_unread(kwargs)
@@ -144,10 +150,19 @@ def attend(
         # The model has a scale of its own; the encoding may change the usual one on top of it.
         scale *= scaling / usual
     found = attention(
-        query, key, value, encoding, q_positions=positions, kv_positions=kv_positions,
-        q_state=state, kv_state=kv_state, mask=mask, sinks=kwargs.get("s_aux"),
-        dropout_p=dropout if module.training else 0.0, scale=scale,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        encoding,
+        q_positions=positions,
+        kv_positions=kv_positions,
+        q_state=state,
+        kv_state=kv_state,
+        mask=mask,
+        sinks=kwargs.get("s_aux"),
+        dropout_p=dropout if module.training else 0.0,
+        scale=scale,
+    )
     assert isinstance(found, Tensor)
     return found.transpose(1, 2).contiguous(), None
 

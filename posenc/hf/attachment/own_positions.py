@@ -87,10 +87,16 @@ def no_bias(*sizes: Any, **options: Any) -> Tensor:
 
 
 def bloom_attention(
-    module: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor,
-    attention_mask: Tensor | None, layer_past: Any = None, use_cache: bool = False,
-    output_attentions: bool = False, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Tensor | None,
+    layer_past: Any = None,
+    use_cache: bool = False,
+    output_attentions: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """Compute BLOOM's attention by posenc, because BLOOM bypasses transformers' interface."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
