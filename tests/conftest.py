@@ -2,6 +2,7 @@
 shapes in posenc's signatures."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,8 @@ shapes.install()
 for size in ("COLUMNS", "LINES"):  # xdist sets them, and posenc's tables follow them
     os.environ.pop(size, None)
 os.environ["LANGUAGE"] = "en"  # whatever the tester's is
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install

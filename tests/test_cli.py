@@ -500,18 +500,7 @@ def test_a_terminal_of_no_column_prints_all_the_same(call, monkeypatch, columns)
     assert code == 0 and "alibi" in out
 
 
-@pytest.fixture
-def interruptible():
-    """Let SIGINT interrupt, also where the tests run in the background of a shell, which ignores
-    it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_an_interrupt_that_a_library_turns_into_an_error_blames_no_file(
-    call, monkeypatch, interruptible
-):
+def test_an_interrupt_that_a_library_turns_into_an_error_blames_no_file(call, monkeypatch):
     def load() -> None:
         """Load."""
         try:

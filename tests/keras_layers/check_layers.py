@@ -142,8 +142,8 @@ def inputs_of(name: str) -> list[np.ndarray]:
     if name == "bert":
         return [np.array([[3, 1, 0, 2, 5, 5]], "int32")]
     scores, heads = (1, 4, 6, 6), (1, 6, 4, 8)
-    biases = ("alibi", "t5", "t5_unscaled", "kerple")
-    shapes = {**dict.fromkeys(biases, [scores]), "shaw": [heads] * 3}
+    shapes = {name: [scores] for name in ("alibi", "t5", "t5_unscaled", "kerple")}
+    shapes["shaw"] = [heads] * 3
     numbers = [normal(*shape) for shape in shapes.get(name, [(1, 6, 32)])]
     return [array(ops.cast(ops.cast(x, "bfloat16"), "float32")) for x in numbers]
 

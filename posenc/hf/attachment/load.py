@@ -93,7 +93,8 @@ def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
     if fingerprint(folder) != record["weights"]:
         raise ValueError(
             f"{path}: the weights in the folder are not those that it was written with: another "
-            "model's, or changed since. An encoding belongs to the weights it was trained with."
+            "model's, changed since, or saved again after detach. An encoding belongs to the "
+            f"weights it was trained with. Without it: delete {RECORD} and load with transformers."
         )
 
 

@@ -20,6 +20,9 @@ RECORD, NUMBERS = "posenc.json", "posenc.safetensors"
 FORMAT = 1
 LOOKED_AT = 64
 """Elements of each weight that are hashed to identify a model."""
+MARK = f"{ENCODING}.attached"
+"""Name of a tensor among the weights of a model with an encoding. It tells them from the same
+weights saved after detach, and a loader that does not know the encoding reports it as left over."""
 
 
 def save_beside(model: Any) -> None:
@@ -52,6 +55,7 @@ def _save(
                 continue
             seen.add(tensor.data_ptr())
         kept[name] = tensor
+    kept[MARK] = torch.ones(1)
     type(self).save_pretrained(
         self, save_directory, is_main_process=is_main_process, state_dict=kept, **options
     )

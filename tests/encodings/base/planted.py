@@ -57,6 +57,22 @@ class HotAfterTraining(Rotary):
         return torch.where(q.positions[:, None] > 100, 2 * new_q, new_q), new_k
 
 
+class TurnsByOrder(Rotary):
+    """Right: angles that count the tokens before, as encodings that read content do."""
+
+    claims = replace(RoPE.claims, permutation_invariant=False)
+
+    def transform(self, q, k):
+        order = torch.arange(k.x.shape[2])
+        return super().transform(moved(q, order[-q.x.shape[2] :]), moved(k, order))
+
+
+class DoublesAndTurnsByOrder(TurnsByOrder):
+    def transform(self, q, k):
+        new_q, new_k = super().transform(q, k)
+        return 2 * new_q, new_k
+
+
 class ClaimsAScale(ALiBi):
     claims = replace(ALiBi.claims, own_scale=True)
 

@@ -48,7 +48,8 @@ MISTAKES = {
     "float64_is_kept": "AlwaysFloat32",
     "order_is_seen_without_a_mask": "BlindToOrder",
     "places_as_claimed": "ClaimsTooMuch ValuesInSecret",
-    "own_scale_as_claimed": "ScalesInSecret DoublesItsQueries HotAfterTraining ClaimsAScale",
+    "own_scale_as_claimed": "ScalesInSecret DoublesItsQueries DoublesAndTurnsByOrder"
+    " HotAfterTraining ClaimsAScale",
     "additive_as_claimed": "PeeksAhead SumsByItsWord",
     "claims_have_their_types": "ClaimsByANumber",
     "state_dict_round_trip": "DrawnAndForgotten",
@@ -80,6 +81,10 @@ def test_the_contract_rejects(wrong: type[PositionEncoding], check: str):
 @pytest.mark.parametrize("right", [planted.Rotary, ALiBi, Learned, Sinusoidal])
 def test_the_contract_accepts_what_is_right(right: type[PositionEncoding], check: str):
     assert failure(right, check) is None
+
+
+def test_turning_by_order_is_no_scale():
+    assert failure(planted.TurnsByOrder, "own_scale_as_claimed") is None
 
 
 def failure(cls: type[PositionEncoding], check: str) -> str | None:
