@@ -131,10 +131,21 @@ def _gain(q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, A
     return gain - gain.mean(-1, keepdim=True)
 
 
+def _alone(k: Tensor) -> Tensor:
+    """Return one sequence per token of k, (len, heads, len, width), whose other keys are zero."""
+    length = k.shape[2]
+    own_token = torch.eye(length, dtype=k.dtype)[:, None, :, None]
+    return k * own_token
+
+
 def assert_own_scale_as_claimed(make: Make) -> None:
     """Check that with parameters of zero the scores of tokens at one position are those without an
     encoding, q . k / sqrt(head_dim), if and only if `own_scale` is not claimed. No verdict where
-    parameters of zero give no finite weights."""
+    parameters of zero give no finite weights.
+
+    An encoding that is not permutation invariant may turn tokens by their order, wherever they are.
+    Of it only the score of each token with itself is compared, which no turn changes.
+    """
     encoding = build(make, dtype=torch.float64).for_layer(0)
     claimed, limit = encoding.claims.own_scale, encoding.claims.max_positions
     with torch.no_grad():
@@ -142,6 +153,9 @@ def assert_own_scale_as_claimed(make: Make) -> None:
             parameter.zero_()
     length, far = 6, 8 * SHAPE.train_length  # beyond training, where a temperature may begin
     x, (q, k, _) = hidden(length), heads(length)
+    with_itself_only = not encoding.claims.permutation_invariant
+    if with_itself_only:
+        x, q, k = x.expand(length, -1, -1), q.expand(length, -1, -1, -1), _alone(k)
     changed = False
     for place in (0, far if limit is None else limit - 1):
         positions = torch.full_like(tokens(encoding, length), place)
@@ -152,6 +166,9 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         with torch.no_grad():
             plain = without_position(encoding.claims.num_axes)
             expected, found = _gain(q, k, plain, where), _gain(q, k, encoding, own)
+        if with_itself_only:
+            token = torch.arange(length)
+            expected, found = expected[token, :, token], found[token, :, token]
         if not found.isfinite().all():
             return
         changed = changed or differs(found, expected)
