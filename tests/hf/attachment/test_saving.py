@@ -159,6 +159,24 @@ def test_the_encoding_of_other_weights_is_refused(tmp_path):
     load(tmp_path / "one")
 
 
+@pytest.mark.parametrize("name", ["alibi", "rope", "fox"])
+@pytest.mark.parametrize("own", ["keep", "replace"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, shards, tmp_path):
+    model = build("llama")
+    sharded = {} if shards == 1 else {"max_shard_size": "30KB"}
+    attach(model, name, own=own)
+    model.save_pretrained(tmp_path, **sharded)
+    load(tmp_path)
+    detach(model)
+    model.save_pretrained(tmp_path, **sharded)
+    with pytest.raises(ValueError, match=r"saved again after detach.*delete posenc\.json"):
+        load(tmp_path)
+    attach(model, name, own=own)
+    model.save_pretrained(tmp_path, **sharded)
+    load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -228,10 +246,11 @@ def test_a_folder_without_an_encoding_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_a_stock_load_says_that_weights_are_left_over(tmp_path):
+@pytest.mark.parametrize("name", ["fox", "alibi"])
+def test_a_stock_load_says_that_weights_are_left_over(name, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    saved(tmp_path)
+    saved(tmp_path, name)
     _, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert any("posenc_encoding" in name for name in told["unexpected_keys"])
 
