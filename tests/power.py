@@ -144,7 +144,7 @@ MUTATIONS = (
         "positions.py",
         "counted = valid.long().cumsum(-1) + (start - 1)",
         "counted = valid.long().cumsum(-1) + start",
-        "test_positions.py",
+        "test_positions.py test_masks.py",
     ),
     Mutation(
         "attend/cache.py",
