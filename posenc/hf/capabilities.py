@@ -45,6 +45,22 @@ def continued(model: nn.Module, out: Any) -> dict[str, Any]:
     return {} if name is None or cache is None else {name: cache, "use_cache": True}
 
 
+def static_cache(model: Any, length: int, source_length: int = 0) -> dict[str, Any]:
+    """Return the argument with an empty cache of `length` tokens, as compiled generation makes it.
+    Empty if the model supports none. source_length: tokens that an encoder has read."""
+    from transformers import EncoderDecoderCache, StaticCache
+
+    name = cache_argument(model)
+    if name is None or not getattr(model, "_can_compile_fullgraph", False):
+        return {}
+    config = model.config.get_text_config(decoder=True)
+    cache = StaticCache(config=config, max_cache_len=length)
+    if model.config.is_encoder_decoder:
+        source = StaticCache(config=config, max_cache_len=source_length)
+        cache = EncoderDecoderCache(cache, source)
+    return {name: cache}
+
+
 def queries_requested(request: dict[str, Any]) -> tuple[int, Any]:
     """Return the number of queries for which a mask is requested, and the index of the first."""
     if "cache_position" in request:  # before transformers 5.4: the index of every query

@@ -53,7 +53,8 @@ def attach(
     Its parameters become the model's: optimizers, Trainer and peft see them as `posenc_encoding`.
     The KV cache stores untransformed keys, with their positions. `model.save_pretrained` also
     writes the encoding, for `posenc.hf.load`. A few tokens must give the same read at once, in
-    steps through the model's own cache, and next to padding on either side.
+    steps through the model's own cache and through a static one, where the model supports it, and
+    next to padding on either side.
 
     Args:
         model: a transformers model whose attention uses the attention interface: text decoders
@@ -65,7 +66,7 @@ def attach(
         own: "replace" removes the model's own rotation, table or bias. "keep" leaves it and adds
             the encoding: after the rotation, next to the bias.
         example: arguments of a small forward, for models that need more than tokens or an image.
-        check: make that comparison, about eight forwards of five tokens. The logger "posenc.hf"
+        check: make that comparison, about fourteen forwards of five tokens. The logger "posenc.hf"
             warns of what cannot be compared.
 
     Raises: TypeError unless it is a transformers model. ValueError if the model's attention cannot

@@ -1,5 +1,5 @@
 """Prove an attached encoding on the model in hand: a few tokens read at once give what they give in
-steps through the model's own cache, and next to padding.
+steps through the model's own cache and through a static one, and next to padding.
 
 A release of transformers may pass its cache, its mask or its positions in a new way. Nothing would
 fail then: the model would only compute other numbers.
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import run, tolerance, trial
-from posenc.hf.capabilities import continued, takes
+from posenc.hf.capabilities import continued, static_cache, takes
 from posenc.positions import tensor
 from posenc.report.machine.facts import versions
 from posenc.report.page.failure import one_line
@@ -68,6 +68,10 @@ def prove(model: Any, example: dict[str, Any]) -> None:
         LOG.warning("attach: %s was not checked %s.", type(model).__name__, unknown)
 
 
+class _Failed(ValueError):
+    """A forward stopped with an exception."""
+
+
 class _Proof:
     """Forwards of one model and their comparisons.
 
@@ -108,6 +112,8 @@ class _Proof:
         stepwise = self.in_steps(self.example, bounds)
         if stepwise is not None:
             self.compare("in steps through its own cache", stepwise, whole)
+            if (static := self.in_static_steps(self.example, bounds)) is not None:
+                self.compare("in steps through a static cache", static, whole)
         if "input_ids" in self.example and takes(self.model, "attention_mask"):
             self.prove_padding(whole, cached=stepwise is not None)
         if stepwise is None and whole.causal and takes(self.model, "use_cache"):
@@ -123,24 +129,28 @@ class _Proof:
         fill, other = int(source[0, 0]), int(source[0, -1])
         for side in ("left", "right"):
             padded = self.padded(short, side, fill)
+            what = f"next to padding on the {side}"
             if side == "left" and cached and not self.two_stacks:
-                got = self.in_steps(padded, [0, length - CUT, length])
-                assert got is not None
+                bounds = [0, length - CUT, length]
+                readings = {what: self.in_steps(padded, bounds)}
+                if (static := self.in_static_steps(padded, bounds)) is not None:
+                    readings[f"{what}, through a static cache,"] = static
             else:
-                got = self.forward(padded)
+                readings = {what: self.forward(padded)}
             real = slice(None)
             if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
                 real = slice(CUT, None) if side == "left" else slice(0, length - CUT)
-            what = f"next to padding on the {side}"
+            want = alone
             if side == "left" and not self.replaced:
                 # The model's own positions may count padding, but no token may read it.
                 again = self.forward(self.padded(short, side, other))
                 want = again.rows(slice(batch, None), real)
                 want.positions = alone.positions
+            for what, got in readings.items():
+                assert got is not None
                 self.compare(what, got.rows(slice(batch, None), real), want)
-                continue
-            self.compare(what, got.rows(slice(0, batch)), whole)
-            self.compare(what, got.rows(slice(batch, None), real), alone)
+                if want is alone:
+                    self.compare(what, got.rows(slice(0, batch)), whole)
 
     def cut_source(self, length: int) -> dict[str, Any]:
         """Return the example with fewer tokens: the encoder's, if there is one."""
@@ -173,13 +183,15 @@ class _Proof:
             found["attention_mask"] = found["attention_mask"][:, :last]
         return found
 
-    def in_steps(self, arguments: dict[str, Any], bounds: list[int]) -> Outcome | None:
-        """Read the tokens in steps, through the cache that the model returns. Return None if it
-        returns none."""
+    def in_steps(
+        self, arguments: dict[str, Any], bounds: list[int], empty: dict[str, Any] | None = None
+    ) -> Outcome | None:
+        """Read the tokens in steps, through the cache that the model returns, or through the empty
+        one that is given. Return None if it returns none."""
         if not takes(self.model, "use_cache"):
             return None
         steps: list[Outcome] = []
-        cache: dict[str, Any] = {"use_cache": True}
+        cache: dict[str, Any] = {"use_cache": True, **(empty or {})}
         for first, last in pairwise(bounds):
             if not cache:
                 return None
@@ -189,6 +201,18 @@ class _Proof:
         joined = [torch.cat(places, dim=1) for places in by_layer]
         hidden = torch.cat([step.hidden for step in steps], dim=1)
         return Outcome(hidden, joined, steps[0].causal, None)
+
+    def in_static_steps(self, arguments: dict[str, Any], bounds: list[int]) -> Outcome | None:
+        """Read the tokens in steps through a static cache that has more places than they need.
+        Return None if the model supports none or stops: then it never computes something else."""
+        source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
+        empty = static_cache(self.model, bounds[-1] + CUT, source)
+        if not empty:
+            return None
+        try:
+            return self.in_steps(arguments, bounds, empty)
+        except _Failed:
+            return None
 
     def forward(self, arguments: dict[str, Any]) -> Outcome:
         """Run the model once. Raise ValueError if it fails."""
@@ -203,7 +227,7 @@ class _Proof:
                 returned = run(self.model, arguments)
         except Exception as error:  # a family's code may raise anything
             given = ", ".join(arguments)
-            raise self.refusal(f"fails with {given} ({one_line(error)})") from error
+            raise self.refusal(f"fails with {given} ({one_line(error)})", _Failed) from error
         finally:
             handle.remove()
         layers = [(vars(reached.module).get(LAYER), reached) for reached in seen.reached]
@@ -235,11 +259,11 @@ class _Proof:
                 f"largest, expected at most {self.tolerance:.0e}"
             )
 
-    def refusal(self, said: str) -> ValueError:
+    def refusal(self, said: str, kind: type[ValueError] = ValueError) -> ValueError:
         encoding = type(getattr(self.stack, ENCODING)).__name__
         installed = versions("transformers", "torch")
         releases = ", ".join(f"{name} {number}" for name, number in installed.items())
-        return ValueError(
+        return kind(
             f"attach: {type(self.model).__name__} with {encoding} {said}. Either this model or the "
             f"encoding cannot do that, or these releases do not fit together: {releases}. "
             "check=False attaches it all the same, to read rows without padding in one pass."

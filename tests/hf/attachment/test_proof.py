@@ -10,7 +10,7 @@ import torch
 
 import posenc
 from posenc.hf import attach, detach
-from posenc.hf.attachment import proof
+from posenc.hf.attachment import attention, proof
 from posenc.hf.capabilities import cache_among, cache_argument, continued
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import transformers
@@ -162,6 +162,48 @@ def test_a_mask_that_an_encoder_drops_is_refused(monkeypatch, family, module, op
         lambda kwargs: {k: v for k, v in kwargs.items() if k != "attention_mask"},
     )  # fmt: skip
     refused("next to padding on the (left|right)", family, **options)
+
+
+STATIC = "through a static cache"
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "fox"])
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_static_cache_that_counts_wrongly_is_refused(monkeypatch, encoding, by):
+    owner = transformers.cache_utils.StaticLayer
+    theirs = owner.get_seq_length
+
+    def length(self, *args):
+        found = theirs(self, *args)
+        return found + by if self.is_initialized and int(found) else found
+
+    monkeypatch.setattr(owner, "get_seq_length", length)
+    refused(STATIC, encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "fox"])
+def test_a_mask_that_follows_the_counter_of_a_static_cache_is_refused(monkeypatch, encoding):
+    monkeypatch.setattr(attention, "_as_it_is_now", lambda offset: offset)
+    refused(STATIC, encoding=encoding)
+
+
+@pytest.mark.parametrize("own", ["replace", "keep"])
+def test_a_static_cache_that_drops_padding_is_refused(monkeypatch, own):
+    theirs = llama.create_causal_mask
+
+    def create(*args, **kwargs):
+        static = isinstance(cache_among(kwargs.values()), transformers.StaticCache)
+        return theirs(*args, **(kwargs | {"attention_mask": None} if static else kwargs))
+
+    monkeypatch.setattr(llama, "create_causal_mask", create)
+    refused(f"{PADDED}, {STATIC}", own=own)
+
+
+def test_models_that_support_no_static_cache_are_attached_to(monkeypatch):
+    model = build("llama")
+    monkeypatch.setattr(type(model), "_can_compile_fullgraph", False)
+    monkeypatch.setattr(attention, "_as_it_is_now", lambda offset: offset)
+    attach(model, "alibi")
 
 
 def test_weights_that_are_no_numbers_are_refused():
