@@ -24,7 +24,7 @@ from posenc.report.page.page import Plot
 
 FIGURES = Path(__file__).parent / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)
-"""What `posenc inspect` takes without options."""
+"""What `posenc inspect encoding` takes without options."""
 CAUSAL = replace(SHAPE, causal=True)
 PARTS = ("attention", "words", "layers")
 """Attention of the last layer; what exchanging two words changes, by word and by layer."""

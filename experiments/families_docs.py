@@ -18,7 +18,7 @@ COLUMNS = ("family", "inspect", "extend", "methods", "exports", "left out", "not
 HEAD = """# Every family of transformers, tried
 
 For each family of causal and masked language models in transformers {version} we built a tiny
-random model and ran `posenc inspect --swap`, `posenc extend` with every method, and every export.
+random model and ran `posenc inspect model --swap`, `posenc extend` with every method, every export.
 Of {count} families {worked} are extended, and {refused} are refused with a reason before anything
 is measured. {crashes}. Not tried, as our script builds no tiny model: {unbuilt} more, {names}.
 

@@ -20,8 +20,8 @@ HEAD_DIM, HEADS, TRAIN_LENGTH = 64, 8, 2048
 
 
 def scores() -> dict[str, Any]:
-    """Return the mean score by distance of each encoding, as `posenc inspect` measures it: of a
-    vector with itself (`same`), and of unrelated vectors with the range of nine of ten."""
+    """Return the mean score by distance of each encoding, as `posenc inspect encoding` measures it:
+    of a vector with itself (`same`), and of unrelated vectors with the range of nine of ten."""
     import torch
 
     from posenc.encodings import ModelShape, create

@@ -36,7 +36,7 @@ COMMANDS = {
 }
 """The function of each command, as "module:function"."""
 NEEDS: dict[str, str] = dict.fromkeys(("compare", "report", "leaderboard", "inspect"), "compare")
-NEEDS |= {"extend": "hf", "doctor": "doctor"}
+NEEDS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
 """The extra that is enough for a command; "torch" for others."""
 
 PANELS = {
@@ -73,18 +73,29 @@ def app() -> Any:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     application.callback(invoke_without_command=True)(_root)
-    functions = {}
     for name, path in COMMANDS.items():
-        module, _, function = path.partition(":")
-        functions[name] = getattr(importlib.import_module(module), function)
-        application.command(name)(functions[name])
+        module, _, attribute = path.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            application.add_typer(found, name=name)
+        else:
+            application.command(name)(found)
     group: Any = typer.main.get_command(application)
-    for name, function in functions.items():
-        command = group.commands[name]
+    _finish(group, application)
+    return group
+
+
+def _finish(group: Any, application: typer.Typer) -> None:
+    """Join the lines of each command's help, and arrange its options."""
+    for info in application.registered_commands:
+        command = group.commands[info.name]
         paragraphs = inspect.cleandoc(command.help or "").split("\n\n")  # none under -OO
         command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-        _arrange(command.params, function)
-    return group
+        assert info.callback is not None
+        _arrange(command.params, info.callback)
+    for info in application.registered_groups:
+        assert info.typer_instance is not None
+        _finish(group.commands[info.name], info.typer_instance)
 
 
 def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
@@ -137,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _complain(AGAIN, CTRL_C)
     except _UsageError as error:
         said: Any = error
-        command = said.ctx.command_path if said.ctx else " ".join(["posenc", *arguments[:1]])
+        command = said.ctx.command_path if said.ctx else _command_of(arguments)
         code = _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
     except RunFailed as error:
         code = _complain(str(error), 1)
@@ -150,8 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             code = _complain(in_words(error), 2, error)
     except ModuleNotFoundError as error:
-        of_model = "inspect" in arguments[:1] and any(map(os.path.isdir, arguments))
-        extra = hint(error, "hf" if of_model else NEEDS.get(next(iter(arguments), ""), "torch"))
+        command = " ".join(arguments[:2])
+        needed = NEEDS.get(command) or NEEDS.get(command.partition(" ")[0], "torch")
+        extra = hint(error, needed)
         code = _complain(extra or f"{error}", 2 if extra else 1, error)
     except (ValueError, TypeError, ImportError) as error:
         code = _complain(str(error), 2, error)
@@ -183,6 +195,17 @@ def _root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help())  # empty if rich has printed it
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Return the command that a line calls, as in "posenc inspect model"."""
+    command, words = app(), ["posenc"]
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        words.append(word)
+    return " ".join(words)
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import ast
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,9 +84,12 @@ def shown(module: str, public: Iterable[str]) -> list[str]:
 
 
 def attach(
-    package: str, file: str
+    package: str, file: str, moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package with a stub."""
+    """Return `__getattr__`, `__dir__` and `__all__` for a package with a stub.
+
+    moved: what to write now, by the former name.
+    """
     public = listed(file)
 
     def getattribute(name: str) -> Any:
@@ -94,6 +97,8 @@ def attach(
             found = load(public[name])
             # A name may be a module of a package that has not imported it.
             return vars(found).get(name) or load(f"{public[name]}.{name}")
+        if moved is not None and name in moved:
+            raise AttributeError(f"{package}.{name} is gone: use {package}.{moved[name]}.")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def names() -> list[str]:

@@ -27,7 +27,7 @@ def public() -> dict:
         ("nn", posenc.nn.__all__),
         ("hf", ("attach", "detach", "attached", "shape_of", "load")),
         ("extend", ("run",)),
-        ("inspect", ("run",)),
+        ("inspect", ("measure_encodings", "measure_model")),
     ):
         inner = getattr(posenc, module)
         found |= {f"{module}.{name}": getattr(inner, name) for name in names}

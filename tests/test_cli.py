@@ -62,29 +62,48 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     assert all(name in run.stdout for name in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def leaves(group=None, before=()) -> dict[tuple[str, ...], object]:
+    """The commands, those of a group by two words."""
+    found = {}
+    for name, command in (group or cli.app()).commands.items():
+        if hasattr(command, "commands"):
+            found |= leaves(command, (*before, name))
+        else:
+            found[(*before, name)] = command
+    return found
+
+
+@pytest.mark.parametrize("command", sorted(leaves()), ids=" ".join)
 def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, err = call(command, "-h")
+    code, out, err = call(*command, "-h")
     assert (code, err) == (0, "") and "Usage: " in out and "…" not in out
     assert {len(line) for line in out.splitlines()} <= {0, 80}
     assert "<list" not in out and "<path>" not in out and "default: (none)" not in out
     paragraphs = out.partition("╭")[0].split("\n" + 80 * " " + "\n")
     broken = [line.rstrip() for each in paragraphs for line in each.splitlines()[:-1]]
     assert all(len(line) > 60 for line in broken if line)
-    options = [p for p in cli.app().commands[command].params if p.param_type_name == "option"]
+    options = [p for p in leaves()[command].params if p.param_type_name == "option"]
     assert options and all(p.rich_help_panel in cli.PANELS for p in options)
     assert all(name in out for p in options for name in p.opts)
 
 
 def test_arguments_are_named_in_capitals_and_in_the_singular():
-    commands = cli.app().commands.items()
-    params = [(name, param) for name, command in commands for param in command.params]
+    commands = leaves().items()
+    params = [(" ".join(name), param) for name, command in commands for param in command.params]
     found = {name: p.metavar for name, p in params if p.param_type_name == "argument"}
     assert found == {
-        "list": "NAME", "compare": "ENCODING", "report": "RUN", "inspect": "NAME",
-        "extend": "MODEL", "doctor": "PATH", "explore": "MODEL",
-    }  # fmt: skip
+        "list": "NAME",
+        "compare": "ENCODING",
+        "report": "RUN",
+        "inspect encoding": "NAME",
+        "inspect model": "FOLDER",
+        "inspect module": "PATH",
+        "inspect contract": "NAME",
+        "extend": "MODEL",
+        "doctor": "PATH",
+        "explore": "MODEL",
+    }
 
 
 def test_help_keeps_brackets(call):
@@ -244,8 +263,8 @@ def test_report_of_what_is_no_study_is_one_line_and_code_2(call, tmp_path, conte
 
 MISSPELT = {
     "list ropee": "rope",
-    "inspect ropee": "rope",
-    "inspect rope:thetta=3": "rope_theta",
+    "inspect encoding ropee": "rope",
+    "inspect encoding rope:thetta=3": "rope_theta",
     "compare ropee": "rope",
     "compare rope --task coppy": "copy",
     "compare rope --budget quik": "quick",
@@ -296,9 +315,16 @@ def test_a_file_that_is_not_there_is_named_without_numbers_of_errors(call):
     assert said == "posenc: nowhere.json: no such file or folder.\n"
 
 
-@pytest.mark.parametrize("line", ["inspect rope --swap a", "extend model", "report"])
-def test_hints_name_the_subcommand(call, line):
-    assert complains(call(*line.split())).endswith(f"; see posenc {line.split()[0]} --help.\n")
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("inspect model m --swap a", "inspect model"),
+        ("extend model", "extend"),
+        ("report", "report"),
+    ],
+)
+def test_hints_name_the_subcommand(call, line, command):
+    assert complains(call(*line.split())).endswith(f"; see posenc {command} --help.\n")
 
 
 def test_unknown_command_is_one_line_and_code_2(call):
@@ -324,7 +350,12 @@ def test_python_m_posenc_is_the_command_line():
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("posenc ", list(cli.COMMANDS)), ("posenc compare rope_", ["rope_interleaved"])],
+    [
+        ("posenc ", list(cli.COMMANDS)),
+        ("posenc compare rope_", ["rope_interleaved"]),
+        ("posenc inspect ", ["encoding", "model", "module", "contract"]),
+        ("posenc inspect encoding rope_", ["rope_interleaved"]),
+    ],
 )
 def test_shell_completes_commands_and_names(words, expected):
     count = str(len(words.split(" ")) - 1)

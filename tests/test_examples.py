@@ -11,7 +11,7 @@ import torch
 import posenc
 
 PUBLIC = [*posenc.__all__, *posenc._MODULES]
-RUNS = ("compare.run", "extend.run", "inspect.run")
+RUNS = ("compare.run", "extend.run", "inspect.measure_encodings")
 """The commands as functions."""
 ELSEWHERE = {"keras"}  # in tests/keras, in a process of its own
 

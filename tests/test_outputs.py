@@ -6,9 +6,9 @@ import stat
 import pytest
 
 COMMANDS = [
-    "inspect rope --out",
-    "inspect {model} --bytes --out",
-    "inspect rope --figures",
+    "inspect encoding rope --out",
+    "inspect model {model} --bytes --out",
+    "inspect encoding rope --figures",
     "bench --quick --out",
     "explore --out",
     "extend {model} --to 128 --bytes --report",
@@ -68,5 +68,5 @@ def test_a_wrong_choice_of_extend_is_said_before_the_model_is_loaded(option, nev
 
 @pytest.mark.parametrize("option", ["--heads", "--head-dim"])
 def test_inspect_refuses_sizes_that_no_model_has(option, never, call):
-    code, _, said = call("inspect", "rope", option, 1_000_000_000)
+    code, _, said = call("inspect", "encoding", "rope", option, 1_000_000_000)
     assert code == 2 and said.count("\n") == 1 and "8192" in said

@@ -1,4 +1,4 @@
-"""Measure and draw what an encoding does with position.
+"""Measure and draw what encodings, models and modules do with position.
 
 >>> from posenc.inspect.encoding.scores import direction
 >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4)
@@ -6,7 +6,7 @@
 'symmetric'
 >>> direction(posenc.RoPE(head_dim=16, interleaved=False), shape)
 'directed'
->>> (sheet,) = posenc.inspect.run("rope", shape=shape)
+>>> (sheet,) = posenc.inspect.measure_encodings("rope", shape=shape)
 >>> sheet.direction, sheet.holds["shift"]
 ('directed', True)
 """
@@ -14,4 +14,8 @@
 from posenc.lazy import attach as _attach
 
 # No submodule may have the name of a function here: importing it would replace the function.
-__getattr__, __dir__, __all__ = _attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _attach(
+    __name__,
+    __file__,
+    moved={"run": "measure_encodings(names) or measure_model(folder)"},
+)

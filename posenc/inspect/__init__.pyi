@@ -1,1 +1,2 @@
-from posenc.inspect.api import run as run
+from posenc.inspect.api import measure_encodings as measure_encodings
+from posenc.inspect.api import measure_model as measure_model

@@ -1,9 +1,9 @@
-"""`posenc inspect` as a function."""
+"""`posenc inspect encoding` and `posenc inspect model` as functions."""
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from posenc.arguments import answered
 from posenc.encodings import ModelShape
@@ -15,85 +15,88 @@ if TYPE_CHECKING:
     from posenc.inspect.checkpoint.sheet import Sheet
 
 
-@overload
-def run(
-    what: str | Sequence[str],
-    *,
-    shape: ModelShape | None = None,
-    out: str | Path | None = None,
-    figures: str | Path | None = None,
-) -> list[SpecSheet]: ...
-@overload
-def run(
-    what: Path,
-    *,
-    text: str | None = None,
-    swap: tuple[str, str] | None = None,
-    as_bytes: bool = False,
-    as_ids: bool = False,
-    out: str | Path | None = None,
-    figures: str | Path | None = None,
-) -> "Sheet": ...
 @answered
-def run(
-    what: str | Sequence[str] | Path,
+def measure_encodings(
+    names: str | Sequence[str],
     *,
     shape: ModelShape | None = None,
-    text: str | None = None,
-    swap: tuple[str, str] | None = None,
-    as_bytes: bool = False,
-    as_ids: bool = False,
     out: str | Path | None = None,
     figures: str | Path | None = None,
-) -> "list[SpecSheet] | Sheet":
-    """Measure encodings by their names, or a checkpoint by the path of its folder.
+) -> list[SpecSheet]:
+    """Measure encodings by their names.
 
     Args:
-        what: a name of `posenc.names()` or several; or a `pathlib.Path` of a Hugging Face folder.
-        shape: for encodings: sizes of the model that they are measured in; None for 8 heads of 64
-            and a training length of 2,048.
-        text: for checkpoints, like all that follows: the sentence that they read.
+        names: a name of `posenc.names()` or several.
+        shape: sizes of the model that they are measured in; None for 8 heads of 64 and a training
+            length of 2,048.
+        out: a file for the page; None writes none.
+        figures: a folder for every figure as SVG, PDF, PNG and CSV.
+
+    Returns: a spec sheet for each encoding; its `to_json()` gives plain numbers, strings, lists and
+    dicts.
+
+    Raises: ValueError for an unknown name and a place that cannot be written, before anything is
+    measured.
+
+    >>> shape = posenc.ModelShape(embed_dim=32, num_heads=2, train_length=64)
+    >>> (sheet,) = posenc.inspect.measure_encodings("alibi", shape=shape)
+    >>> sheet.places, sheet.parameters, sheet.direction
+    ([3], 0, 'symmetric')
+    """
+    if isinstance(names, Path):
+        raise TypeError(
+            f"posenc.inspect.measure_encodings: {names} is a path; for a checkpoint write "
+            "posenc.inspect.measure_model(folder)."
+        )
+    check_outputs(figures, out)
+    from posenc.inspect.encoding.command import measure_all
+
+    names = [names] if isinstance(names, str) else list(names)
+    sheets = measure_all(names, shape or ModelShape(512, 8, head_dim=64, train_length=2048))
+    if out is not None or figures is not None:
+        from posenc.inspect.encoding.page import make_page
+
+        made_by = f"posenc.inspect.measure_encodings({names!r})"
+        _write(make_page(sheets, len(sheets) > 1, made_by), out, figures)
+    return sheets
+
+
+@answered
+def measure_model(
+    folder: str | Path,
+    *,
+    text: str | None = None,
+    swap: tuple[str, str] | None = None,
+    as_bytes: bool = False,
+    as_ids: bool = False,
+    out: str | Path | None = None,
+    figures: str | Path | None = None,
+) -> "Sheet":
+    """Measure a checkpoint: where its positions are, what it attends to, what an exchange changes.
+
+    Args:
+        folder: a Hugging Face folder with safetensors.
+        text: the sentence that the model reads; None for one of our own.
         swap: two words of the text to exchange.
         as_bytes, as_ids: the text is read as bytes, or as token ids between spaces.
         out: a file for the page; None writes none.
         figures: a folder for every figure as SVG, PDF, PNG and CSV.
 
-    Returns: a spec sheet for each encoding, or the sheet of the checkpoint. `to_json()` of each
-    gives plain numbers, strings, lists and dicts.
+    Returns: the sheet of the checkpoint; its `to_json()` gives plain numbers, strings, lists and
+    dicts.
 
-    Raises: ValueError for an unknown name, a folder that cannot be read, a text that does not fit,
-    and a place that cannot be written, before anything is measured.
-
-    >>> shape = posenc.ModelShape(embed_dim=32, num_heads=2, train_length=64)
-    >>> (sheet,) = posenc.inspect.run("alibi", shape=shape)
-    >>> sheet.places, sheet.parameters, sheet.direction
-    ([3], 0, 'symmetric')
+    Raises: ValueError for a folder that cannot be read, a text that does not fit, and a place that
+    cannot be written, before anything is measured.
     """
     check_outputs(figures, out)
-    if isinstance(what, Path):
-        if shape is not None:
-            raise ValueError("posenc.inspect.run: `shape` is for encodings, not for a checkpoint.")
-        from posenc.inspect.checkpoint.page import make_page as page_of_checkpoint
-        from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+    from posenc.inspect.checkpoint.page import make_page
+    from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 
-        sheet = measure_checkpoint(Request(what, text, swap, as_bytes=as_bytes, as_ids=as_ids))
-        if out is not None or figures is not None:
-            _write(page_of_checkpoint(sheet, (), f"posenc.inspect.run({what!r})"), out, figures)
-        return sheet
-    if text is not None or swap is not None or as_bytes or as_ids:
-        raise ValueError(
-            "posenc.inspect.run: `text`, `swap`, `as_bytes` and `as_ids` are for a checkpoint; "
-            "give the path of its folder as a pathlib.Path."
-        )
-    from posenc.inspect.encoding.command import measure_all
-
-    names = [what] if isinstance(what, str) else list(what)
-    sheets = measure_all(names, shape or ModelShape(512, 8, head_dim=64, train_length=2048))
+    asked = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
+    sheet = measure_checkpoint(asked)
     if out is not None or figures is not None:
-        from posenc.inspect.encoding.page import make_page
-
-        _write(make_page(sheets, len(sheets) > 1, f"posenc.inspect.run({names!r})"), out, figures)
-    return sheets
+        _write(make_page(sheet, (), f"posenc.inspect.measure_model({folder!r})"), out, figures)
+    return sheet
 
 
 def _write(page: Page, out: str | Path | None, figures: str | Path | None) -> None:

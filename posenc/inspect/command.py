@@ -1,22 +1,60 @@
-"""Options of `posenc inspect`; torch and matplotlib load when it runs."""
+"""The commands of `posenc inspect`; torch and matplotlib load when one runs."""
 
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from posenc.list import complete
 from posenc.report.machine.options import Figures, option
 from posenc.report.page.failure import RunFailed
 
-DEFAULTS = (64, 8, 2048)
-"""Head size, heads and training length."""
 _MOST = 8192
 """Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
+_HELP = ("--help", "-h")
+_OF_MODEL = ("--sentence", "--swap", "--layer", "--bytes", "--ids")
+_OF_MODULE = ("--arg", "--call")
+
+
+class Subcommands(TyperGroup):
+    """The subcommands; a line without one is answered with the line to write."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return what is left to parse. Raises: typer's error for a line without a subcommand."""
+        if not ctx.resilient_parsing:  # which is the shell's completion
+            if not args:
+                kinds = ", ".join(list(self.commands)[:-1])
+                ctx.fail(f"posenc inspect takes {kinds} or {list(self.commands)[-1]}")
+            first = args[0]
+            is_option = first.startswith("-")
+            misspelt = not is_option and get_close_matches(first, self.commands, n=1)
+            if first not in (*self.commands, *_HELP) and not misspelt:
+                lines = ", or ".join(f"`{line}`" for line in _with_subcommand(args))
+                ctx.fail(f"posenc inspect takes the kind first: {lines}")
+        return super().parse_args(ctx, args)
+
+
+def _with_subcommand(args: list[str]) -> list[str]:
+    """Return the lines that may be meant by arguments without a subcommand."""
+    if "--contract" in args:
+        kinds, args = ["contract"], [arg for arg in args if arg != "--contract"]
+    elif any(arg.partition("=")[0] in _OF_MODEL for arg in args):
+        kinds = ["model"]
+    elif any(arg.partition("=")[0] in _OF_MODULE for arg in args):
+        kinds = ["module"]
+    else:
+        name = next((arg for arg in args if not arg.startswith("-")), "")
+        file, colon, _ = name.rpartition(":")
+        is_class = bool(colon) and (file.strip("'\"").endswith(".py") or "." in file)
+        is_folder = "/" in name or name.startswith((".", "~")) or Path(name).is_dir()
+        kinds = ["encoding", "module"] if is_class else ["model"] if is_folder else ["encoding"]
+    return [shlex.join(["posenc", "inspect", kind, *args]) for kind in kinds]
 
 
 @contextmanager
@@ -33,51 +71,77 @@ def _no_exit() -> Iterator[None]:
         ) from error
 
 
+inspect = typer.Typer(
+    cls=Subcommands,
+    help="Measure and draw what encodings, models and modules do with position; nothing is taken "
+    "from their claims.",
+)
+
+_Encodings = Annotated[
+    list[str],
+    typer.Argument(
+        help="Encodings, see posenc list and docs/grammar.md; or file.py:Class of your own.",
+        autocompletion=complete,
+    ),
+]
+_Out = Annotated[
+    Path | None,
+    option("Where to write the page.", shown="runs/inspect.html; with --json nowhere"),
+]
+
+
+@inspect.command("encoding")
 @_no_exit()
-def inspect(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            help="Encodings, see posenc list and docs/grammar.md; file.py:Class or "
-            "package.module:Class, an encoding or a foreign module; or a model's folder.",
-            autocompletion=complete,
-        ),
-    ],
-    head_dim: Annotated[int, option("Size of one head.", min=1, max=_MOST)] = DEFAULTS[0],
-    heads: Annotated[int, option("Number of query heads.", min=1, max=_MOST)] = DEFAULTS[1],
+def encoding(
+    names: _Encodings,
+    head_dim: Annotated[int, option("Size of one head.", min=1, max=_MOST)] = 64,
+    heads: Annotated[int, option("Number of query heads.", min=1, max=_MOST)] = 8,
     train_length: Annotated[
         int, option("Longest sequence of the training, in tokens.", min=1)
-    ] = DEFAULTS[2],
+    ] = 2048,
     compare: Annotated[
         bool, option("One table and shared figures, side by side.", "--compare")
     ] = False,
     as_json: Annotated[
         bool, option("Print JSON: a list with one object per name.", "--json")
     ] = False,
-    contract: Annotated[
-        bool,
-        option(
-            "Run the checks that posenc's own encodings must pass, and print failures.",
-            "--contract",
-        ),
-    ] = False,
-    arguments: Annotated[
-        list[str] | None,
-        option(
-            "name=value for the class of package.module:Class, as in --arg dim=64 or --arg "
-            '\'config={"model_type": "llama"}\'; repeatable.',
-            "--arg",
-        ),
-    ] = None,
-    call: Annotated[
-        str | None,
-        option(
-            "How to call package.module:Class where the names of its arguments do not say it, "
-            'as in "module(x, position_ids=p[None])": see docs/inspect.md.',
-            "--call",
-            metavar="EXPRESSION",
-        ),
-    ] = None,
+    out: _Out = None,
+    figures: Figures = None,
+) -> None:
+    """Measure and draw what encodings do with position; nothing is taken from their claims."""
+    from posenc.encodings import ModelShape
+    from posenc.inspect.encoding.command import run
+
+    for name in names:
+        _refuse_what_is_no_encoding(name)
+    shape = ModelShape(head_dim * heads, heads, head_dim=head_dim, train_length=train_length)
+    run(names, shape, compare, as_json, out, figures)
+
+
+def _refuse_what_is_no_encoding(name: str) -> None:
+    """Raise ValueError, with the line to write, for a model's folder and for somebody else's
+    class."""
+    from posenc.encodings import find, is_encoding, names
+
+    if Path(name).is_dir() and name not in names():
+        line = shlex.join(["posenc", "inspect", "model", name])
+        raise ValueError(f"{name} is a folder, and no encoding. For a model: {line}")
+    file, colon, attribute = name.rpartition(":")
+    if not colon or not Path(file).is_file():
+        return
+    try:
+        found = find(file, attribute)
+    except (ValueError, AttributeError):
+        return  # the grammar says what is wrong
+    if not is_encoding(found):
+        line = shlex.join(["posenc", "inspect", "module", name])
+        raise ValueError(f"{name} is no posenc.PositionEncoding. For any other module: {line}")
+
+
+@inspect.command("model")
+@_no_exit()
+def model(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder with safetensors.")],
     sentence: Annotated[
         str | None,
         option(
@@ -97,96 +161,58 @@ def inspect(
     ] = None,
     as_bytes: Annotated[bool, option("The model reads the sentence as bytes.", "--bytes")] = False,
     as_ids: Annotated[bool, option("The sentence is token ids between spaces.", "--ids")] = False,
-    out: Annotated[
-        Path | None,
-        option("Where to write the page.", shown="runs/inspect.html; with --json nowhere"),
-    ] = None,
+    as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
+    out: _Out = None,
     figures: Figures = None,
 ) -> None:
-    """Measure and draw what encodings and models do with position; nothing is taken from their
-    claims."""
-    shape_given = (head_dim, heads, train_length) != DEFAULTS
-    of_model = sentence is not None or swap or layers or as_bytes or as_ids
-    kinds = {_kind(name, as_module=bool(arguments or call)) for name in names}
-    if contract and (kinds != {"encoding"} or compare or out or figures or shape_given or of_model):
-        raise ValueError("posenc inspect --contract takes encodings, and --json.")
-    if contract:
-        from posenc.inspect.contract import run as run_contract
+    """Measure and draw where a checkpoint has its positions, what it attends to, and what
+    exchanging two words changes."""
+    from posenc.inspect.checkpoint.command import inspect_checkpoint
+    from posenc.inspect.checkpoint.sheet import Request
 
-        run_contract(names, as_json)
-        return
-    if "module" in kinds:
-        if len(names) > 1 or compare or out or figures or shape_given or of_model:
-            raise ValueError(
-                "posenc inspect package.module:Class takes --arg, --call and --json only."
-            )
-        from posenc.inspect.module.sheet import run as check_module
-
-        check_module(names[0], arguments or [], call, as_json)
-        return
-    if arguments or call:
-        raise ValueError(
-            "--arg and --call are for package.module:Class; an encoding has its options in its "
-            "name, as in rope:rope_theta=500000."
-        )
-    if of_model or "folder" in kinds:
-        if len(names) > 1 or compare or shape_given:
-            raise ValueError(
-                "posenc inspect FOLDER takes --sentence, --swap, --layer, --bytes, --ids, --json, "
-                "--out and --figures, and one folder."
-            )
-        from posenc.inspect.checkpoint.command import inspect_checkpoint
-        from posenc.inspect.checkpoint.sheet import Request as ModelRequest
-
-        asked = ModelRequest(Path(names[0]), sentence, swap, layers or (), as_bytes, as_ids)
-        inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
-        return
-    from posenc.encodings import ModelShape
-    from posenc.inspect.encoding.command import run
-
-    shape = ModelShape(head_dim * heads, heads, head_dim=head_dim, train_length=train_length)
-    run(names, shape, compare, as_json, out, figures)
+    asked = Request(folder, sentence, swap, layers or (), as_bytes, as_ids)
+    inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
 
 
-def _kind(name: str, *, as_module: bool = False) -> str:
-    """Return the kind of a name: "encoding", "module" (a foreign one) or "folder".
-    as_module: a class is taken for a foreign one.
+@inspect.command("module")
+@_no_exit()
+def module(
+    path: Annotated[
+        str,
+        typer.Argument(help="package.module:NAME or file.py:NAME of a module or a function."),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        option(
+            "name=value for the constructor, as in --arg dim=64 or --arg "
+            '\'config={"model_type": "llama"}\'; repeatable.',
+            "--arg",
+        ),
+    ] = None,
+    call: Annotated[
+        str | None,
+        option(
+            "How to call package.module:Class where the names of its arguments do not say it, "
+            'as in "module(x, position_ids=p[None])": see docs/inspect.md.',
+            "--call",
+            metavar="EXPRESSION",
+        ),
+    ] = None,
+    as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
+) -> None:
+    """Check a position module of another library, or one of your own, for known mistakes."""
+    from posenc.inspect.module.sheet import run
 
-    Raises: ValueError for a class that cannot be imported, and an encoding without its quotes.
-    """
-    from posenc.encodings import is_encoding, names, parse
-    from posenc.inspect.module.build import imported
-
-    known = names()
-    try:
-        spec = parse(name)
-    except ValueError:
-        if name.partition(":")[0].strip() in known:  # the grammar says what is wrong
-            return "encoding"
-        if not _is_module(name):
-            return "folder" if _is_path(name) else "encoding"
-        if as_module or not is_encoding(imported(name)):
-            return "module"
-        where, _, attribute = name.rpartition(":")
-        raise ValueError(f"{name}: quote the file, as in \"'{where}':{attribute}\".") from None
-    part, *more = spec.parts
-    if Path(name).exists() and name not in known:
-        return "folder"
-    if part.attribute and part.where not in known and not (more or part.options):
-        return "encoding" if is_encoding(imported(name)) and not as_module else "module"
-    if any(each.attribute or each.options or each.where in known for each in (part, *more)):
-        return "encoding"
-    return "folder" if _is_path(name) else "encoding"
-
-
-def _is_module(name: str) -> bool:
-    """Return True if the name has the form package.module:Class or file.py:Class."""
-    before, colon, _ = name.rpartition(":")
-    plain = before.replace(".", "").replace("_", "").isalnum()
-    return bool(colon) and (before.endswith(".py") or plain) and not Path(name).exists()
+    run(path, arguments or [], call, as_json)
 
 
-def _is_path(name: str) -> bool:
-    """Return True if a name that is no encoding's can only be a folder: it exists, or looks like a
-    path."""
-    return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).exists()
+@inspect.command("contract")
+@_no_exit()
+def contract(
+    names: _Encodings,
+    as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
+) -> None:
+    """Run the checks that posenc's own encodings pass, and print which fail and why."""
+    from posenc.inspect.contract import run
+
+    run(names, as_json)

@@ -61,7 +61,7 @@ def lines(folder, name, out):
     if name not in ("model.safetensors.index.json", "tokenizer.json"):
         yield "doctor", folder
     if name in ("config.json", "model.safetensors"):
-        yield "inspect", folder
+        yield "inspect", "model", folder
 
 
 @pytest.mark.parametrize("target", ["secret", "a model's", "pipe", "/dev/zero"])

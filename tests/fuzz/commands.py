@@ -133,7 +133,7 @@ def draw(
     if rng.random() < 0.03:
         return [_any_value(rng) for _ in range(rng.randrange(4))], []
     name = counts.least_drawn(rng)
-    arguments, options = [name], []
+    arguments, options = name.split(), []
     for parameter in commands[name].params:
         if parameter.name == "help":
             continue
@@ -184,11 +184,14 @@ def sound(rng: random.Random, command: str) -> list[str]:
         ],
         "leaderboard": [[], ["--json"], ["--out", fresh]],
         "explore": [["--out", f"{fresh}.html"]],
-        "inspect": [
+        "inspect encoding": [
             [name], [name, "alibi", "--compare"], [name, "--json"],
             [name, "--head-dim", "8", "--heads", "2", "--train-length", "32"],
-            ["model"], ["torch.nn:Linear", "--arg", "in_features=4", "--arg", "out_features=4"],
         ],
+        "inspect model": [["model"], ["model", "--bytes", "--json"]],
+        "inspect module": [["torch.nn:Embedding", "--arg", "num_embeddings=64", "--arg",
+                            "embedding_dim=8"]],
+        "inspect contract": [[name]],
         "extend": [
             ["model", "--to", "64", "--bytes", "--text", "text.txt",
              *option([["--method", "yarn"], ["--tasks", "none"], ["--windows", "2"], []])],
@@ -199,7 +202,7 @@ def sound(rng: random.Random, command: str) -> list[str]:
         one, other = rng.choice(studies), rng.choice(studies)
         lines["report"] = [[one], [one, "--out", fresh], [one, other], [one, "--published"]]
     chosen = lines.get(command)
-    return [command, *rng.choice(chosen)] if chosen else []
+    return [*command.split(), *rng.choice(chosen)] if chosen else []
 
 
 def _positional(rng: random.Random) -> str:
@@ -279,6 +282,7 @@ def without_the_work() -> Iterator[None]:
         mock.patch("posenc.extend.extension.load_checkpoint", refuse),
         mock.patch("posenc.inspect.checkpoint.sheet.load_checkpoint", refuse),
         mock.patch("posenc.inspect.encoding.command.measure", refuse),
+        mock.patch("posenc.inspect.contract.every_check", refuse),
         mock.patch("torch.set_num_threads", lambda count: None),
     ]
     with contextlib.ExitStack() as stack:
@@ -287,13 +291,26 @@ def without_the_work() -> Iterator[None]:
         yield
 
 
+def leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command, those of a group by two words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
+def command_of(arguments: list[str], commands: dict[str, Any]) -> str:
+    two = " ".join(arguments[:2])
+    return two if two in commands else two.partition(" ")[0]
+
+
 def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> list[str]:
     """Try `count` command lines in `folder`; a line for each that ended as none may."""
     rng = random.Random(seed)
     world.build(folder)
     before = world.fingerprint(folder)
-    commands = cli.app().commands
-    commands = {name: c for name, c in commands.items() if not only or name in only}
+    commands = {name: c for name, c in leaves(cli.app()) if not only or name in only}
     wrong: list[str] = []
     named: set[str] = set()
     codes: collections.Counter[object] = collections.Counter()
@@ -305,7 +322,7 @@ def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> lis
             for number in range(count):
                 arguments, options = draw(rng, commands, counts)
                 ended = run(arguments)
-                counts.add(options, next(iter(arguments), ""), ended.code)
+                counts.add(options, command_of(arguments, commands), ended.code)
                 codes[ended.code] += 1
                 if ended.code == 0:  # a file that is named as the output may be replaced
                     words = [word for each in arguments for word in each.split("=", 1)]

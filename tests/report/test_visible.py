@@ -69,9 +69,9 @@ def test_the_doctor_and_its_errors_show_escapes(tmp_path, call, more):
         assert more == ["--json"] or SHOWN in out + err
 
 
-@pytest.mark.parametrize("command", ["doctor", "report", "inspect"])
+@pytest.mark.parametrize("command", ["doctor", "report", "inspect model"])
 def test_the_error_of_a_command_shows_escapes(tmp_path, call, command):
-    code, _, err = call(command, tmp_path / HOSTILE)
+    code, _, err = call(*command.split(), tmp_path / HOSTILE)
     assert code == 2 and SHOWN in err and "\x1b" not in err and "\u202e" not in err
 
 

@@ -80,7 +80,7 @@ def class_of(name: str) -> "type[PositionEncoding]":
 @answered
 def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> None:
     """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`
-    and `inspect.run`.
+    and `inspect.measure_encodings`.
 
     For every process, and so for the command line, a package names its encodings by entry points in
     the group "posenc.encodings": `my_name = "my_package.encodings:MyEncoding"`.

@@ -67,7 +67,7 @@ def complaint(answer) -> str:
 def test_a_value_that_no_model_can_have(key, value, message, folder, call):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    said = complaint(call("inspect", folder, "--json"))
+    said = complaint(call("inspect", "model", folder, "--json"))
     assert str(folder) in said
     assert message in said
 
@@ -84,11 +84,11 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda v: v[:20])
-@pytest.mark.parametrize("command", ["inspect", "extend"])
+@pytest.mark.parametrize("command", ["inspect model", "extend"])
 def test_a_config_that_is_no_object(content, command, folder, call):
     (folder / "config.json").write_bytes(content.encode("latin-1"))
     more = ["--to", 128, "--out", folder.parent / "out"] if command == "extend" else []
-    said = complaint(call(command, folder, *more))
+    said = complaint(call(*command.split(), folder, *more))
     assert f"{folder / 'config.json'}: {CONTENTS[content]}" in said
     assert not (folder.parent / "out").exists()
 
@@ -122,7 +122,7 @@ def test_losses_that_are_not_finite_end_the_run_at_once(folder, call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["inspect", "extend"])
+@pytest.mark.parametrize("command", ["inspect model", "extend"])
 def test_weights_that_are_whole_numbers_are_refused_and_buffers_are_not(folder, call, command):
     path, pt = folder / "model.safetensors", {"format": "pt"}
     weights, some = load_file(path), "model.layers.1.self_attn.q_proj.weight"
@@ -130,7 +130,7 @@ def test_weights_that_are_whole_numbers_are_refused_and_buffers_are_not(folder, 
     save_file(weights | counted, path, metadata=pt)
     assert load_checkpoint(folder).stored == "float32"
     save_file(weights | {some: weights[some].to(torch.int32)}, path, metadata=pt)
-    said = complaint(call(command, folder, *["--to", 192] * (command == "extend")))
+    said = complaint(call(*command.split(), folder, *["--to", 192] * (command == "extend")))
     assert f"{some} is stored as I32: expected floating-point weights" in said
 
 
@@ -139,4 +139,4 @@ def test_a_model_that_overflows_on_a_sentence_is_refused(folder, call):
     weights = load_file(path)
     weights["lm_head.weight"] = torch.full_like(weights["lm_head.weight"], 3e38)
     save_file(weights, path, metadata={"format": "pt"})
-    assert "states are NaN or infinite" in complaint(call("inspect", folder, "--json"))
+    assert "states are NaN or infinite" in complaint(call("inspect", "model", folder, "--json"))

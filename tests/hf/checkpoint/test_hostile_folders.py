@@ -43,7 +43,7 @@ def change(path: Path, **keys: object) -> None:
 
 def command(folder: Path, kind: str) -> list[str]:
     if kind == "inspect":
-        return ["inspect", str(folder), "--sentence", "the fox", "--json"]
+        return ["inspect", "model", str(folder), "--sentence", "the fox", "--json"]
     (folder.parent / "text.txt").write_text(TEXT)
     return [
         "extend", str(folder), "--to", str(2 * LENGTH), "--method", "ntk", "--windows", "1",

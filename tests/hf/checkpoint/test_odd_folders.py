@@ -38,7 +38,7 @@ def test_an_odd_key_is_named(key, tmp_path, call):
     path = folder / "config.json"
     value, words = CONFIGS[key]
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    line = said(call, "inspect", folder)
+    line = said(call, "inspect", "model", folder)
     assert f"{path}: " in line and words in line
 
 
@@ -55,7 +55,7 @@ BYTES = {
 }
 
 
-@pytest.mark.parametrize("command", ["inspect", "doctor"])
+@pytest.mark.parametrize("command", ["inspect model", "doctor"])
 @pytest.mark.parametrize("name", BYTES)
 def test_a_damaged_config_is_one_line_with_its_name(name, command, tmp_path, call):
     folder = save("llama", tmp_path / "model")
@@ -63,7 +63,7 @@ def test_a_damaged_config_is_one_line_with_its_name(name, command, tmp_path, cal
     content, words = BYTES[name]
     path.write_bytes(content)
     if (command, name) != ("doctor", "mark"):  # which has a rule of its own
-        line = said(call, command, folder)
+        line = said(call, *command.split(), folder)
         assert f"{path}: " in line and words in line
 
 
@@ -91,8 +91,8 @@ def test_unreadable_weights_are_one_line_with_their_name(name, tmp_path, call):
     path = folder / "model.safetensors"
     WEIGHTS[name](path)
     words = {"pipe": "not an ordinary", "folder": "not an ordinary", "zeros": "is not followed"}
-    for command in ("inspect", "doctor"):
-        line = said(call, command, folder)
+    for command in ("inspect model", "doctor"):
+        line = said(call, *command.split(), folder)
         assert f"{path}: " in line and words.get(name, "damaged safetensors file") in line
 
 
@@ -100,8 +100,8 @@ def test_unreadable_weights_are_one_line_with_their_name(name, tmp_path, call):
 def test_weights_without_permission_are_named(tmp_path, call):
     folder = save("llama", tmp_path / "model")
     (folder / "model.safetensors").chmod(0)
-    for command in ("inspect", "doctor"):
-        assert "Permission denied" in said(call, command, folder)
+    for command in ("inspect model", "doctor"):
+        assert "Permission denied" in said(call, *command.split(), folder)
 
 
 def test_an_impossible_size_names_its_file(tmp_path, call):

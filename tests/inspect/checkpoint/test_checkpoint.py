@@ -265,7 +265,7 @@ def test_a_trained_checkpoint_with_its_tokenizer():
 
 def test_the_command_prints_and_writes_a_page(folders, tmp_path, call):
     page = tmp_path / "inspect.html"
-    code, said, err = call("inspect", folders["llama"], "--out", page)
+    code, said, err = call("inspect", "model", folders["llama"], "--out", page)
     assert code == 0, err
     for shown in ("key/value heads", "no full turn in 64 tokens", "farthest head", "exchanged"):
         assert shown in said
@@ -275,7 +275,7 @@ def test_the_command_prints_and_writes_a_page(folders, tmp_path, call):
 
 def test_json_goes_to_stdout_alone(folders, call):
     asked = ["--sentence", "a b c", "--swap", "a", "c", "--json"]
-    code, out, _ = call("inspect", folders["bert"], *asked)
+    code, out, _ = call("inspect", "model", folders["bert"], *asked)
     said = json.loads(out)
     assert code == 0
     assert said["causal"] is False and said["swap"]["words"] == ["a", "c"]
@@ -295,7 +295,7 @@ BAD = {
     "default words": (["--swap", "dog", "cat"], "'dog' is not in the text 'The company"),
     "ids": (["--ids", "--sentence", "5 900"], r"must lie in 0 \.\. 256"),
     "layer": (["--layer", "7"], r"layers are 0 \.\. 1, got 7"),
-    "not for a model": (["--head-dim", "32"], "posenc inspect FOLDER takes"),
+    "not for a model": (["--head-dim", "32"], "No such option: --head-dim"),
     "no tokenizer": ([], "no tokenizer"),
 }
 
@@ -317,14 +317,14 @@ def test_bad_input_is_one_line(case, folders, tmp_path, call):
         (folder / "pytorch_model.bin").write_bytes(b"never read")
     if case == "no tokenizer":
         folder = save("llama", tmp_path, vocab_size=300)
-    code, _, error = call("inspect", folder, *options)
+    code, _, error = call("inspect", "model", folder, *options)
     assert code == 2 and error.count("\n") == 1
     assert re.search(expected, error)
 
 
 @pytest.mark.parametrize("name", ["ropee", "no/where", "README.md"])
 def test_unknown_names_end_with_one_line(name, call):
-    code, out, err = call("inspect", name)
+    code, out, err = call("inspect", "model", name)
     assert code == 2 and out == "" and err.count("\n") == 1
     assert name in err
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from rich.markup import escape
 
+import posenc
 from posenc import ModelShape
-from posenc.inspect.command import _kind
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
 from posenc.report.page.console import print_table, stderr, stdout
@@ -29,26 +29,54 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-KINDS = {
-    "rope": "encoding",
-    "rope:rope_theta=500000": "encoding",
-    "rope/nope every 4": "encoding",
-    "rope/npoe": "encoding",
-    "nonsense": "encoding",
-    "my.py:LogALiBi": "encoding",
-    "./my.py:LogALiBi:slope=2": "encoding",
-    "posenc.encodings.scores.alibi:ALiBi": "encoding",
-    "my.py:Other": "module",
-    "torch.nn:Linear": "module",
-    "model": "folder",
-    "./model": "folder",
-    "some/where": "folder",
+LINES = {
+    "rope": "posenc inspect encoding rope",
+    "rope alibi --compare": "posenc inspect encoding rope alibi --compare",
+    "--json rope:rope_theta=500": "posenc inspect encoding --json rope:rope_theta=500",
+    "rope --contract": "posenc inspect contract rope",
+    "--contract my.py:LogALiBi --json": "posenc inspect contract my.py:LogALiBi --json",
+    "my.py:LogALiBi": "posenc inspect encoding my.py:LogALiBi`, or `posenc inspect module my.py",
+    "a.b:C": "posenc inspect encoding a.b:C`, or `posenc inspect module a.b:C",
+    "a.b:C --arg dim=64": "posenc inspect module a.b:C --arg dim=64",
+    "mine": "posenc inspect model mine",
+    "./absent": "posenc inspect model ./absent",
+    "some/where": "posenc inspect model some/where",
+    "absent --swap a b": "posenc inspect model absent --swap a b",
+    "absent --sentence=ab": "posenc inspect model absent --sentence=ab",
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_what_a_name_means(folder, name):
-    assert _kind(name) == KINDS[name]
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_without_its_kind_is_answered_with_the_line_to_write(folder, line, call):
+    (folder / "mine").mkdir(exist_ok=True)
+    code, out, err = call("inspect", *line.split())
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"`{LINES[line]}" in err, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "takes encoding, model, module or contract"),
+        (["encodin", "rope"], "Did you mean 'encoding'?"),
+        (["modul", "a.b:C"], "Did you mean 'module'"),
+        (["model"], "Missing argument 'FOLDER'"),
+    ],
+)
+def test_a_kind_that_is_missing_or_misspelt_is_one_line(arguments, said, call):
+    code, out, err = call("inspect", *arguments)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+def test_a_folder_is_no_encoding(folder, call):
+    (folder / "mine").mkdir(exist_ok=True)
+    code, _, err = call("inspect", "encoding", "mine")
+    assert code == 2 and "posenc inspect model mine" in err
+
+
+def test_the_former_function_says_what_to_write():
+    with pytest.raises(AttributeError, match=r"posenc.inspect.measure_encodings\(names\) or"):
+        posenc.inspect.run  # noqa: B018
 
 
 @pytest.mark.slow
@@ -67,9 +95,9 @@ def test_the_sheet_says_what_of_the_contract_fails(folder):
 
 @pytest.mark.slow
 def test_contract_as_a_report(folder, call):
-    code, out, _ = call("inspect", "my.py:LogALiBi", "--contract")
+    code, out, _ = call("inspect", "contract", "my.py:LogALiBi")
     assert code == 0 and "my.py:LogALiBi passes the contract" in out
-    code, out, err = call("inspect", "planted.py:PeeksAhead", "--contract", "--json")
+    code, out, err = call("inspect", "contract", "planted.py:PeeksAhead", "--json")
     assert code == 1
     (found,) = json.loads(out)
     assert found["encoding"] == "planted.py:PeeksAhead"
@@ -80,7 +108,7 @@ def test_contract_as_a_report(folder, call):
 
 @pytest.mark.slow
 def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, call):
-    code, out, _ = call("inspect", "planted.py:NotANumberAtItself", "--contract")
+    code, out, _ = call("inspect", "contract", "planted.py:NotANumberAtItself")
     assert code == 1 and "its results are not finite" in out
 
 
@@ -89,24 +117,21 @@ def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, cal
     [
         (["my.py:LogALiBi:slop=2"], "column 16: LogALiBi: unknown option slop"),
         (["broken.py:X"], "broken.py:1: SyntaxError"),
-        (["rope", "--arg", "x=1"], "an encoding has its options in its name"),
-        (["model", "--contract"], "--contract takes encodings"),
-        (["my.py:Other", "--contract"], "--contract takes encodings"),
-        (["broken.py:X", "--contract"], "broken.py:1: SyntaxError"),
+        (["my.py:Other"], "posenc inspect module my.py:Other"),
+        (["broken.py:X"], "broken.py:1: SyntaxError"),
         (["absent.py:X", "--compare"], "there is no file absent.py"),
-        (["my.py:LogALiBy", "--out", "page.html"], "has no attribute 'LogALiBy'"),
-        (["broken.py:X", "--arg", "dim=4", "--json", "--compare"], "broken.py:1: SyntaxError"),
-        (["absent.package:X", "--contract"], "there is no module 'absent'"),
-        (["./my 文.py:LogALiBi"], "quote the file, as in \"'./my 文.py':LogALiBi\"."),
-        (["rope", "--contract", "--compare"], "--contract takes encodings"),
-        (["roep", "--contract"], "Did you mean 'rope'"),
+        (["my.py:LogALiBy", "--out", "page.html"], "did you mean 'LogALiBi'"),
+        (["broken.py:X", "--json", "--compare"], "broken.py:1: SyntaxError"),
+        (["absent.package:X"], "there is no module 'absent'"),
+        (["./my 文.py:LogALiBi"], "expected an encoding (a name, module:Class or file.py:Class)"),
+        (["roep"], "Did you mean 'rope'"),
         (["rope:", "--json"], "expected a class or key=value"),
     ],
 )
 def test_bad_input_is_one_line(folder, call, arguments, said):
     (folder / "broken.py").write_text("def (:\n")
     shutil.copy(folder / "my.py", folder / "my 文.py")
-    code, _, err = call("inspect", *arguments)
+    code, _, err = call("inspect", "encoding", *arguments)
     assert code == 2 and said in err and err.strip().count("\n") == 0, err
 
 
@@ -151,7 +176,7 @@ def own(folder):
 @pytest.mark.parametrize("options", [(), ("--json",), ("--compare",)])
 @pytest.mark.parametrize(("name", "first"), [("NaN", 0), ("Infinite", 11)])
 def test_scores_of_nan_are_not_measured(own, call, name, first, options):
-    code, out, err = call("inspect", f"own.py:{name}", *options)
+    code, out, err = call("inspect", "encoding", f"own.py:{name}", *options)
     assert (code, out) == (2, "")
     said = f"{name}: the score of a key {first} tokens away is NaN or infinite"
     assert said in err.splitlines()[-1] and "Warning" not in err
@@ -168,7 +193,7 @@ def test_a_contract_that_meets_nan_voids_nothing_else(own, call, monkeypatch):
     monkeypatch.setattr(
         "posenc.inspect.contract.every_check", lambda: {n: CHECKS[n] for n in VOIDING}
     )
-    code, out, _ = call("inspect", "own.py:NaN", "--contract")
+    code, out, _ = call("inspect", "contract", "own.py:NaN")
     first = " ".join(out.partition("┏")[0].split())
     assert code == 1 and "its results are not finite, so that no check can compare them." in first
     assert "sees later tokens" not in first and "earlier calls" not in first
@@ -177,7 +202,7 @@ def test_a_contract_that_meets_nan_voids_nothing_else(own, call, monkeypatch):
 @pytest.mark.parametrize("name", ["Exit", "ExitAtOnce"])
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_code_that_exits_is_an_error(own, call, name, options):
-    code, out, err = call("inspect", f"own.py:{name}", *options)
+    code, out, err = call("inspect", "encoding", f"own.py:{name}", *options)
     assert (code, out) == (1, "") and "own.py:" in err and "raises SystemExit(0)" in err
 
 

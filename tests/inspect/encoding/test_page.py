@@ -87,7 +87,7 @@ def test_every_figure_says_what_to_see_and_has_a_name(sheets):
 def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: [sheets["alibi"]])
-    assert call("inspect", "alibi", "--figures", "fig", "--json")[0] == 0
+    assert call("inspect", "encoding", "alibi", "--figures", "fig", "--json")[0] == 0
     files = {path.name for path in (tmp_path / "fig").iterdir()}
     stems = {name.rpartition(".")[0] for name in files}
     assert files == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf", "png", "csv")}
@@ -102,13 +102,13 @@ def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, c
     few = [sheets["alibi"], sheets["yarn"]]
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: few)
     monkeypatch.setattr("posenc.report.page.figure_files.write_and_say", lambda *_: None)
-    code, out, _ = call("inspect", "alibi", "yarn", "--compare")
+    code, out, _ = call("inspect", "encoding", "alibi", "yarn", "--compare")
     assert code == 0 and out.count("│ alibi") == 0
     for words in ("rows independent", "cache consistent", "symmetric", "directed", "untouched"):
         assert words in out
 
 
-@pytest.mark.parametrize("command", [["inspect", "rope"], ["inspect", "."]])
+@pytest.mark.parametrize("command", [["inspect", "encoding", "rope"], ["inspect", "model", "."]])
 def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, call, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")

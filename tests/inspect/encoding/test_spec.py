@@ -256,7 +256,7 @@ def test_what_does_not_trace_is_named():
 
 def test_json_is_a_list_of_objects(call):
     options = ["--json", "--head-dim", "8", "--heads", "2", "--train-length", "32"]
-    code, out, _ = call("inspect", "p_rope", *options)
+    code, out, _ = call("inspect", "encoding", "p_rope", *options)
     assert code == 0
     (sheet,) = json.loads(out)
     assert sheet["places"] == [2] and sheet["parameters"] == 0
@@ -269,7 +269,7 @@ def test_json_is_a_list_of_objects(call):
 
 def test_bad_input_is_one_line_and_2(call):
     for arguments in (["rop"], ["rope", "--head-dim", "7"]):
-        code, out, err = call("inspect", *arguments)
+        code, out, err = call("inspect", "encoding", *arguments)
         assert code == 2 and err.count("\n") == 1 and not out
 
 

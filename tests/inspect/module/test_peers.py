@@ -161,6 +161,6 @@ def test_llama_is_right_in_float32():
 
 
 def test_command_prints_verdicts(call):
-    out = call("inspect", "posenc:Sinusoidal", "--arg", "embed_dim=16", "--json")[1]
+    out = call("inspect", "module", "posenc:Sinusoidal", "--arg", "embed_dim=16", "--json")[1]
     printed = json.loads(out)
     assert printed["called_as"] == "(x, positions)" and len(printed["checks"]) == 13
