@@ -42,7 +42,7 @@ NEEDS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
 PANELS = {
     "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
     "windows search_evaluations allow_cache_unsafe lm_eval compare contract arguments call explain "
-    "length for_ ignore with_ overrides fix like layout convert_layout each strict quick every "
+    "length for_ ask ignore with_ overrides fix like layout convert_layout each strict quick every "
     "repeats",
     "Data": "text as_bytes as_ids train_length test_lengths lengths sentence swap positions",
     "Model": "config small width layers heads kv_heads head_dim projections",

@@ -59,6 +59,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
+def nobody_is_asked(request, monkeypatch):
+    """Let the doctor find no runtime beside it, which it would ask for seconds; but where a test
+    is marked so."""
+    if "asks" not in request.keywords:
+        monkeypatch.setattr("posenc.doctor.asking.installed", lambda runtime: None)
+
+
+@pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
 

@@ -54,7 +54,7 @@ class Computed:
     sequence admitted, None for no limit. without_rotation: layers that do not rotate. known: "no
     model" if the runtime has none of this architecture, or reads no such file; "unknown" if posenc
     has not read it. version: of the runtime, empty for a meaning. read: the file and line of that
-    version.
+    version. asked: whether an installed runtime has answered itself.
     """
 
     error: str | None = None
@@ -66,6 +66,7 @@ class Computed:
     known: Known = "yes"
     version: str = ""
     read: str = ""
+    asked: bool = False
 
     @property
     def knows(self) -> bool:
@@ -88,6 +89,7 @@ class Computed:
         return {
             "answer": self.answer,
             "version": self.version,
+            "asked": self.asked,
             "read": self.read,
             "error": self.error,
             "layers": {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from posenc.dialects.ask import Asked, as_computed
 from posenc.dialects.computed import Computed, Known, Layer, NotReadError, RefusedError
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source
@@ -31,7 +32,8 @@ class Case:
 
     named: the runtimes that the user named. length: the length to judge at, None for the longest
     meant. served: the config as a server sees it after overrides, None for the file's own.
-    versions: runtime -> the version that the user named.
+    versions: runtime -> the version that the user named. asked: runtime -> its own answer, where it
+    is at hand.
     """
 
     source: Source
@@ -39,6 +41,7 @@ class Case:
     length: int | None = None
     served: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, Asked] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -86,7 +89,15 @@ class Case:
 
     @cached_property
     def computed(self) -> dict[str, Computed]:
-        """Return what each of the six runtimes computes from the file."""
+        """Return what each of the six runtimes computes from the file: asked where it is at hand,
+        else as posenc knows it."""
+        known = self.known
+        answers = {name: as_computed(asked, known[name]) for name, asked in self.asked.items()}
+        return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
+
+    @cached_property
+    def known(self) -> dict[str, Computed]:
+        """Return what posenc knows of each of the six runtimes."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
             return emulate(served, self.length, versions=self.versions)
@@ -105,6 +116,21 @@ class Case:
             for r in RUNTIMES
         }
         return {**others, name: own}
+
+    @cached_property
+    def contradicted(self) -> dict[str, frozenset[Aspect]]:
+        """Return the aspects in which a runtime answers otherwise than posenc has recorded for the
+        same version."""
+        found = {}
+        for name, answer in self.computed.items():
+            known = self.known[name]
+            if not (answer.asked and known.knows and answer.version == known.version):
+                continue
+            if (answer.error is None) != (known.error is None):
+                found[name] = frozenset[Aspect]({"error"})
+            elif answer.error is None and (aspects := differences(answer, known)):
+                found[name] = aspects
+        return found
 
     @property
     def judges(self) -> tuple[str, ...]:

@@ -25,6 +25,15 @@ class Options:
             show_default="all six that know the model",
         ),
     ] = None
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A Python interpreter whose transformers is asked what it computes; again for a "
+            "further one. `none` asks nobody.",
+            metavar="PYTHON",
+            show_default="what is installed beside posenc",
+        ),
+    ] = None
     ignore: Annotated[
         str | None,
         typer.Option(

@@ -1,10 +1,12 @@
 """Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from posenc.dialects.ask import Asked
 from posenc.dialects.computed import RefusedError
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
@@ -14,7 +16,7 @@ from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
 from posenc.dialects.writers.overrides import check_override, intended, overridden, override
-from posenc.doctor import comparing
+from posenc.doctor import asking, comparing
 from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
@@ -35,14 +37,23 @@ GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last."""
 
 
-def run(options: Options) -> tuple[str, int]:
+class Answers(NamedTuple):
+    """What runtimes answered for one file, and lines about interpreters that gave no answer."""
+
+    by_runtime: Mapping[str, Asked] = {}
+    notes: tuple[str, ...] = ()
+
+
+def run(options: Options, own: Answers | None = None) -> tuple[str, int]:
     """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ; 3 if posenc knows of no named runtime what it computes for the family.
+
+    own: what the runtimes at hand answered for the one file; None to ask them here.
 
     Raises: ValueError and OSError for bad input.
     """
     try:
-        said, code = _run(options)
+        said, code = _run(options, own)
     except BadConfigError as bad:
         raise ValueError(f"{options.paths[0]}: {str(bad).removeprefix('config.json: ')}") from bad
     except UnknownFamilyError as unknown:
@@ -55,7 +66,8 @@ def run(options: Options) -> tuple[str, int]:
     return said, code
 
 
-def _run(options: Options) -> tuple[str, int]:
+def _run(options: Options, own: Answers | None = None) -> tuple[str, int]:
+    """own: what the runtimes at hand answered for the file; None to ask them here."""
     _check(options)
     if options.explain is not None:
         rule = RULES[check_choice("--explain", options.explain.upper(), RULES)]
@@ -72,36 +84,79 @@ def _run(options: Options) -> tuple[str, int]:
         return _layout(options)
     source = load(options.paths[0])
     case = _case(source, options)
-    case.require_known()
     if options.positions is not None:
+        case.require_known()
         return _positions(case, options.positions, options.as_json)
     if options.overrides is not None:
-        _need_config(source, "--overrides")
-        check_choice("--overrides", options.overrides, RUNTIMES)
-        meaning = meaning_of(source.config, options.length)
-        said = override(source.raw, meaning, options.overrides)
-        answer = {"server": options.overrides, "options": said}
-        return _json(answer) if options.as_json else said, 0
+        case.require_known()
+        return _overrides(source, options)
     if options.fix:
-        from posenc.doctor.cures.fixing import fix
+        case.require_known()
+        return _fixed(case, options)
+    if options.with_ is not None:  # a server's override; who is asked reads the file alone
+        return _judged(case, options, Answers())
+    return _judged(case, options, _answers([source], options)[0] if own is None else own)
 
-        assert options.out is not None
-        if found := _by_hand(case, findings(case)):
-            raise ValueError(
-                f"{source.path}: --fix writes nothing, correct the file by hand first. "
-                f"{found.code}: {found.message}. {found.cure}"
-            )
-        named, versions = _named(options), _versions(options)
-        return fix(source, options.out, named, options.length, options.like, versions)
+
+def _overrides(source: Source, options: Options) -> tuple[str, int]:
+    """Return the command-line options that make a server read what the file means."""
+    assert options.overrides is not None
+    _need_config(source, "--overrides")
+    check_choice("--overrides", options.overrides, RUNTIMES)
+    meaning = meaning_of(source.config, options.length)
+    said = override(source.raw, meaning, options.overrides)
+    answer = {"server": options.overrides, "options": said}
+    return _json(answer) if options.as_json else said, 0
+
+
+def _fixed(case: Case, options: Options) -> tuple[str, int]:
+    """Write the mended copy."""
+    from posenc.doctor.cures.fixing import fix
+
+    assert options.out is not None
+    if found := _by_hand(case, findings(case)):
+        raise ValueError(
+            f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
+            f"{found.code}: {found.message}. {found.cure}"
+        )
+    named, versions = _named(options), _versions(options)
+    return fix(case.source, options.out, named, options.length, options.like, versions)
+
+
+def _answers(sources: Sequence[Source], options: Options) -> list[Answers]:
+    """Ask the runtimes at hand about files, each interpreter once; return the answers by file."""
+    if not any(name.startswith(asking.RUNTIME) for name in _named(options)):
+        if options.ask is not None:
+            raise ValueError(f"--ask asks {asking.RUNTIME}, which --for leaves out.")
+        return [Answers() for _ in sources]
+    given, notes = asking.answers(sources, options.length, options.ask)
+    named, versions = _named(options), _versions(options)
+    return [Answers(asking.matching(each, named, versions), tuple(notes)) for each in given]
+
+
+def _judged(case: Case, options: Options, own: Answers) -> tuple[str, int]:
+    """Judge a file, with what the runtimes at hand answered themselves."""
+    case, notes = replace(case, asked=own.by_runtime), own.notes
+    try:
+        case.require_known()
+    except UnknownFamilyError as unknown:
+        if not case.asked:
+            raise
+        if options.as_json:
+            runtimes = {name: case.computed[name].as_json() for name in case.asked}
+            return _json({"judged": False, "why": str(unknown), "runtimes": runtimes}), 3
+        return "\n".join([*notes, terminal.asked_only(case, str(unknown))]), 3
     every, codes = findings(case), _ignored(options)
     if not every and case.why_unclear:
-        raise ValueError(f"{source.path}: {case.why_unclear}.")
+        raise ValueError(f"{case.source.path}: {case.why_unclear}.")
     found = [each for each in every if each.code not in codes]
     silenced = [each for each in every if each.code in codes]
     code = 1 if any(f.severity == "E" for f in found) else 0
     if options.as_json:
-        return _json(terminal.as_json(case, found, silenced)), code
-    return terminal.text(case, found, silenced, fixes=_by_hand(case, every) is None), code
+        answer = terminal.as_json(case, found, silenced)
+        return _json({**answer, "notes": list(notes)} if notes else answer), code
+    said = terminal.text(case, found, silenced, fixes=_by_hand(case, every) is None)
+    return "\n".join([*notes, *([""] if notes else []), said]), code
 
 
 def _json(answer: Any) -> str:
@@ -130,13 +185,14 @@ def _check(options: Options) -> None:
             options.paths,
             options.length,
             options.for_,
+            options.ask,
             options.ignore,
             each=True,
             strict=options.strict,
         )
         if options != allowed:
             raise ValueError(
-                "--each takes --length, --for, --ignore and --strict, and no other option."
+                "--each takes --length, --for, --ask, --ignore and --strict, and no other option."
             )
         if not options.paths:
             raise ValueError("--each: expected one path or more, got none.")
@@ -167,6 +223,8 @@ def _check(options: Options) -> None:
     adapter = len(options.paths) == 1 and is_adapter(options.paths[0])
     if options.like is not None and not (options.fix or (adapter and writes)):
         raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
+    if options.ask is not None and (asked or adapter or len(options.paths) == 2):
+        raise ValueError("--ask goes with judging a file, and with no other action.")
     if options.ignore is not None and (asked or adapter or len(options.paths) == 2):
         raise ValueError("--ignore goes with judging a file, and with no other action.")
     if len(options.paths) == 2 and asked:
@@ -177,8 +235,8 @@ def _each(options: Options) -> tuple[str, int]:
     """Judge files one by one; return what to print and the gravest exit code. What is not known
     passes with a notice, unless --strict is given."""
     pages, codes = [], [0]
-    for path in options.paths:
-        said, code = _one(path, options)
+    for path, own in zip(options.paths, _asked_about_each(options), strict=True):
+        said, code = _one(path, options, own)
         pages.append(said)
         codes.append(code)
     if unknown := codes.count(3):
@@ -188,11 +246,26 @@ def _each(options: Options) -> tuple[str, int]:
     return inert("\n\n".join(pages)), max(codes, key=GRAVITY.index)
 
 
-def _one(path: Path, options: Options) -> tuple[str, int]:
+def _asked_about_each(options: Options) -> list[Answers]:
+    """Ask once about all files that can be read."""
+    readable: dict[Path, Source] = {}
+    for path in options.paths:
+        with suppress(OSError, ValueError):  # said when its turn comes
+            if not (_describes_no_model(path) or is_adapter(path)):
+                readable[path] = load(path)
+    answers = dict(zip(readable, _answers([*readable.values()], options), strict=True))
+    return [answers.get(path, Answers()) for path in options.paths]
+
+
+def _describes_no_model(path: Path) -> bool:
+    return path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}
+
+
+def _one(path: Path, options: Options, own: Answers) -> tuple[str, int]:
     try:
-        if path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}:
+        if _describes_no_model(path):
             return f"{path}: skipped, it describes no model.", 0
-        return run(replace(options, paths=(path,), each=False, strict=False))
+        return run(replace(options, paths=(path,), each=False, strict=False), own)
     except NoRotationError as nothing:
         return f"skipped: {nothing}", 0
     except OSError as error:

@@ -70,7 +70,7 @@ def test_json_has_the_record_the_rules_and_six_runtimes(call, file):
     assert set(answer) == {"record", "rules", "ignored", "runtimes"}
     assert set(answer["runtimes"]) == set(RUNTIMES)
     for runtime in answer["runtimes"].values():
-        keys = {"version", "error", "layers", "softmax_scale", "switch", "max_length"}
+        keys = {"version", "asked", "error", "layers", "softmax_scale", "switch", "max_length"}
         keys |= {"answer", "read"}
         assert set(runtime) == keys
     vllm = answer["runtimes"]["vllm"]
@@ -327,7 +327,7 @@ def test_a_config_is_judged_in_under_a_second_without_torch(file):
     path = file(config("30_"))
     code = (
         "import sys\nfrom posenc import cli\ntry:\n"
-        f" cli.main(['doctor', {str(path)!r}, '--json'])\n"
+        f" cli.main(['doctor', {str(path)!r}, '--json', '--ask', 'none'])\n"
         "except SystemExit as stop:\n assert stop.code == 1\n"
         "heavy = {'torch', 'transformers', 'matplotlib', 'numpy', 'gguf'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -103,7 +103,7 @@ def test_each_takes_no_other_option(each, more):
     code, out, err = each("good/config.json", *more.split())
     assert (code, out) == (2, "")
     assert err == (
-        "posenc: --each takes --length, --for, --ignore and --strict, and no other option.\n"
+        "posenc: --each takes --length, --for, --ask, --ignore and --strict, and no other option.\n"
     )
     assert each()[0] == 2
 

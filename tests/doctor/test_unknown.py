@@ -111,7 +111,7 @@ def test_an_unread_column_is_named_and_changes_no_exit_code(file):
     assert "vllm" not in all_families()["helium"]
     said, code = run(Options((file(raw),)))
     (row,) = [line for line in said.splitlines() if line.startswith("vllm ")]
-    assert row.split(maxsplit=2)[2] == "not known to posenc"
+    assert row.split(maxsplit=3)[3] == "not known to posenc"
     assert code == 0 and "Not known to posenc, and not judged: vllm, sglang" in said
 
 

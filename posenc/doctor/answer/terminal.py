@@ -14,7 +14,15 @@ WIDTH = 100
 LEGEND = (
     "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
 )
-HEADER = ("runtime", "version", "frequencies", "multiplier", "softmax scale", "switch", "admits")
+HEADER = (
+    "runtime",
+    "how, version",
+    "frequencies",
+    "multiplier",
+    "softmax scale",
+    "switch",
+    "admits",
+)
 
 
 def as_json(
@@ -39,6 +47,7 @@ def text(
     lines = [_headline(case), ""]
     lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
     lines += ["", LEGEND]
+    lines += _contradictions(case)
     if case.record is not None and case.record.doubts:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
@@ -73,19 +82,63 @@ def _headline(case: Case) -> str:
     )
 
 
+def _source(computed: Computed) -> str:
+    """Return "asked, 5.24.0" or "known, 0.33.0"."""
+    return f"{'asked' if computed.asked else 'known'}, {computed.version}"
+
+
+def _contradictions(case: Case) -> list[str]:
+    """Return a line for each runtime that answers otherwise than posenc has recorded."""
+    lines = []
+    for name, aspects in case.contradicted.items():
+        lines += [
+            "",
+            f"{name} {case.computed[name].version} itself answers otherwise than posenc recorded "
+            f"for this version ({', '.join(sorted(aspects))}). The table shows its own answer; the "
+            "record is wrong: please report it.",
+        ]
+    return lines
+
+
+def asked_only(case: Case, why: str) -> str:
+    """Return what the asked runtimes compute, for a family whose meaning posenc does not know."""
+    lines = [f"{case.source.path}: {why}. What the runtimes at hand compute, asked themselves:"]
+    for name, asked in case.asked.items():
+        lines += ["", f"{name} {asked.version}, asked: {asked.model or 'no answer'}"]
+        computed = case.computed[name]
+        if asked.refuses or asked.unmeasured:
+            word = "refuses" if asked.refuses else "not measured"
+            lines.append(f"  {word}: {asked.refuses or asked.unmeasured}")
+            continue
+        if not computed.layers:
+            lines.append("  no rotary module")
+        for kind, layer in computed.layers.items():
+            of_kind = "" if kind == "all" else f"{kind}: "
+            slowest = min((f for f in layer.inv_freq if f), default=0.0)
+            lines.append(
+                f"  {of_kind}{2 * len(layer.inv_freq)} channels, slowest pair {slowest:.4g} "
+                f"radians per position, multiplier {layer.multiplier:.6g}"
+            )
+        if asked.softmax_scales:
+            lines.append(f"  softmax scale {', '.join(f'{s:.6g}' for s in asked.softmax_scales)}")
+        lines.append(f"  frequencies change with the length: {'yes' if asked.changes else 'no'}")
+    return "\n".join(lines)
+
+
 def _row(case: Case, name: str) -> tuple[str, ...]:
     computed, seen = case.computed[name], case.differences[name]
+    source = _source(computed)
     if not computed.knows:
-        return (name, computed.version, computed.answer, "", "", "", "")
+        return (name, source, computed.answer, "", "", "", "")
     if computed.error is not None:
-        return (name, computed.version, "refuses", "", "", "", _limit(computed))
+        return (name, source, "refuses", "", "", "", _limit(computed))
     other = {"pairs", "frequencies", "layers"} & seen
     layers = list(computed.layers.values())
     multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
     scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
-        computed.version,
+        source,
         ("other" if other else "as meant") if case.meaning is not None else "",
         multipliers + (" (other)" if "multiplier" in seen else ""),
         scale + (" (other)" if "scale" in seen else ""),

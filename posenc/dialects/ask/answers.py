@@ -1,0 +1,64 @@
+"""Bring what a runtime answered into the words of what posenc knows of it."""
+
+from dataclasses import replace
+
+from posenc.dialects.ask.asking import Asked, Rotation
+from posenc.dialects.computed import Computed, Layer, RefusedError
+
+EVERY_KIND = "all"
+FULL = "full_attention"
+
+
+def row_of(asked: Asked) -> str:
+    """Return the name under which posenc speaks of the runtime: transformers 4 and 5 apart."""
+    if asked.runtime != "transformers":
+        return asked.runtime
+    return f"transformers-{4 if asked.version.startswith('4.') else 5}"
+
+
+def as_computed(asked: Asked, known: Computed) -> Computed:
+    """Return an answer as a result.
+
+    known: what posenc knows of the runtime. Which layers rotate, and the softmax scale, are taken
+    from it where the modules do not tell them, and posenc knows them.
+    """
+    answer = Computed(version=asked.version, asked=True)
+    if asked.refuses:
+        return replace(answer, error=asked.refuses)
+    if asked.unmeasured:
+        return replace(answer, error=asked.unmeasured, known="unknown")
+    try:
+        layers = _layers(asked.rotations)
+    except RefusedError as nothing:
+        return replace(answer, error=str(nothing), known="unknown")
+    without_rotation, scale = asked.without_rotation, None
+    if without_rotation is None:
+        without_rotation = known.without_rotation
+    if len(asked.softmax_scales) == 1:
+        (scale,) = asked.softmax_scales
+    elif known.knows:
+        scale = known.softmax_scale
+    return replace(
+        answer,
+        layers=layers,
+        softmax_scale=scale,
+        switch="length" if asked.changes else "static",
+        without_rotation=without_rotation,
+    )
+
+
+def _layers(rotations: tuple[Rotation, ...]) -> dict[str, Layer]:
+    """Return the rotation of each kind of layers.
+
+    Raises: RefusedError where there are several and nothing says which layers have which.
+    """
+    kinds = [rotation.kind for rotation in rotations]
+    if len(set(kinds)) < len(kinds):
+        named = ", ".join(rotation.module for rotation in rotations)
+        raise RefusedError(f"nothing tells which layers use which of {named}")
+    # Where one kind has a module of its own, the unnamed module serves the others.
+    unnamed = EVERY_KIND if len(kinds) == 1 else FULL
+    return {
+        rotation.kind or unnamed: Layer(rotation.inv_freq, rotation.multiplier)
+        for rotation in rotations
+    }

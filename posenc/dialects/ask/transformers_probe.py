@@ -1,0 +1,394 @@
+"""Say what the transformers of this interpreter computes from configs.
+
+`posenc.dialects.ask` runs this text in the interpreter that is asked, in an empty folder. It uses
+the standard library, torch and transformers only, and must run with any transformers from 4.40 on.
+
+It reads a question from the standard input, a JSON object:
+
+    {"memory": 8589934592,
+     "cases": [{"config": {"model_type": "llama", ...}, "lengths": [4096, 131072]}]}
+
+and writes the answer to the standard output, one JSON object in one line:
+
+    {"runtime": "transformers", "version": "5.24.0", "cases": [{...}, ...]}
+
+An answer to a case is {"refuses": "words of transformers"}, {"unmeasured": "why"} or what
+`answer_of` returns. A model is built as transformers builds it, of its whole size but without its
+weights: see `WithoutWeights`. Its rotary modules are then called, at the first of the lengths; the
+others show whether frequencies change with the length.
+"""
+
+import contextlib
+import copy
+import inspect
+import json
+import math
+import os
+import re
+import resource
+import socket
+import sys
+import warnings
+from pathlib import Path
+
+LARGEST_ARRAY = 2**20
+"""Arrays of more elements are never filled: they are weights."""
+WORDS = 300
+"""Letters of a refusal that are passed on."""
+OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
+PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
+
+
+def main():
+    question = json.load(sys.stdin)
+    answer_to, sys.stdout = sys.stdout, sys.stderr  # libraries print where they like
+    bounded(question["memory"])
+    import transformers
+
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    cases = [answered(case) for case in question["cases"]]
+    answer = {"runtime": "transformers", "version": transformers.__version__, "cases": cases}
+    json.dump(answer, answer_to)
+    answer_to.write("\n")
+
+
+def bounded(memory):
+    """Allow the process so many bytes of data, and no connection."""
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+    def refuse(*_):
+        raise OSError("the probe connects to nothing")
+
+    socket.socket.connect = refuse
+    warnings.filterwarnings("ignore")
+
+
+def answered(case):
+    """Return the answer to one case."""
+    try:
+        config = read(case["config"])
+    except Exception as error:  # whatever transformers raises is its answer
+        return {"refuses": words(error)}
+    try:
+        model = built(config)
+    except Exception as error:  # whatever transformers raises is its answer
+        if not needs_a_library(error):
+            return {"refuses": words(error)}
+        try:
+            config = config.get_text_config()
+            model = built(config)
+        except Exception as error:
+            return {"unmeasured": words(error)}
+    if model is None:
+        return {"unmeasured": f"transformers has no model of {type(config).__name__}"}
+    try:
+        return answer_of(model, config, case["lengths"])
+    except Exception as error:
+        return {"unmeasured": words(error)}
+
+
+def needs_a_library(error):
+    """Whether a part of the model, such as its eyes, needs a package that is not installed."""
+    return isinstance(error, ImportError)
+
+
+def built(config):
+    """Return the model of a config without its weights; None if transformers has none."""
+    kind = model_class(config)
+    if kind is None:
+        return None
+    with WithoutWeights():
+        return kind(config)
+
+
+def words(error):
+    """Return an error in one line."""
+    said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
+    return f"{type(error).__name__}: {said}"[:WORDS]
+
+
+def read(config):
+    """Return the config as `from_pretrained` reads it from a folder. Code of the folder is never
+    run."""
+    from transformers import AutoConfig
+
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    return AutoConfig.from_pretrained(".", trust_remote_code=False, local_files_only=True)
+
+
+def model_class(config):
+    """Return the class that the config names, else the one that transformers maps it to."""
+    import transformers
+
+    for name in getattr(config, "architectures", None) or []:
+        kind = getattr(transformers, name, None)
+        if kind is not None and getattr(kind, "config_class", None) is type(config):
+            return kind
+    for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"):
+        mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
+        if mapping is not None and type(config) in mapping.keys():
+            kinds = mapping[type(config)]
+            return kinds[0] if isinstance(kinds, (list, tuple)) else kinds
+    return None
+
+
+class WithoutWeights(contextlib.ExitStack):
+    """Build modules whose weights have a shape and no memory, while the numbers that a module
+    computes from its config are real.
+
+    Weights begin as `torch.empty`, or as large arrays of one number or of random ones: those go to
+    the meta device. Frequencies begin as a range, and stay on the CPU.
+    """
+
+    def __enter__(self):
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        filled = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                kwargs = dict(kwargs or {})
+                if function is torch.empty or (function in filled and large(args)):
+                    kwargs["device"] = "meta"
+                return function(*args, **kwargs)
+
+        super().__enter__()
+        self.enter_context(torch.no_grad())
+        self.enter_context(Mode())
+        return self
+
+
+def large(args):
+    """Whether the shape that is given to a function of torch is that of a weight."""
+    shape = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+    sizes = [size for size in shape if isinstance(size, int)]
+    return math.prod(sizes) > LARGEST_ARRAY
+
+
+def answer_of(model, config, lengths):
+    """Return what the model computes at the first length.
+
+    class, config_class    names
+    rotations              one of each rotary module and kind of layer, see `rotations`
+    changes                whether the frequencies at the other lengths are others
+    softmax_scales         what attention multiplies q . k by, each value once
+    without_rotation       indices of the layers whose attention rotates nothing; null if none tells
+    interleaved            whether pairs are channels (2i, 2i + 1); null if no function told
+    admits                 max_position_embeddings of the text model, or null
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    modules = of_text(dict(model.named_modules()))
+    attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith("Attention")}
+    rows = rotations(modules, lengths[0])
+    if not rows and any(names_a_rotation(module) for module in attentions.values()):
+        return {"unmeasured": f"{type(model).__name__} rotates by tables, which are not read"}
+    return {
+        "class": type(model).__name__,
+        "config_class": type(config).__name__,
+        "rotations": rows,
+        "changes": any(rotations(modules, length) != rows for length in lengths[1:]),
+        "softmax_scales": softmax_scales(attentions),
+        "without_rotation": without_rotation(attentions),
+        "interleaved": interleaved(attentions),
+        "admits": getattr(text, "max_position_embeddings", None),
+    }
+
+
+def of_text(modules):
+    """Leave out what reads images or sound, if a rotary module is anywhere else."""
+    kept = {name: m for name, m in modules.items() if not OF_IMAGES_OR_SOUND.search(name)}
+    rotate = any(kinds_of_frequencies(module) for module in kept.values())
+    return kept if rotate or len(kept) > 1 else modules
+
+
+def rotations(modules, length):
+    """Return each rotation once: where it is, for which kind of layers ("" for all), its
+    frequencies in radians per token, the multiplier of cos and sin, and whether a call has shown
+    them.
+
+    A model that keeps a rotary module in every layer has equal ones; the first is named.
+    """
+    rows, known = [], []
+    for where, module in modules.items():
+        for kind in kinds_of_frequencies(module):
+            row = measured(module, kind, length)
+            row.update(module=where, kind=kind or kind_of_layers(where, modules))
+            key = (row["kind"], row["inv_freq"], row["multiplier"])
+            if key not in known:
+                known.append(key)
+                rows.append(row)
+    return rows
+
+
+def kinds_of_frequencies(module):
+    """Return the kinds of layers for which a module itself keeps frequencies: "" for all, or the
+    word before `_inv_freq` in the name of a buffer."""
+    names = [name for name, _ in module.named_buffers(recurse=False)]
+    names += [name for name, value in vars(module).items() if hasattr(value, "numel")]
+    kinds = []
+    for name in names:
+        if name.endswith("inv_freq") and "original" not in name:
+            kind = name[: -len("inv_freq")].rstrip("_")
+            if kind not in kinds:
+                kinds.append(kind)
+    return kinds
+
+
+def kind_of_layers(where, modules):
+    """Return the kind of layers that a rotary module serves, by its name or by the attention that
+    owns it; "" if it serves all."""
+    above, _, own = where.rpartition(".")
+    if own in ("full_attention", "sliding_attention"):
+        return own
+    if own.endswith("_local") or f"{where}_local" in modules:
+        return "sliding_attention" if own.endswith("_local") else "full_attention"
+    owner = modules.get(above)
+    window = getattr(owner, "local_attention", None)  # ModernBERT's, (-1, -1) for none
+    if isinstance(window, tuple):
+        return "full_attention" if window == (-1, -1) else "sliding_attention"
+    return ""
+
+
+def measured(module, kind, length):
+    """Return the frequencies and the multiplier of one kind, as a call shows them, else as the
+    module keeps them."""
+    prefix = f"{kind}_" if kind else ""
+    module = copy.deepcopy(module)  # a call may change what it keeps
+    called = cos_and_sin(module, kind, length)
+    kept = getattr(module, f"{prefix}inv_freq").double().flatten().tolist()
+    multiplier = float(getattr(module, f"{prefix}attention_scaling", 1.0) or 1.0)
+    row = {"inv_freq": kept, "multiplier": multiplier, "called": False}
+    if called is None:
+        return row
+    row["multiplier"], row["called"] = called["multiplier"], True
+    # The call decides, as a module may keep frequencies that it does not apply, or not in this
+    # order. It shows them to float32 only, and beyond half a turn a token only up to whole turns.
+    if not same(kept, called["inv_freq"]) and max(kept) < math.pi:
+        row["inv_freq"] = called["inv_freq"]
+    return row
+
+
+def same(one, other):
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(abs(a - b) <= 1e-6 + 1e-4 * abs(b) for a, b in pairs)
+
+
+def cos_and_sin(module, kind, length):
+    """Call a rotary module at positions 0, 1 and the last of `length`, and return the frequencies,
+    one a pair, and the multiplier; None where it is not called so.
+
+    At position 0 cos is the multiplier; at position 1 the angle is the frequency.
+    """
+    import torch
+
+    x = torch.zeros(1, 3, 4)
+    positions = torch.tensor([[0, 1, length - 1]])
+    for ids in (positions, positions.expand(3, 1, 3)):  # M-RoPE's have three components
+        try:
+            out = module(x, ids, kind) if kind else module(x, ids)
+        except Exception:  # it is called otherwise
+            continue
+        shown = frequencies_of(out)
+        if shown is not None:
+            return shown
+    return None
+
+
+def frequencies_of(out):
+    """Return the frequencies and the multiplier that a rotary module's result shows."""
+    import torch
+
+    if isinstance(out, torch.Tensor) and out.is_complex():
+        out = (out.real, out.imag)
+    if not (isinstance(out, tuple) and len(out) == 2):
+        return None
+    cos, sin = (part.double() for part in out)
+    while cos.ndim > 2:  # a batch, or the axes of M-RoPE, which are equal for text
+        cos, sin = cos[0], sin[0]
+    if cos.shape != sin.shape or cos.shape[0] != 3:
+        return None
+    multiplier = float(cos[0].max())
+    angles = torch.atan2(sin[1], cos[1])
+    return {"inv_freq": one_a_pair(angles.tolist()), "multiplier": multiplier}
+
+
+def one_a_pair(angles):
+    """Return one angle a pair, of a row that may name each twice: one after the other, or in its
+    second half again."""
+    half = len(angles) // 2
+    if angles[:half] == angles[half:]:
+        return angles[:half]
+    if angles[::2] == angles[1::2]:
+        return angles[::2]
+    return angles
+
+
+def softmax_scales(attentions):
+    """Return what attention multiplies q . k by, each value once, in the order of the layers."""
+    values = []
+    for module in attentions.values():
+        for name in ("scaling", "softmax_scale", "scale"):
+            value = getattr(module, name, None)
+            if isinstance(value, float):
+                if value not in values:
+                    values.append(value)
+                break
+    return values
+
+
+def without_rotation(attentions):
+    """Return the layers whose attention says that it does not rotate; None where none says it."""
+    rotates = {}
+    for module in attentions.values():
+        index = getattr(module, "layer_idx", None)
+        if hasattr(module, "use_rope") and index is not None:
+            rotates[index] = bool(module.use_rope)
+    if not rotates:
+        return None
+    return sorted(index for index, does in rotates.items() if not does)
+
+
+def names_a_rotation(module):
+    """Whether the forward of an attention calls a function that rotates q and k."""
+    return bool(PAIRED_FUNCTIONS.search(source_of(module)))
+
+
+def source_of(module):
+    try:
+        return inspect.getsource(type(module).forward)
+    except (OSError, TypeError):  # compiled, or made at runtime
+        return ""
+
+
+def interleaved(attentions):
+    """Return whether attention turns channels (2i, 2i + 1) together, by calling the function that
+    its forward names with cos 0 and sin 1: the first channel then shows its partner."""
+    import torch
+
+    one_of_each_class = {type(module): module for module in attentions.values()}
+    for module in one_of_each_class.values():
+        source = source_of(module)
+        names = PAIRED_FUNCTIONS.findall(source)
+        if "rope_interleave" in source and len(names) > 1:
+            wanted = bool(getattr(getattr(module, "config", None), "rope_interleave", False))
+            names = [name for name in names if ("interleave" in name) == wanted] or names
+        where = sys.modules[type(module).__module__]
+        for name in names[:1]:
+            function = getattr(where, name, None)
+            x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
+            try:
+                turned = function(x, x, torch.zeros(1, 1, 8), torch.ones(1, 1, 8))[0]
+            except Exception:  # other arguments
+                continue
+            partner = abs(float(turned.flatten()[0]))
+            if partner in (2.0, 5.0):
+                return partner == 2.0
+    return None
+
+
+if __name__ == "__main__":
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1")
+    main()

@@ -1,0 +1,87 @@
+"""Decide whom `posenc doctor` asks, and ask each interpreter once for all files."""
+
+from collections.abc import Mapping, Sequence
+
+from posenc.dialects.ask import Asked, AskError, ask, installed, row_of
+from posenc.dialects.files.source import Source
+from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+
+RUNTIME = "transformers"
+NOBODY = "none"
+SHORT, LOOKED_AT = 2, 1025
+"""Lengths at which frequencies are compared with those at the length that is judged."""
+LONGEST_WITHOUT_MEANING = 4096
+"""Tokens to judge at where neither the user nor the config names a length."""
+
+
+def interpreters(asked_for: Sequence[str] | None) -> list[str | None]:
+    """Return the interpreters to ask; None is the one that runs posenc.
+
+    asked_for: the values of --ask; None if it was not given.
+
+    Raises: ValueError for `none` beside an interpreter.
+    """
+    if asked_for is None:
+        return [None] if installed(RUNTIME) is not None else []
+    if NOBODY in asked_for:
+        if len(asked_for) > 1:
+            raise ValueError("--ask none asks nobody: it goes with no other --ask.")
+        return []
+    return list(asked_for)
+
+
+def answers(
+    sources: Sequence[Source], length: int | None, asked_for: Sequence[str] | None
+) -> tuple[list[dict[str, Asked]], list[str]]:
+    """Return, for each source, runtime -> its own answer; and the lines to print about interpreters
+    that gave none.
+
+    Only a config.json is asked about: transformers opens no other file.
+
+    Raises: ValueError if two interpreters have the same runtime, as of transformers 5.
+    """
+    found: list[dict[str, Asked]] = [{} for _ in sources]
+    about = [i for i, source in enumerate(sources) if source.path.name == "config.json"]
+    notes: list[str] = []
+    if not about:
+        return found, notes
+    questions = [(sources[i].raw, lengths(sources[i], length)) for i in about]
+    for python in interpreters(asked_for):
+        try:
+            given = ask(questions, python)
+        except AskError as error:
+            notes.append(f"{error} What posenc knows is shown.")
+            continue
+        for i, answer in zip(about, given, strict=True):
+            row = row_of(answer)
+            if row in found[i]:
+                raise ValueError(
+                    f"--ask: two interpreters have {row}: {found[i][row].version} and "
+                    f"{answer.version}; ask them one after the other."
+                )
+            found[i][row] = answer
+    return found, notes
+
+
+def matching(
+    answers: Mapping[str, Asked], named: Sequence[str], versions: Mapping[str, str]
+) -> dict[str, Asked]:
+    """Return the answers of runtimes that --for names, in the version that it names."""
+    kept = {}
+    for row, answer in answers.items():
+        wanted = versions.get(row)
+        right = wanted is None or f"{answer.version}.".startswith(f"{wanted}.")
+        if row in named and right:
+            kept[row] = answer
+    return kept
+
+
+def lengths(source: Source, length: int | None) -> list[int]:
+    """Return the length to judge at, and those that show whether frequencies change."""
+    try:
+        longest = meaning_of(source.config, length).max_length
+    except (UnknownFamilyError, ValueError):
+        named = source.config.get("max_position_embeddings")
+        whole = isinstance(named, int) and not isinstance(named, bool) and 0 < named < 2**31
+        longest = named if whole else LONGEST_WITHOUT_MEANING
+    return [length or longest, SHORT, LOOKED_AT, longest]

@@ -1,0 +1,129 @@
+"""Interpreters that are none, hang, die, lie or need too much: one line each."""
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from posenc.dialects.ask import AskError, ask, asking
+
+QUESTION = [({"model_type": "llama"}, [16])]
+
+
+def program(tmp_path: Path, text: str) -> Path:
+    """An executable file that is named as an interpreter."""
+    path = tmp_path / "python"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def said(python: Path | str, **options) -> str:
+    with pytest.raises(AskError) as error:
+        ask(QUESTION, python, **options)
+    message = str(error.value)
+    assert "\n" not in message and message.startswith(f"--ask {python}: ")
+    return message.removeprefix(f"--ask {python}: ")
+
+
+def test_no_such_file():
+    assert said("/nonexistent/python") == "expected a Python interpreter, found no program."
+
+
+def test_a_folder(tmp_path):
+    assert said(tmp_path) == "expected a Python interpreter, found no program."
+
+
+def test_a_file_that_the_system_cannot_run(tmp_path):
+    path = program(tmp_path, "\x7fELF nothing")
+    assert said(path).startswith("expected a Python interpreter: ")
+
+
+def test_another_program():
+    assert said("/bin/echo").startswith("expected the answer of transformers, got b'/")
+
+
+def test_it_lacks_the_runtime(tmp_path):
+    path = program(tmp_path, f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    assert said(path).startswith("it has no such runtime: ModuleNotFoundError")
+
+
+def test_it_hangs_and_nothing_is_left(tmp_path):
+    path = program(
+        tmp_path, f"#!/bin/sh\nsleep 600 & echo $! > pid\necho $PWD > {tmp_path}/where\nsleep 600\n"
+    )
+    start = time.monotonic()
+    assert said(path, seconds=1) == "no answer within 1 seconds."
+    assert time.monotonic() - start < 60
+    assert not Path((tmp_path / "where").read_text("utf-8").strip()).exists()
+
+
+def test_it_dies(tmp_path):
+    path = program(tmp_path, "#!/bin/sh\nkill -SEGV $$\n")
+    assert said(path) == "ended by signal 11: it said nothing"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "hello",
+        "{}",
+        "[]",
+        "null",
+        "[" * 100000,
+        '{"runtime": "vllm", "version": "1", "cases": [{"refuses": "no"}]}',
+        '{"runtime": "transformers", "version": "1", "cases": []}',
+        '{"runtime": "transformers", "version": "1", "cases": [3]}',
+        '{"runtime": "transformers", "version": "1", "cases": [{"class": "A"}]}',
+        '{"runtime": "transformers", "version": "1", "cases": [{"class": "A", "rotations": '
+        '[{"module": "r", "kind": "", "inv_freq": [NaN], "multiplier": 1, "called": true}], '
+        '"changes": false, "softmax_scales": [], "without_rotation": null, "interleaved": null, '
+        '"admits": null}]}',
+    ],
+)
+def test_it_prints_other_things(tmp_path, answer):
+    (tmp_path / "answer").write_text(answer, encoding="utf-8")
+    path = program(tmp_path, f"#!/bin/sh\ncat > /dev/null\ncat {tmp_path}/answer\n")
+    assert said(path).startswith("expected the answer of transformers, got b'")
+
+
+def test_more_memory_than_it_is_given():
+    with pytest.raises(AskError, match=r"more memory than a probe is given|ended"):
+        ask(QUESTION, memory=64 * 2**20)
+
+
+def test_code_of_a_folder_is_never_run(tmp_path, monkeypatch):
+    (tmp_path / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    own = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}
+    (answer,) = ask([({"model_type": "of_a_stranger", "auto_map": own}, [16])])
+    assert "custom code" in answer.refuses or "trust_remote_code" in answer.refuses
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_module_beside_the_user_is_not_imported(tmp_path, monkeypatch):
+    """The probe is run in an empty folder, so a torch.py of a stranger's folder stays there."""
+    (tmp_path / "transformers.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    (answer,) = ask(QUESTION)
+    assert answer.model == "LlamaForCausalLM"
+
+
+def test_another_interpreter_takes_no_packages_from_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = program(tmp_path, '#!/bin/sh\necho "[$PYTHONPATH]"\n')
+    assert "b'[]" in said(path)
+
+
+def test_an_unknown_runtime():
+    with pytest.raises(ValueError, match="no probe asks 'keras'; expected one of transformers"):
+        ask(QUESTION, runtime="keras")
+
+
+def test_there_is_a_probe_for_each_named_runtime():
+    folder = Path(asking.__file__).parent
+    assert all((folder / name).is_file() for name in asking.PROBES.values())
+    assert os.access(folder, os.R_OK)

@@ -1,0 +1,194 @@
+"""What the doctor prints where a runtime answers itself, beside what posenc knows of it."""
+
+import json
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import posenc.doctor
+from posenc.dialects.ask import Asked, AskError, Rotation
+from posenc.dialects.runtimes import emulate
+from posenc.doctor import asking
+from tests.doctor.threads import BASE
+
+SIMPLE = {**BASE, "rope_theta": 10000.0}
+KNOWN = emulate(SIMPLE)["transformers-5"]
+PAIRS = KNOWN.layers["all"].inv_freq
+
+
+def answer(at=KNOWN.version, inv_freq=PAIRS, multiplier=1.0, **changes):
+    rotation = Rotation("model.rotary_emb", "", inv_freq, multiplier, called=True)
+    scale = (KNOWN.softmax_scale,)
+    return Asked(
+        "transformers", at, model="LlamaForCausalLM", rotations=(rotation,), softmax_scales=scale,
+        **changes,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def doctor(call, tmp_path, monkeypatch):
+    """doctor(config, {interpreter: answer or error}, options...) -> (exit code, stdout, stderr)"""
+
+    def run(config, answers, *options):
+        asked = []
+
+        def ask(questions, python):
+            asked.append(len(questions))
+            given = answers[python]
+            if isinstance(given, AskError):
+                raise given
+            return [given] * len(questions)
+
+        monkeypatch.setattr(asking, "ask", ask)
+        monkeypatch.setattr(asking, "installed", lambda runtime: "5" if None in answers else None)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        run.asked = asked
+        return call("doctor", path, *options)
+
+    return run
+
+
+def cells(out: str, name: str) -> str:
+    return next(line for line in out.splitlines() if line.startswith(name))
+
+
+def test_the_table_says_who_was_asked_and_who_is_known(doctor):
+    code, out, err = doctor(SIMPLE, {None: answer("5.99.1")})
+    assert (code, err) == (0, "")
+    assert "asked, 5.99.1  as meant" in cells(out, "transformers-5")
+    assert "known, 0.33.0  as meant" in cells(out, "vllm")
+
+
+def test_without_a_runtime_beside_posenc_nobody_is_asked(doctor):
+    code, out, _ = doctor(SIMPLE, {})
+    assert code == 0 and "asked" not in out
+
+
+def test_none_asks_nobody(doctor):
+    code, out, _ = doctor(SIMPLE, {None: answer()}, "--ask", "none")
+    assert code == 0 and "asked" not in out
+
+
+def test_what_a_runtime_answers_is_judged(doctor):
+    """A later release computes other frequencies: the answer counts, not what is recorded."""
+    slower = tuple(f / 2 for f in PAIRS)
+    _, out, _ = doctor(SIMPLE, {None: answer("5.99.0", slower)})
+    assert "other" in cells(out, "transformers-5")
+    assert "recorded for this version" not in out
+
+
+@pytest.mark.parametrize(
+    ("given", "aspect"),
+    [
+        (answer(inv_freq=tuple(f / 2 for f in PAIRS)), "frequencies"),
+        (answer(inv_freq=PAIRS[:-1]), "pairs"),
+        (answer(multiplier=1.2), "multiplier"),
+        (Asked("transformers", KNOWN.version, refuses="ValueError: no"), "error"),
+    ],
+)
+def test_a_record_that_the_runtime_contradicts_is_said(doctor, given, aspect):
+    _, out, _ = doctor(SIMPLE, {None: given})
+    said = f"itself answers otherwise than posenc recorded for this version ({aspect})"
+    assert f"transformers-5 {KNOWN.version} {said}" in out
+
+
+def test_a_record_that_the_runtime_confirms_is_not_mentioned(doctor):
+    _, out, _ = doctor(SIMPLE, {None: answer()})
+    assert "otherwise" not in out
+
+
+@pytest.mark.parametrize("given", [{"unmeasured": "tables"}, {"rotations": ()}])
+def test_what_was_not_measured_is_known_or_contradicted(doctor, given):
+    asked = Asked("transformers", KNOWN.version, **given)
+    _, out, _ = doctor(SIMPLE, {None: asked})
+    assert ("known, 5" in cells(out, "transformers-5")) == ("unmeasured" in given)
+
+
+def test_a_family_that_posenc_does_not_know_is_asked(doctor):
+    config = {"model_type": "nobody_has_heard_of_it", "max_position_embeddings": 64}
+    code, out, err = doctor(config, {None: answer("5.99.0", (1.0, 0.25), 1.5)})
+    assert (code, err) == (3, "")
+    assert "posenc does not know the family 'nobody_has_heard_of_it'" in out
+    assert "transformers-5 5.99.0, asked: LlamaForCausalLM" in out
+    assert "4 channels, slowest pair 0.25 radians per position, multiplier 1.5" in out
+
+
+def test_a_family_that_nobody_knows(doctor):
+    code, out, err = doctor({"model_type": "nobody_has_heard_of_it"}, {})
+    assert code == 3 and "does not know the family" in out + err
+
+
+def test_json_says_it_too(doctor):
+    _, out, _ = doctor(SIMPLE, {None: answer("5.99.0")}, "--json")
+    runtimes = json.loads(out)["runtimes"]
+    assert runtimes["transformers-5"]["asked"] is True
+    assert runtimes["transformers-5"]["version"] == "5.99.0"
+    assert runtimes["vllm"]["asked"] is False
+
+
+def test_an_interpreter_without_an_answer_leaves_what_is_known(doctor):
+    error = AskError("--ask /python: no answer within 60 seconds.")
+    code, out, _ = doctor(SIMPLE, {"/python": error}, "--ask", "/python")
+    assert code == 0
+    assert out.startswith("--ask /python: no answer within 60 seconds. What posenc knows is shown.")
+    assert "known, 5" in cells(out, "transformers-5")
+
+
+def test_two_interpreters_of_two_releases(doctor):
+    answers = {"/four": answer("4.57.6"), "/five": answer("5.1.0")}
+    _, out, _ = doctor(SIMPLE, answers, "--ask", "/four", "--ask", "/five")
+    assert "asked, 4.57.6" in cells(out, "transformers-4")
+    assert "asked, 5.1.0" in cells(out, "transformers-5")
+
+
+def test_two_interpreters_of_one_release_line(doctor):
+    answers = {"/one": answer("5.2.0"), "/two": answer("5.1.0")}
+    code, _, err = doctor(SIMPLE, answers, "--ask", "/one", "--ask", "/two")
+    assert code == 2 and "two interpreters have transformers-5: 5.2.0 and 5.1.0" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ask", "none", "--ask", "/python"), "--ask none asks nobody"),
+        (("--ask", ""), "--ask is empty"),
+        (("--ask", "/python", "--for", "vllm"), "which --for leaves out"),
+        (("--ask", "/python", "--overrides", "vllm"), "--ask goes with judging a file"),
+    ],
+)
+def test_a_question_that_cannot_be_asked(doctor, options, words):
+    code, out, err = doctor(SIMPLE, {"/python": answer()}, *options)
+    assert (code, out) == (2, "") and words in err
+
+
+def test_another_version_than_the_installed_one_is_not_answered_by_it(doctor):
+    _, out, _ = doctor(SIMPLE, {None: answer("5.99.0")}, "--for", "transformers==5.12")
+    assert "known, 5.12" in cells(out, "transformers-5")
+    _, out, _ = doctor(SIMPLE, {None: answer("5.12.1")}, "--for", "transformers==5.12")
+    assert "asked, 5.12.1" in cells(out, "transformers-5")
+
+
+def test_each_asks_once_for_all_files(doctor, tmp_path):
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(tmp_path / name / "config.json")
+        paths[-1].write_text(json.dumps(SIMPLE), encoding="utf-8")
+    code, out, _ = doctor(SIMPLE, {None: answer("5.99.0")}, *paths, "--each")
+    assert code == 0 and out.count("asked, 5.99.0") == 3
+    assert doctor.asked == [3]
+
+
+@pytest.mark.asks
+def test_the_installed_release_is_asked(call, tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SIMPLE), encoding="utf-8")
+    for options in ((), ("--ask", sys.executable)):
+        code, out, _ = call("doctor", path, *options)
+        assert code == 0
+        assert f"asked, {version('transformers')}  as meant" in cells(out, "transformers-5")
+    asked = posenc.doctor.ask(SIMPLE)
+    assert asked.rotations[0].inv_freq == pytest.approx(PAIRS, rel=1e-6)
