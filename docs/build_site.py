@@ -258,8 +258,8 @@ def draw(folder: Path) -> None:
     """Write the picture of each card."""
     for name in names():
         shape = SHAPE if create(name, SHAPE).claims.num_axes == 1 else GRID
-        drawn = figures.score_by_distance({name: decay(create(name, shape), shape)}, same=True)
-        write_svg(drawn, folder / f"{name}.svg", f"Score by distance of {name}.")
+        chart = figures.score_by_distance({name: decay(create(name, shape), shape)}, same=True)
+        write_svg(chart.figure, folder / f"{name}.svg", f"Score by distance of {name}.")
 
 
 def for_machines(source: Path, site: Path) -> None:

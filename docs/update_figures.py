@@ -81,7 +81,7 @@ def of_encodings() -> dict[str, Plot]:
             "ALiBi's slopes of twelve heads: those of eight heads, then four of those of sixteen.",
         ),
     }
-    return {name: Plot(drawn, "", said) for name, (drawn, said) in drawn.items()}
+    return {name: Plot(chart, "", said) for name, (chart, said) in drawn.items()}
 
 
 def wavelengths(name: str) -> list[float]:
@@ -115,7 +115,7 @@ def main(arguments: list[str], target: Path = FIGURES) -> None:
     else:
         plots = of_encodings()
     for name, plot in plots.items():
-        write_svg(plot.figure, target / f"{name}.svg", plot.description)
+        write_svg(plot.chart.figure, target / f"{name}.svg", plot.description)
 
 
 if __name__ == "__main__":

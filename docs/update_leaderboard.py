@@ -184,7 +184,7 @@ def draw(boards: Mapping[str, Study], figures: Path) -> None:
     """The score of every trial on the tasks of a study, as the leaderboard's page has it."""
     for name, study in ((name, study) for name, study in boards.items() if study.drawn):
         plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
-        write_svg(plot.figure, figures / f"leaderboard-{name}.svg", plot.description)
+        write_svg(plot.chart.figure, figures / f"leaderboard-{name}.svg", plot.description)
 
 
 if __name__ == "__main__":

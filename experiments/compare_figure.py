@@ -15,4 +15,4 @@ if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
     study = Study.from_json(source.read_text(encoding="utf-8"))
     styles = ranked_styles(best_first(study))
-    write_svg(by_length(study, styles), target, describe_by_length(study))
+    write_svg(by_length(study, styles).figure, target, describe_by_length(study))

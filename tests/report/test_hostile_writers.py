@@ -33,6 +33,7 @@ from posenc.report.files.atomic import atomically, check_writable, write_atomica
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import open_to_change, private_folder
+from posenc.report.page.chart import Chart
 from posenc.report.page.figure_files import write_figures
 from posenc.report.page.page import Page, Plot
 from posenc.text import find_text
@@ -75,8 +76,9 @@ def through_atomically(path):
 def figure(path):
     drawn, axes = plt.subplots(figsize=(1, 1))
     axes.plot([0, 1], label="line")
+    chart = Chart({"x": [0, 1], "y": [0, 1]}, lambda _: drawn)
     try:
-        write_figures([Plot(drawn, "caption", "description", name=path.stem)], path.parent)
+        write_figures([Plot(chart, "caption", "description", name=path.stem)], path.parent)
     finally:
         plt.close(drawn)
 

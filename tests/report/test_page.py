@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import (
     DARK,
     LIGHT,
@@ -69,9 +70,9 @@ def sample() -> Page:
             ],
             "Bits per byte.",
         ),
-        Plot(curves(), "Loss by length.", f"alibi stays flat {NASTY}"),
-        Plot(heat_map(), NASTY, "Attention"),
-        Plot(curves((NASTY[:30], NASTY[-14:])), "A wide one.", "wide", wide=True),
+        Plot(Chart({}, lambda _: curves()), "Loss by length.", f"alibi stays flat {NASTY}"),
+        Plot(Chart({}, lambda _: heat_map()), NASTY, "Attention"),
+        Plot(Chart({}, lambda _: curves((NASTY[:30], NASTY[-14:]))), "A wide one.", "w", wide=True),
         Code(f"posenc compare rope alibi --out runs/{'long' * 60} {NASTY}"),
         Facts({"torch": "2.13.0", "processor": "x" * 300, NASTY: NASTY}),
         Items(["one", NASTY]),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc.report.page import page as pages
+from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import figure
 from posenc.report.page.page import Caution, Code, Headline, Page, Plot, words
 from posenc.report.page.table import Cell, Heading, Table
@@ -106,7 +107,8 @@ def test_a_word_is_a_link_where_an_explanation_first_has_it():
 def test_a_caption_has_links_too():
     with figure("x", "y") as (drawn, axes):
         axes.plot([0, 1], [0, 1], label="tied")
-    page = html(Plot(drawn, "Bits per byte by length.", "tied", "Nothing is tied."))
+    chart = Chart({"x": [0, 1], "y": [0, 1]}, lambda _: drawn)
+    page = html(Plot(chart, "Bits per byte by length.", "tied", "Nothing is tied."))
     assert [said for *_, said in LINK.findall(page)] == ["Bits per byte"]
 
 

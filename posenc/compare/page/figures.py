@@ -1,89 +1,94 @@
 """The figures of a study, each a function of the study and the line style of every encoding."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import log2
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from posenc.compare.results import PositionScore, Study, TrialResult
-from posenc.report.page.drawing import HOVER, LineStyle, figure, label_ends, length_axis
+from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, parts, stacked
+from posenc.report.page.drawing import HOVER, LineStyle, curves_by_length, figure, legend_above
 from posenc.sentence import phrase
 
 Styles = Mapping[str, LineStyle]
+BATCHES = ", training batches"
+"""Ends the name of the curve of an encoding's losses on training batches."""
 
 
-def by_length(study: Study, styles: Styles) -> Figure:
+def by_length(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte at each test length; bars span the seeds."""
-    with figure(phrase("test length, bytes"), phrase("bits per byte")) as (drawn, axes):
-        for row in study.summary:
-            points = [s for s in row.by_length if s.mean is not None]
-            if points:
-                bars = axes.errorbar(
-                    [s.length for s in points],
-                    [s.mean or 0.0 for s in points],
-                    yerr=[s.spread or 0.0 for s in points],
-                    label=row.encoding,
-                    **styles[row.encoding].points(),
-                )
-                bars[0].set_gid(HOVER + row.encoding)
-        length_axis(axes, _lengths(study), study.trials[0].train_length)
-    label_ends(drawn, axes)
-    return drawn
+    curves = {}
+    for row in study.summary:
+        points = [
+            (s.length, s.mean, s.mean - (s.spread or 0.0), s.mean + (s.spread or 0.0))
+            for s in row.by_length
+            if s.mean is not None
+        ]
+        if points:
+            curves[row.encoding] = [*zip(*points, strict=True)]
+    axes = phrase("test length, bytes"), phrase("bits per byte")
+    return _over_length(study, stacked(*axes, curves, LOW, HIGH), styles, _lengths(study))
 
 
-def by_context(study: Study, styles: Styles) -> Figure:
+def by_context(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte of the same target bytes, by length of context."""
-    x_label = phrase("window that ends in the targets, bytes")
-    with figure(x_label, phrase("bits per byte")) as (drawn, axes):
-        shown: set[int] = set()
-        for encoding, trials in _by_encoding(study):
-            lengths, means = _mean_curve(
-                trials,
-                lambda t: [
-                    (s.length, s.bits_per_byte) for s in t.by_context if s.bits_per_byte is not None
-                ],
-            )
-            shown.update(round(length) for length in lengths)
-            axes.plot(lengths, means, **_named(encoding), **styles[encoding].points())
-        length_axis(axes, sorted(shown), study.trials[0].train_length)
-    label_ends(drawn, axes)
-    return drawn
+
+    def points(trial: TrialResult) -> list[tuple[float, float]]:
+        known = [score for score in trial.by_context if score.bits_per_byte is not None]
+        return [(score.length, score.bits_per_byte) for score in known]
+
+    curves = {name: _mean_curve(trials, points) for name, trials in _by_encoding(study)}
+    shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
+    axes = phrase("window that ends in the targets, bytes"), phrase("bits per byte")
+    return _over_length(study, stacked(*axes, curves), styles, shown)
 
 
-def by_position(study: Study, styles: Styles) -> Figure:
+def by_position(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte by position inside the longest window."""
-    x_label = phrase("position in the window, bytes")
-    with figure(x_label, phrase("bits per byte")) as (drawn, axes):
-        first = longest = max(_lengths(study))
-        for encoding, trials in _by_encoding(study):
-            middles, means = _mean_curve(
-                trials, lambda t: _merged(t.by_position, t.config.train_length)
-            )
-            axes.plot(middles, means, **_named(encoding), **styles[encoding].curve(len(middles)))
-            first = min([first, *middles])
-        doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
-        length_axis(axes, doublings[:: 1 + len(doublings) // 9], study.trials[0].train_length)
-    label_ends(drawn, axes)
-    return drawn
+
+    def points(trial: TrialResult) -> list[tuple[float, float]]:
+        return _merged(trial.by_position, trial.config.train_length)
+
+    curves = {name: _mean_curve(trials, points) for name, trials in _by_encoding(study)}
+    longest = max(_lengths(study))
+    first = min([longest, *(middle for middles, _ in curves.values() for middle in middles)])
+    doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
+    ticks = doublings[:: 1 + len(doublings) // 9]
+    axes = phrase("position in the window, bytes"), phrase("bits per byte")
+    return _over_length(study, stacked(*axes, curves), styles, ticks)
 
 
-def training(study: Study, styles: Styles) -> Figure:
+def training(study: Study, styles: Styles) -> Chart:
     """Draw bits per byte in training: validation with markers, batches as thin lines."""
-    with figure(phrase("training step"), phrase("bits per byte")) as (drawn, axes):
-        for encoding, trials in _by_encoding(study):
-            steps, valid = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
-            axes.plot(steps, valid, **_named(encoding), **styles[encoding].curve(len(steps)))
-            steps, train = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
-            thin = {"color": styles[encoding].color, "linewidth": 0.7, "alpha": 0.6}
-            axes.plot(steps, train, label=f"_{encoding}, training batches", **thin)
-    label_ends(drawn, axes)
+    curves = {}
+    for name, trials in _by_encoding(study):
+        curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
+        batches = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
+        curves[f"{name}{BATCHES}"] = batches
+    table = stacked(phrase("training step"), phrase("bits per byte"), curves)
+    return Chart(table, partial(_draw_training, styles=styles))
+
+
+def _draw_training(data: Data, styles: Styles) -> Figure:
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        for name, part in parts(data).items():
+            if name in styles:
+                look = styles[name].curve(len(part[x_label]))
+                axes.plot(part[x_label], part[y_label], label=name, gid=HOVER + name, **look)
+            else:
+                colour = styles[name.removesuffix(BATCHES)].color
+                thin = {"color": colour, "linewidth": 0.7, "alpha": 0.6}
+                axes.plot(part[x_label], part[y_label], **thin)
+        legend_above(drawn)
     return drawn
 
 
-def _named(encoding: str) -> dict[str, str]:
-    """Return the name of a line for its data, its end and its hover title."""
-    return {"label": encoding, "gid": HOVER + encoding}
+def _over_length(study: Study, data: Data, styles: Styles, ticks: Sequence[int]) -> Chart:
+    look = {"styles": styles, "ticks": ticks, "train_length": study.trials[0].train_length}
+    return Chart(data, partial(curves_by_length, **look))
 
 
 def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from matplotlib.figure import Figure
 
@@ -17,13 +18,12 @@ from posenc.compare.judge.summary import learned
 from posenc.compare.page import rows
 from posenc.compare.page.task_tables import by_task
 from posenc.compare.results import Study, TaskSummary
+from posenc.report.page.chart import Chart, Data, stacked
 from posenc.report.page.drawing import (
-    HOVER,
     LineStyle,
+    curves_by_length,
     figure,
-    label_ends,
     legend_above,
-    length_axis,
     line_styles,
     ranked_styles,
 )
@@ -82,22 +82,38 @@ def figures_of(study: Study) -> Iterator[Plot]:
     )
 
 
-def every_trial(study: Study) -> Figure:
+def every_trial(study: Study) -> Chart:
     """Draw the score of every trial: a row per encoding, a marker per task."""
     names = rows.in_order(study, _columns(study).values())[::-1]
     passed = {result.config for result in study.finished if learned(result)}
-    height, styles = 1.0 + 0.32 * len(names), line_styles(study.drawn)
-    x_label = phrase("score beyond the training length")
-    with figure(x_label, "", height=height) as (drawn, axes):
-        for i, task in enumerate(study.drawn):
-            scores = scores_of_task(study, task)
+    scores = {task: scores_of_task(study, task) for task in study.drawn}
+    shown = [
+        (c.task, scores[c.task][c.encoding][c.seed], c.encoding, c.seed, c in passed)
+        for task in study.drawn
+        for c in study.of_task(task).trials
+        if c.seed in scores[task].get(c.encoding, {})
+    ]
+    score = phrase("score beyond the training length")
+    header = ("task", score, "encoding", "seed", "learned")
+    columns = zip(*shown, strict=True) if shown else ((),) * len(header)
+    data = dict(zip(header, columns, strict=True))
+    return Chart(data, partial(_draw_trials, names=names, tasks=study.drawn))
+
+
+def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figure:
+    height, styles = 1.0 + 0.32 * len(names), line_styles(tasks)
+    _, score, *_ = data
+    with figure(score, "", height=height) as (drawn, axes):
+        for i, task in enumerate(tasks):
             place = styles[task]
-            shift = 0.6 * ((i + 0.5) / len(study.drawn) - 0.5)  # equal scores hide no other
+            shift = 0.6 * ((i + 0.5) / len(tasks) - 0.5)  # equal scores hide no other
             for learned_it, marker in ((True, place.marker), (False, "x")):
                 points = [
-                    (scores[c.encoding][c.seed], names.index(c.encoding) - shift)
-                    for c in study.of_task(task).trials
-                    if c.seed in scores.get(c.encoding, {}) and (c in passed) == learned_it
+                    (value, names.index(name) - shift)
+                    for where, value, name, is_learned in zip(
+                        data["task"], data[score], data["encoding"], data["learned"], strict=True
+                    )
+                    if where == task and is_learned == learned_it
                 ]
                 x, y = zip(*points, strict=True) if points else ((), ())
                 label = task if learned_it else None
@@ -147,19 +163,14 @@ def _every_score(study: Study) -> str:
     return phrase(" ").join([phrase("Scores by encoding and task."), *lines])
 
 
-def _by_length(task: str, found: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Figure:
+def _by_length(task: str, found: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Chart:
     made = TASKS[task]
     x_label = phrase("test length, {counts}", counts=phrase(made.counts))
-    with figure(x_label, phrase(made.metric)) as (drawn, axes):
-        shown: set[int] = set()
-        for row in found:
-            points = _points(row)
-            shown.update(points)
-            named = {"label": row.encoding, "gid": HOVER + row.encoding}
-            axes.plot(*zip(*points.items(), strict=True), **named, **styles[row.encoding].points())
-        length_axis(axes, sorted(shown), min(shown))
-    label_ends(drawn, axes)
-    return drawn
+    curves = {row.encoding: ([*_points(row)], [*_points(row).values()]) for row in found}
+    shown = sorted({length for lengths, _ in curves.values() for length in lengths})
+    look = {"styles": styles, "ticks": shown, "train_length": min(shown)}
+    data = stacked(x_label, phrase(made.metric), curves)
+    return Chart(data, partial(curves_by_length, **look))
 
 
 def _points(row: TaskSummary) -> dict[int, float]:

@@ -1,8 +1,9 @@
-"""Draw the figures of an extension's page."""
+"""The figures of an extension's page, each a table and its drawing."""
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from matplotlib.ticker import MaxNLocator
 from posenc.extend.answer import captions
 from posenc.extend.extension import Outcome
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.page.drawing import INK, figure, legend_above, length_axis, line_styles, style
+from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
+from posenc.report.page.drawing import (
+    INK,
+    LineStyle,
+    curves_by_length,
+    figure,
+    legend_above,
+    line_styles,
+    style,
+)
 from posenc.report.page.page import Plot
 
 Lines = Mapping[str, Mapping[Any, float]]
@@ -26,13 +36,10 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
     edges = next(iter(named.values())).edges
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
 
-    def draw(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Figure:
-        with figure(x, y) as (drawn, axes):
-            for name, line in lines.items():
-                axes.plot(list(line), list(line.values()), label=name, **styles[name].points())
-            length_axis(axes, ticks, trained)
-        legend_above(drawn)
-        return drawn
+    def draw(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Chart:
+        data = stacked(x, y, {name: ([*line], [*line.values()]) for name, line in lines.items()})
+        look = {"styles": styles, "ticks": ticks, "train_length": trained}
+        return Chart(data, partial(curves_by_length, **look))
 
     where = "position in the window, tokens"
     losses = {name: [e.mean for e in each.by_position] for name, each in named.items()}
@@ -95,26 +102,30 @@ def unfinished(setting: RopeSetting) -> int:
     )
 
 
-def wavelengths(outcome: Outcome, base: RopeSetting) -> Figure:
+def wavelengths(outcome: Outcome, base: RopeSetting) -> Chart:
     """Draw the wavelength of each pair, for every method with frequencies of its own."""
-    shown = {
-        name: next(s for s in variant.settings if s.layer_type == base.layer_type)
-        for name, (variant, _) in outcome.measured.items()
-        if variant.settings and not variant.needs_runtime
-    }
-    styles = line_styles(list(outcome.measured))
-    with figure("pair of channels, fastest first", "wavelength, tokens") as (drawn, axes):
-        for name, setting in shown.items():
-            inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
-            turning = inv_freq > 0
-            pairs = np.arange(len(inv_freq))
-            axes.plot(
-                pairs[turning], 2 * np.pi / inv_freq[turning], label=name, **styles[name].points()
-            )
+    curves = {}
+    for name, (variant, _) in outcome.measured.items():
+        if not variant.settings or variant.needs_runtime:
+            continue
+        setting = next(s for s in variant.settings if s.layer_type == base.layer_type)
+        inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
+        (turning,) = np.nonzero(inv_freq > 0)
+        curves[name] = (turning, 2 * np.pi / inv_freq[turning])
+    data = stacked("pair of channels, fastest first", "wavelength, tokens", curves)
+    look = {"styles": line_styles([*outcome.measured]), "trained": base.original_length}
+    return Chart(data, partial(_draw_wavelengths, **look))
+
+
+def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int) -> Figure:
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        for name, part in parts(data).items():
+            axes.plot(part[x_label], part[y_label], label=name, **styles[name].points())
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        axes.axhline(base.original_length, color=INK, linestyle=":", linewidth=1)
-    legend_above(drawn)
+        axes.axhline(trained, color=INK, linestyle=":", linewidth=1)
+        legend_above(drawn)
     return drawn
 
 
@@ -125,35 +136,50 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
         return
     lengths = sorted({length for grid in named.values() for length, _ in grid})
     depths = sorted({depth for grid in named.values() for _, depth in grid})
-    columns = min(4, len(named))
-    rows = -(-len(named) // columns)
-    with style():
-        drawn = Figure(figsize=(max(5.0, 0.6 + 1.75 * columns), 0.7 + 1.65 * rows))
-        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-        for axes in panels.flat:
-            axes.set_axis_off()
-        for axes, (name, grid) in zip(panels.flat, named.items(), strict=False):
-            shares = [[grid.get((n, depth), math.nan) for n in lengths] for depth in depths]
-            axes.set_axis_on()
-            axes.grid(False)
-            image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto")
-            axes.set_title(name)
-            axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], rotation=45)
-            axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
-            for (y, x), share in np.ndenumerate(np.array(shares)):
-                shown = "–" if math.isnan(share) else f"{100 * share:.0f}"
-                ink = INK if math.isnan(share) else "black" if share > 0.6 else "white"
-                axes.text(x, y, shown, ha="center", va="center", fontsize=8, color=ink)
-        drawn.supxlabel("length of the text, tokens", fontsize=9.5)
-        drawn.supylabel("depth of the key", fontsize=9.5)
-        drawn.colorbar(image, ax=panels, label="tokens right", shrink=0.8)  # pyright: ignore
+    cells = [
+        (name, length, f"{100 * depth:.0f} %", grid.get((length, depth), math.nan))
+        for name, grid in named.items()
+        for depth in depths
+        for length in lengths
+    ]
+    header = (PANEL, "length of the text, tokens", "depth of the key", "tokens right")
+    data = dict(zip(header, zip(*cells, strict=True), strict=True))
     means = {name: sum(grid.values()) / len(grid) for name, grid in named.items()}
     yield Plot(
-        drawn,
+        Chart(data, _draw_passkeys),
         "Percent of a random key's tokens that are right, by depth of the key (0 %: at the start) "
         "and length of the text.",
         "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
         captions.in_passkeys(named),
         "passkeys",
-        wide=columns > 2,
+        wide=len(named) > 2,
     )
+
+
+def _draw_passkeys(data: Data) -> Figure:
+    x_label, y_label, unit = axes_of(data)
+    grids = parts(data, PANEL)
+    columns = min(4, len(grids))
+    rows = -(-len(grids) // columns)
+    lengths, depths = dict.fromkeys(data[x_label]), dict.fromkeys(data[y_label])
+    with style():
+        drawn = Figure(figsize=(max(5.0, 0.6 + 1.75 * columns), 0.7 + 1.65 * rows))
+        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        for axes in panels.flat:
+            axes.set_axis_off()
+        for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
+            shares = grid[unit].reshape(len(depths), len(lengths))
+            axes.set_axis_on()
+            axes.grid(False)
+            image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto")
+            axes.set_title(name)
+            axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], rotation=45)
+            axes.set_yticks(range(len(depths)), [*depths])
+            for (y, x), share in np.ndenumerate(shares):
+                shown = "–" if math.isnan(share) else f"{100 * share:.0f}"
+                ink = INK if math.isnan(share) else "black" if share > 0.6 else "white"
+                axes.text(x, y, shown, ha="center", va="center", fontsize=8, color=ink)
+        drawn.supxlabel(x_label, fontsize=9.5)
+        drawn.supylabel(y_label, fontsize=9.5)
+        drawn.colorbar(image, ax=panels, label=unit, shrink=0.8)  # pyright: ignore
+    return drawn

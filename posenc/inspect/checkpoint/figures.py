@@ -1,6 +1,7 @@
-"""Draw the figures of a checkpoint from data; each function returns a matplotlib Figure."""
+"""The figures of a checkpoint; each function returns a Chart: a table, and its drawing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from unicodedata import east_asian_width
 
 import numpy as np
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.figures import frame, heat_map
+from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
 from posenc.report.page.drawing import (
     LIGHT,
     figure,
@@ -26,10 +28,24 @@ _WIDEST = 9.6
 """Total width of a layer's heads, in inches."""
 
 
-def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
+def attention_of_heads(weights: Array, labels: Sequence[str]) -> Chart:
     """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
     both axes, in any script."""
     heads, count = len(weights), len(labels)
+    names = np.array(labels if count <= MOST_LABELS else range(count))
+    data = {
+        PANEL: np.repeat([f"head {head}" for head in range(heads)], count * count),
+        "key": np.tile(names, heads * count),
+        "query": np.tile(np.repeat(names, count), heads),
+        "attention weight": weights.ravel(),
+    }
+    return Chart(data, partial(_draw_heads, labels=labels))
+
+
+def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
+    count = len(labels)
+    weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
+    heads = len(weights)
     shown = [_short(label) for label in labels] if count <= MOST_LABELS else None
     side = 2.4 if shown is None else max(1.5, 0.15 * count)
     fit = max(1, min(heads, int(_WIDEST // side)))
@@ -72,9 +88,14 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
     return drawn
 
 
-def similarity(values: Array, step: int) -> Figure:
+def similarity(values: Array, step: int) -> Chart:
     """Draw the cosines between every `step`-th row of a table."""
-    drawn = heat_map(values, "position, tokens", "position, tokens", "cosine", step)
+    chart = heat_map(values, "position, tokens", "position, tokens", "cosine", step)
+    return Chart(chart.data, partial(_draw_similarity, draw=chart.draw))
+
+
+def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
+    drawn = draw(data)
     axes = drawn.axes[0]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(6, integer=True))
@@ -82,13 +103,23 @@ def similarity(values: Array, step: int) -> Figure:
     return drawn
 
 
-def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Figure:
+def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Chart:
     """Draw how far the state of each token moves, one row of dots per setting."""
-    with figure("token", "change of its state, relative") as (drawn, axes):
+    names = labels if len(labels) <= MOST_LABELS else range(len(labels))
+    curves = {name: (names, values) for name, values in series.items()}
+    data = stacked("token", "change of its state, relative", curves)
+    return Chart(data, partial(_draw_words, labels=labels))
+
+
+def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))
-        width = 0.8 / len(series)
-        for index, (name, values) in enumerate(series.items()):
-            at = np.arange(len(values)) + (index - (len(series) - 1) / 2) * width
+        settings = parts(data)
+        width = 0.8 / len(settings)
+        for index, (name, part) in enumerate(settings.items()):
+            values = part[y_label]
+            at = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
             axes.bar(at, values, width, color=LIGHT[index], label=name)
         if len(labels) <= MOST_LABELS:
             axes.set_xticks(range(len(labels)), [_short(t) for t in labels], rotation=90)
@@ -98,12 +129,21 @@ def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) 
     return drawn
 
 
-def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Figure:
+def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Chart:
     """Draw how far states move by layer, on a logarithmic axis that ends at rounding."""
+    curves = {name: (range(len(values)), values) for name, values in series.items()}
+    data = stacked("layer; 0 are the embeddings", "change, relative", curves)
+    return Chart(data, partial(_draw_layers, rounding=rounding))
+
+
+def _draw_layers(data: Data, rounding: float) -> Figure:
     lowest = 1e-9
-    with figure("layer; 0 are the embeddings", "change, relative") as (drawn, axes):
-        for name, look in line_styles(list(series)).items():
-            axes.plot(np.maximum(series[name], lowest), label=name, **look.points())
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        settings = parts(data)
+        for name, look in line_styles(list(settings)).items():
+            layers, changes = settings[name][x_label], settings[name][y_label]
+            axes.plot(layers, np.maximum(changes, lowest), label=name, **look.points())
         axes.set_yscale("log")
         axes.set_ylim(lowest / 2, 10)
         axes.set_yticks([lowest, 1e-6, 1e-3, 1], ["0", "10⁻⁶", "10⁻³", "1"])

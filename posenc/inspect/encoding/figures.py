@@ -1,10 +1,11 @@
-"""Draw the figures of one encoding or several from data; each function returns a matplotlib Figure.
+"""The figures of one encoding or several; each function returns a Chart: a table, and its drawing.
 
 Functions here take numbers and know no encoding.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.scores import Decay
+from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, matrix, parts, stacked
 from posenc.report.page.drawing import (
-    DECORATION,
     GRID,
     LIGHT,
     figure,
@@ -21,17 +22,27 @@ from posenc.report.page.drawing import (
     level,
     line_styles,
     ordered_colours,
+    style,
 )
 
 Array = np.ndarray
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
 
 
-def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Figure:
+def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Chart:
     """Draw a matrix, rows downwards: positions by dimensions, queries by keys, every `step`-th. If
     values have both signs, the middle colour is zero."""
     height, width = values.shape
-    with figure(x_label, y_label, grid=False) as (drawn, axes):
+    xs, ys = step * np.arange(width), step * np.arange(height)
+    data = matrix(x_label, y_label, unit, xs, ys, values)
+    return Chart(data, partial(_draw_matrix, labels=(x_label, y_label), width=width, step=step))
+
+
+def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> Figure:
+    unit = axes_of(data)[-1]
+    values = np.asarray(data[unit]).reshape(-1, width)
+    height = len(values)
+    with figure(*labels, grid=False) as (drawn, axes):
         largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
         signed = values.min() < 0 < values.max()
         image = axes.imshow(
@@ -47,121 +58,186 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1
     return drawn
 
 
-def single_lines(values: Array, picked: Sequence[int], x_label: str, what: str) -> Figure:
+def single_lines(values: Array, picked: Sequence[int], x_label: str, what: str) -> Chart:
     """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
     index."""
-    with figure(x_label, "value added") as (drawn, axes):
-        styles = line_styles([f"{what} {i}" for i in picked])
-        for index, (label, look) in zip(picked, styles.items(), strict=True):
-            axes.plot(values[:, index], label=label, **look.curve(len(values)))
+    curves = {f"{what} {index}": (range(len(values)), values[:, index]) for index in picked}
+    return Chart(stacked(x_label, "value added", curves), _draw_lines)
+
+
+def _draw_lines(data: Data) -> Figure:
+    """Draw the curves of a table, each with a style of its own."""
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        curves = parts(data)
+        for name, look in line_styles(list(curves)).items():
+            x, y = curves[name][x_label], curves[name][y_label]
+            axes.plot(x, y, label=name, **look.curve(len(x)))
         legend_above(drawn)
     return drawn
 
 
-def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Figure:
+def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
     """Draw the wavelength of each pair, before and after scaling; None does not rotate."""
-    with figure("frequency pair", "wavelength, tokens") as (drawn, axes):
-        for name, style in line_styles(list(series)).items():
-            waves = [math.nan if w is None else w for w in series[name]]
-            axes.plot(waves, label=name, **style.curve(len(waves)))
+    curves = {name: (range(len(waves)), _gaps(waves)) for name, waves in series.items()}
+    data = stacked("frequency pair", "wavelength, tokens", curves)
+    return Chart(data, partial(_draw_wavelengths, train_length=train_length))
+
+
+def _draw_wavelengths(data: Data, train_length: int) -> Figure:
+    drawn = _draw_lines(data)
+    with style():
+        (axes,) = drawn.axes
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_PLAIN)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         # Waves grow to the right: below the line it is free there.
         level(axes, train_length, f"training length, {train_length:,}")
-        legend_above(drawn)
     return drawn
 
 
-def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
+def bias_by_distance(values: Array, distances: Sequence[int]) -> Chart:
     """Draw values (heads, distances) in logits, one curve per head; negative distances are in the
     future."""
     ahead = "; ahead is negative" if min(distances) < 0 else ""
-    with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
-        _plot_heads(axes, distances, values)
+    x_label = f"distance to the key, tokens{ahead}"
+    return Chart(_by_head(x_label, "bias, logits", distances, values), _draw_bias)
+
+
+def _draw_bias(data: Data) -> Figure:
+    x_label, y_label = axes_of(data)
+    distances = np.asarray(data[x_label])
+    with figure(x_label, y_label) as (drawn, axes):
+        _plot_heads(axes, data)
         axes.set_xscale("symlog", base=2, linthresh=1)
-        _distance_ticks(axes, max(distances), -min(distances))
+        _distance_ticks(axes, distances.max(), -distances.min())
         legend_above(drawn)
     return drawn
 
 
-def slopes(values: Sequence[float]) -> Figure:
+def slopes(values: Sequence[float]) -> Chart:
     """Draw the slope of each head of ALiBi, on a logarithmic axis."""
-    with figure("head", "slope, logits per token") as (drawn, axes):
-        axes.vlines(range(len(values)), min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
-        axes.plot(values, "o", color=LIGHT[0], label="_slope")
+    heads = range(len(values))
+    return Chart({"head": heads, "slope, logits per token": values}, _draw_slopes)
+
+
+def _draw_slopes(data: Data) -> Figure:
+    x_label, y_label = axes_of(data)
+    heads, values = data[x_label], data[y_label]
+    with figure(x_label, y_label) as (drawn, axes):
+        axes.vlines(heads, min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
+        axes.plot(heads, values, "o", color=LIGHT[0], label="slope")
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
-        axes.set_xticks(range(len(values)))
+        axes.set_xticks(heads)
     return drawn
 
 
-def buckets(past: Sequence[int], future: Sequence[int] | None) -> Figure:
+def buckets(past: Sequence[int], future: Sequence[int] | None) -> Chart:
     """Draw T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
-    with figure("distance, tokens; the past is positive", "bucket") as (drawn, axes):
-        axes.step(range(len(past)), past, where="mid", color=LIGHT[0], label="past")
-        if future is not None:
-            ahead = [-d for d in range(len(future))]
-            axes.step(ahead, future, "--", where="mid", color=LIGHT[1], label="future")
+    curves = {"past": (range(len(past)), past)}
+    if future is not None:
+        curves["future"] = (range(0, -len(future), -1), future)
+    data = stacked("distance, tokens; the past is positive", "bucket", curves)
+    return Chart(data, _draw_buckets)
+
+
+def _draw_buckets(data: Data) -> Figure:
+    x_label, y_label = axes_of(data)
+    curves = parts(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        for colour, dashes, (name, part) in zip(LIGHT, ("-", "--"), curves.items(), strict=False):
+            look = {"where": "mid", "color": colour, "linestyle": dashes, "label": name}
+            axes.step(part[x_label], part[y_label], **look)
+        if len(curves) > 1:
             legend_above(drawn)
     return drawn
 
 
-def rotation_steps(degrees: float, steps: int) -> Figure:
+def rotation_steps(degrees: float, steps: int) -> Chart:
     """Draw one pair of channels of a unit vector, rotated by `degrees` per position."""
-    with figure("first channel of the pair", "second channel") as (drawn, axes):
+    turned = np.radians(degrees) * np.arange(steps)
+    data = {
+        "position": range(steps),
+        "first channel of the pair": np.cos(turned),
+        "second channel": np.sin(turned),
+    }
+    return Chart(data, _draw_steps)
+
+
+def _draw_steps(data: Data) -> Figure:
+    position, x_label, y_label = data
+    with figure(x_label, y_label) as (drawn, axes):
         drawn.set_size_inches(4.4, 4.4)
         circle = np.linspace(0, 2 * math.pi, 200)
-        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1, label=DECORATION)
-        turned = np.radians(degrees) * np.arange(steps)
-        axes.plot(np.cos(turned), np.sin(turned), ".", color=GRID, label="_tips, step by step")
-        for step, colour in enumerate(ordered_colours(steps)):
-            angle = math.radians(step * degrees)
-            end = (math.cos(angle), math.sin(angle))
-            axes.annotate(
-                "", end, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
-            )
-            axes.annotate(str(step), (1.13 * end[0], 1.13 * end[1]), ha="center", va="center")
+        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1)
+        axes.plot(data[x_label], data[y_label], ".", color=GRID, label="tip")
+        colours = ordered_colours(len(data[position]))
+        for step, x, y, colour in zip(*data.values(), colours, strict=True):
+            arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
+            axes.annotate("", (x, y), (0, 0), arrowprops=arrow)
+            axes.annotate(str(step), (1.13 * x, 1.13 * y), ha="center", va="center")
         axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
         axes.set_xticks([-1, 0, 1])
         axes.set_yticks([-1, 0, 1])
     return drawn
 
 
-def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
+def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
     """Draw the mean score at each distance. Bands contain nine of ten random pairs (`same` False);
     or draw the score of a vector with itself (`same` True)."""
-    with figure("distance to the key, tokens", "score, logits") as (drawn, axes):
-        for name, style in line_styles(list(decays)).items():
-            decay = decays[name]
-            mean = _gaps(decay.same if same else decay.mean)
-            axes.plot(decay.distances, mean, label=name, **style.curve(len(mean)))
-            if not same:
-                low, high = _gaps(decay.low), _gaps(decay.high)
-                pale = {"color": style.color, "alpha": 0.18, "linewidth": 0}
-                axes.fill_between(decay.distances, low, high, label=f"_{name}", **pale)
+    axes = "distance to the key, tokens", "score, logits"
+    if same:
+        curves = {name: (each.distances, _gaps(each.same)) for name, each in decays.items()}
+        data = stacked(*axes, curves)
+    else:
+        bands = {
+            name: (each.distances, _gaps(each.mean), _gaps(each.low), _gaps(each.high))
+            for name, each in decays.items()
+        }
+        data = stacked(*axes, bands, LOW, HIGH)
+    return Chart(data, _draw_scores)
+
+
+def _draw_scores(data: Data) -> Figure:
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        curves = parts(data)
+        for name, look in line_styles(list(curves)).items():
+            part = curves[name]
+            axes.plot(part[x_label], part[y_label], label=name, **look.curve(len(part[x_label])))
+            if LOW in part:
+                pale = {"color": look.color, "alpha": 0.18, "linewidth": 0}
+                axes.fill_between(part[x_label], part[LOW], part[HIGH], **pale)
         axes.set_xscale("symlog", base=2, linthresh=1)
-        lowest = np.nanmin([np.nanmin(_gaps(d.mean)) for d in decays.values()])
-        if lowest < -50:
+        if np.nanmin(np.asarray(data[y_label], dtype=float)) < -50:
             axes.set_yscale("symlog", linthresh=10)
             axes.yaxis.set_major_formatter(_PLAIN)
-        _distance_ticks(axes, max(d.distances[-1] for d in decays.values()))
+        _distance_ticks(axes, max(data[x_label]))
         legend_above(drawn)
     return drawn
 
 
 def precision_map(
     apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
-) -> Figure:
+) -> Chart:
     """Draw where adjacent positions collide: one row per way to compute angles, one column per
     power of two. The darker, the fewer neighbours differ. A mark in a row is its `reach`."""
-    names = list(apart)
-    with figure("position", "", grid=False) as (drawn, axes):
+    shares = np.array([*apart.values()])
+    data = matrix("position", "row", "distinct neighbours", starts, [*apart], shares)
+    return Chart(data, partial(_draw_precision, reach=reach))
+
+
+def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
+    x_label, y_label, unit = axes_of(data)
+    rows = parts(data, y_label)
+    names, starts = [*rows], next(iter(rows.values()))[x_label].tolist()
+    with figure(x_label, "", grid=False) as (drawn, axes):
         drawn.set_figheight(1.4 + 0.42 * len(names))
         image = axes.pcolormesh(
             [*starts, 2 * starts[-1]],
             np.arange(len(names) + 1) - 0.5,
-            np.array([apart[name] for name in names]),
+            np.array([row[unit] for row in rows.values()]),
             edgecolors="face",  # or the paper shows between the cells
             vmin=0,
             vmax=1,
@@ -169,36 +245,48 @@ def precision_map(
         axes.set_xscale("log", base=2)
         for row, name in enumerate(names):
             at = [max(1, reach[name])] * 2
-            axes.plot(at, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4, label=DECORATION)
+            axes.plot(at, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         ticks = starts[::8]
         axes.set_xticks(ticks, [_short(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlim(1, 2 * starts[-1])
-        drawn.colorbar(image, ax=axes, label="distinct\nneighbours", ticks=[0, 0.5, 1])
+        drawn.colorbar(image, ax=axes, label=unit.replace(" ", "\n"), ticks=[0, 0.5, 1])
         frame(axes)
     return drawn
 
 
-def attention_distance(values: Array) -> Figure:
+def attention_distance(values: Array) -> Chart:
     """Draw the mean distance of attention in tokens, one dot per head; values (layers, heads)."""
-    with figure("layer", "mean distance of attention, tokens") as (drawn, axes):
-        layers = range(len(values))
-        _plot_heads(axes, layers, values.T, "o")
-        axes.set_xticks(layers)
+    y_label = "mean distance of attention, tokens"
+    return Chart(_by_head("layer", y_label, range(len(values)), values.T), _draw_distances)
+
+
+def _draw_distances(data: Data) -> Figure:
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        _plot_heads(axes, data, "o")
+        axes.set_xticks(sorted(set(data[x_label])))
         axes.set_ylim(bottom=0)
         legend_above(drawn)
     return drawn
 
 
-def _plot_heads(axes: Axes, x: Sequence[int], values: Array, *marker: str) -> None:
-    """Plot values (heads, x). The legend names as many heads as fit; colours follow their order."""
-    heads = len(values)
+def _by_head(x_label: str, y_label: str, x: Sequence[int], values: Array) -> Data:
+    """Return the table of values (heads, x)."""
+    return stacked(x_label, y_label, {f"head {i}": (x, row) for i, row in enumerate(values)})
+
+
+def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
+    """Plot a curve per head. The legend names as many as fit; colours follow their order."""
+    x_label, y_label = axes_of(data)
+    curves = parts(data)
+    heads = len(curves)
     named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
-    for head, colour in enumerate(ordered_colours(heads)):
-        label = f"{'' if head in named else '_'}head {head}"
-        axes.plot(x, values[head], *marker, color=colour, label=label)
+    for head, (name, part) in enumerate(curves.items()):
+        look = {"color": ordered_colours(heads)[head], "label": name if head in named else "_"}
+        axes.plot(part[x_label], part[y_label], *marker, **look)
 
 
 def frame(axes) -> None:

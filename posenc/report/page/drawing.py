@@ -4,7 +4,7 @@ its colours from the page."""
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,18 +12,16 @@ from unicodedata import east_asian_width
 from xml.etree import ElementTree
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.page.chart import HIGH, LOW, Data, axes_of, parts
 from posenc.report.page.visible import visible
 from posenc.sentence import phrase
 
-DECORATION = "_"
-"""Label of lines without data, see posenc.report.page.figure_data."""
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 
@@ -35,6 +33,8 @@ DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_D
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
 
+MOST_MARKERS = 12
+"""Points of a curve up to which each of them has a marker."""
 HOVER = "hover:"
 """Begins the gid of an artist whose name shows under the mouse."""
 
@@ -126,8 +126,11 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 def ranked_styles(best_first: Sequence[str]) -> dict[str, LineStyle]:
     """Colours for the first six, in the order of the palette, and grey for all others."""
-    first = line_styles(best_first[:6])
-    return {name: first.get(name, LineStyle(INK, "None", "-", 0.4)) for name in best_first}
+    styles = line_styles(best_first)
+    return {
+        name: look if rank < 6 else look._replace(color=INK, alpha=0.4)
+        for rank, (name, look) in enumerate(styles.items())
+    }
 
 
 def ordered_colours(count: int) -> list[str]:
@@ -163,63 +166,6 @@ def figure(
         axes = drawn.add_subplot(xlabel=x_label, ylabel=y_label)
         axes.grid(grid)
         yield drawn, axes
-
-
-def label_ends(drawn: Figure, axes: Axes) -> None:
-    """Name each line at its end, in its colour, instead of in a legend; of many lines the first
-    sixteen. Names of lines that end at the right edge move apart, so that none covers another."""
-    ends = []
-    for line in axes.get_lines():
-        x, y = (np.asarray(data, float) for data in line.get_data())
-        known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-        gid = str(line.get_gid() or "")
-        if gid.startswith(HOVER) and len(known) and len(ends) < 16:
-            ends.append((x[known[-1]], y[known[-1]], gid.removeprefix(HOVER), line.get_color()))
-    if not ends:
-        return
-    with style():
-        right = max(x for x, *_ in ends)
-        at_edge = sorted((y, name, color) for x, y, name, color in ends if x == right)
-        names = [
-            axes.text(1.06, 0.5, name, transform=axes.transAxes, va="center", size=8.5)
-            for _, name, _ in at_edge
-        ]
-        drawn.draw_without_rendering()  # the layout makes room for them
-        height = axes.get_window_extent().height / drawn.dpi * 72
-        seen = axes.transData + axes.transAxes.inverted()
-        for x, y, name, _ in ends:
-            if x < right:  # below what `length_axis` writes above
-                below = -12 if seen.transform((x, y))[1] > 0.85 else 3
-                place = {"xytext": (5, below), "textcoords": "offset points", "fontsize": 8.5}
-                axes.annotate(name, (x, y), **place)
-        starts = [float(seen.transform((right, y))[1]) for y, *_ in at_edge]
-        for name, start, at, (*_, color) in zip(
-            names, starts, _apart(starts, 11 / height), at_edge, strict=True
-        ):
-            name.set_y(at)
-            leader = {"transform": axes.transAxes, "clip_on": False, "linewidth": 0.9}
-            end = float(seen.transform((right, 0.5))[0])
-            axes.plot([end, 1.05], [start, at], color=color, label=DECORATION, **leader)
-
-
-def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """Rising heights moved as little as puts them `least` apart, inside 0 to 1 if they fit."""
-    found: list[list[float]] = []  # groups of heights that touch
-    for height in heights:
-        found.append([height])
-        while len(found) > 1 and _low(found[-1], least) < _low(found[-2], least) + least * len(
-            found[-2]
-        ):
-            last = found.pop()
-            found[-1] += last
-    return [_low(group, least) + i * least for group in found for i in range(len(group))]
-
-
-def _low(group: Sequence[float], least: float) -> float:
-    """Return where the lowest of a group stands."""
-    span = least * (len(group) - 1)
-    middle = sum(group) / len(group) - span / 2
-    return min(max(middle, 0.0), max(0.0, 1.0 - span))
 
 
 def legend_above(drawn: Figure) -> None:
@@ -266,6 +212,29 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
         style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
         place = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
         axes.annotate(phrase("training length"), xytext=(0, 3), **place, **style)
+
+
+def curves_by_length(
+    data: Data, styles: Mapping[str, LineStyle], ticks: Sequence[int], train_length: int
+) -> Figure:
+    """Draw each series of a table over a logarithmic axis of lengths, with bars from low to high
+    where the table has them, and the training length as a line."""
+    x_label, y_label = axes_of(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        for name, part in parts(data).items():
+            x, y = part[x_label], part[y_label]
+            few = len(x) <= MOST_MARKERS
+            look = styles[name].points() if few else styles[name].curve(len(x))
+            named = {"label": name, "gid": HOVER + name}
+            if LOW in part:
+                bars = axes.errorbar(x, y, yerr=[y - part[LOW], part[HIGH] - y], **look)
+                bars[0].set(**named)
+                bars.set_label(name)
+            else:
+                axes.plot(x, y, **named, **look)
+        length_axis(axes, ticks, train_length)
+        legend_above(drawn)
+    return drawn
 
 
 def level(axes: Axes, at: float, text: str) -> None:

@@ -1,11 +1,10 @@
 """Write the figures of a page as files for papers: SVG, PDF, PNG, and their numbers as CSV."""
 
 import io
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,15 +14,28 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
+from posenc.report.page.chart import csv_text
 from posenc.report.page.drawing import readable, style
-from posenc.report.page.figure_data import csv_text
 from posenc.report.page.page import Page, Plot
 from posenc.report.page.visible import visible
 
 DOTS_PER_INCH = 300
-PREFERRED = "NotoSansCJK SourceHanSans NotoSansSC PingFang msyh simhei wqy NotoSans".split()
-"""Prefixes of font files that match the Latin letters of a figure, best first."""
-_ODD = ("bold", "italic", "oblique", "light", "thin", "black", "mono", "serif", "condensed")
+OWN = "DejaVu Sans"
+"""The font of all figures, which matplotlib includes."""
+CHINESE = (
+    "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "SimHei",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Noto Sans CJK JP",
+)
+"""Fonts with Chinese letters that match the Latin ones of a figure, best first."""
+_GLYPH = re.compile(r"Glyph (\d+) .*missing from")
+"""Begins matplotlib's warning about a letter that is in no font."""
 _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
 
 
@@ -35,25 +47,55 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
 
     Returns: notes for the reader, often none.
     """
-    lacking: dict[str, None] = {}
+    lacking: set[str] = set()
     for plot in plots:
         if not plot.name:
             raise ValueError(f"The figure {plot.caption!r} has no name for its files.")
-        with style(), _fonts_for(plot.figure) as missing:
-            lacking |= dict.fromkeys(missing)
-            for kind, metadata in _WITHOUT_DATE.items():
-                written = io.BytesIO()
-                plot.figure.savefig(
-                    written, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
-                )
-                write_atomically(folder / f"{plot.name}.{kind}", written.getvalue())
-        write_atomically(folder / f"{plot.name}.csv", csv_text(plot.figure))
+        files, missing = _drawn(plot.chart.figure)
+        lacking |= missing
+        for kind, content in files.items():
+            write_atomically(folder / f"{plot.name}.{kind}", content)
+        write_atomically(folder / f"{plot.name}.csv", csv_text(plot.chart.data))
     if not lacking:
         return []
     return [
-        f"No font of this machine has the letters {' '.join(lacking)}: PDF and PNG show boxes; the "
-        "SVG files show them wherever the reader has such a font."
+        f"No font of this machine has the letters {' '.join(sorted(lacking))}: PDF and PNG show "
+        "boxes; the SVG files show them wherever the reader has such a font."
     ]
+
+
+def _drawn(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
+    """Return the figure's files by their kind, and the letters that no font has."""
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    for text in texts:
+        text.set_text(readable(text.get_text()))
+    foreign = _foreign({letter for text in texts for letter in text.get_text()})
+    families = [text.get_fontfamily() for text in texts]
+    known = {*font_manager.get_font_names()} if foreign else set()
+    for text in texts if foreign else ():
+        text.set_fontfamily([OWN, *(name for name in CHINESE if name in known)])
+    # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
+    # it, and their letters are then drawn one by one.
+    fonts = {"pdf.fonttype": 3 if foreign else 42}
+    files = {}
+    with style(), matplotlib.rc_context(fonts), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for kind, metadata in _WITHOUT_DATE.items():
+            written = io.BytesIO()
+            figure.savefig(
+                written, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
+            )
+            files[kind] = written.getvalue()
+    for text, family in zip(texts, families, strict=True):
+        text.set_fontfamily(family)
+    lacking = {chr(int(found[1])) for each in warned if (found := _GLYPH.match(str(each.message)))}
+    return files, lacking
+
+
+def _foreign(letters: set[str]) -> set[str]:
+    """Return the letters that the figures' own font lacks."""
+    own = FT2Font(font_manager.findfont(OWN))
+    return {each for each in letters if not each.isspace() and not own.get_char_index(ord(each))}
 
 
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
@@ -68,69 +110,3 @@ def write_and_say(page: Page, out: Path | None, figures: Path | None) -> None:
     notes = write_page(page, out, figures)
     said = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
     sys.stderr.writelines(f"{visible(line)}\n" for line in said if line)
-
-
-@contextmanager
-def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
-    """Give the figure fonts of this machine that have its letters, and restore it afterwards. Yield
-    the letters that no font has."""
-    texts = [t for t in drawn.findobj(Text) if isinstance(t, Text)]
-    families = [text.get_fontfamily() for text in texts]
-    wanted = {c for text in texts for c in readable(text.get_text()) if not c.isspace()}
-    fonts, missing = _covering(wanted)
-    found = [_family(path) for path in fonts]
-    for text in texts:
-        text.set_text(readable(text.get_text()))
-        text.set_fontfamily(["DejaVu Sans", *found])
-    # "truetype" keeps letters selectable, as journals require; most Chinese fonts do not fit it,
-    # and their letters are then drawn one by one.
-    with matplotlib.rc_context({"pdf.fonttype": 3 if found else 42}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        try:
-            yield sorted(missing)
-        finally:
-            for text, family in zip(texts, families, strict=True):
-                text.set_fontfamily(family)
-
-
-def _covering(letters: set[str]) -> tuple[list[str], set[str]]:
-    """Return fonts of this machine, besides the figures' own, that have the letters, and the
-    letters that none has."""
-    missing, fonts = _lacking(font_manager.findfont("DejaVu Sans"), letters), []
-    for path in _machine_fonts() if missing else ():
-        left = _lacking(path, missing)
-        if len(left) < len(missing):
-            missing = left
-            fonts.append(path)
-        if not missing:
-            break
-    return fonts, missing
-
-
-def _lacking(path: str, letters: set[str]) -> set[str]:
-    try:
-        font = FT2Font(path)
-    except (RuntimeError, OSError):  # a font of pictures, or a missing file
-        return letters
-    return {letter for letter in letters if not font.get_char_index(ord(letter))}
-
-
-@cache
-def _machine_fonts() -> tuple[str, ...]:
-    """Return this machine's fonts, upright ones without serifs first. matplotlib's own list is
-    outdated once fonts are added."""
-
-    def rank(path: str) -> tuple[bool, int, str]:
-        name = Path(path).stem
-        places = [i for i, start in enumerate(PREFERRED) if name.startswith(start)]
-        odd = any(word in name.lower() for word in _ODD)
-        return odd, places[0] if places else len(PREFERRED), name
-
-    return tuple(sorted(font_manager.findSystemFonts(), key=rank))
-
-
-def _family(path: str) -> str:
-    """Return the name by which matplotlib finds a font, the Chinese one of several."""
-    font_manager.fontManager.addfont(path)
-    names = [font.name for font in font_manager.fontManager.ttflist if font.fname == path]
-    return next((name for name in names if name.endswith(" SC")), names[-1])

@@ -1,7 +1,7 @@
 """Build one self-contained HTML page: text, tables and figures, without scripts or network.
 
 page = Page("Which encoding?", "six encodings, two seeds")
-page.section("Loss", "Lower is better.", Plot(figure, "Loss by position.", "alibi stays flat"))
+page.section("Loss", "Lower is better.", Plot(chart, "Loss by position.", "alibi stays flat"))
 page.write("report.html")
 """
 
@@ -14,9 +14,8 @@ from importlib import metadata, resources
 from itertools import count, groupby
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from posenc.report.files.atomic import write_atomically
+from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
@@ -29,14 +28,14 @@ _OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, its caption, and a text alternative for readers who cannot see it.
+    """A chart, its caption, and a text alternative for readers who cannot see it.
 
     caption: describes what is drawn. seen: the finding, computed from its data, before the caption.
     name: name of its files, see posenc.report.page.figure_files. wide: use the whole width, and
     scroll sideways on a narrow screen instead of shrinking.
     """
 
-    figure: Figure
+    chart: Chart
     caption: str
     description: str
     seen: str = ""
@@ -230,8 +229,8 @@ def _block(block: Block, plots: Iterator[int]) -> str:
 def _plot(plot: Plot, prefix: str) -> str:
     size = " class=wide" if plot.wide else ""
     scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
-    svg = to_svg(plot.figure, plot.description, prefix)
-    width = 72 * plot.figure.get_figwidth()  # makes its letters as large as the page's
+    svg = to_svg(plot.chart.figure, plot.description, prefix)
+    width = 72 * plot.chart.figure.get_figwidth()  # makes its letters as large as the page's
     seen = f"<strong>{escape(plot.seen)}</strong> " if plot.seen else ""
     return (
         f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'

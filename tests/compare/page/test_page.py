@@ -29,6 +29,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.report.page.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, needs_chromium
+from tests.charts import assert_drawn_from_its_table
 
 LENGTHS = (128, 256, 512, 1024)
 GROWTH = {"rope": 0.6, "alibi": 0.0, "t5": 0.2, "sinusoidal": 0.8, "learned": None, "nope": 0.1}
@@ -295,7 +296,10 @@ def without_context(result: TrialResult) -> TrialResult:
 
 
 def test_figures_are_written_with_their_numbers(tmp_path):
-    write_figures(make_page(study()).plots(), tmp_path)
+    plots = make_page(study()).plots()
+    for each in plots:
+        assert_drawn_from_its_table(each.chart)
+    write_figures(plots, tmp_path)
     stems = {"by-length", "by-context", "by-position", "training"}
     kinds = ("svg", "pdf", "png", "csv")
     assert {p.name for p in tmp_path.iterdir()} == {f"{s}.{k}" for s in stems for k in kinds}

@@ -23,6 +23,7 @@ from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
 from posenc.report.page.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, needs_chromium
+from tests.charts import assert_drawn_from_its_table
 
 TRAINED, TARGET = 256, 1024
 NASTY = "<script>alert(1)</script>"
@@ -65,6 +66,8 @@ def page(tmp_path_factory):
     made = make_page(outcome(), f"posenc extend '{NASTY}'", "Mind the text.")
     made.write(path)
     assert all(plot.seen.endswith(".") for plot in made.plots())
+    for plot in made.plots():
+        assert_drawn_from_its_table(plot.chart)
     write_figures(made.plots(), path.parent)
     return path
 

@@ -25,6 +25,7 @@ from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
 from posenc.report.page.drawing import to_svg
 from tests.browser import DESKTOP, PHONE, needs_chromium
+from tests.charts import assert_drawn_from_its_table
 from tests.hf_models import COMMON, LENGTH, save
 
 TEXT, WORDS = "The dog saw its cat.", ("dog", "cat")
@@ -338,8 +339,19 @@ def test_pages_of_other_families(sheets, tmp_path, family):
 
 
 def test_tokens_of_any_script_name_both_axes_of_attention():
-    svg = to_svg(figures.attention_of_heads(np.ones((5, 2, 2)) / 2, ["公司", "$收购"]), "words")
+    chart = figures.attention_of_heads(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
+    svg = to_svg(chart.figure, "words")
     assert svg.count(">公司<") == svg.count(">$收购<") == 5 + 1
+
+
+def test_the_table_of_attention_has_a_row_for_each_pair_of_tokens():
+    weights = np.arange(8.0).reshape(2, 2, 2) / 8
+    chart = figures.attention_of_heads(weights, ["a", "b"])
+    rows = [*zip(*chart.data.values(), strict=True)]
+    assert [*chart.data] == ["panel", "key", "query", "attention weight"]
+    assert rows[0] == ("head 0", "a", "a", 0.0) and rows[1] == ("head 0", "b", "a", 1 / 8)
+    assert rows[6] == ("head 1", "a", "b", 6 / 8) and len(rows) == 8
+    assert_drawn_from_its_table(chart)
 
 
 @pytest.fixture(scope="module")
@@ -351,6 +363,8 @@ def shown(folders, tmp_path_factory):
     page.write(path)
     assert all(plot.seen.endswith(".") for plot in page.plots())
     assert len({plot.name for plot in page.plots()}) == len(page.plots()) == 10
+    for plot in page.plots():
+        assert_drawn_from_its_table(plot.chart)
     return path
 
 

@@ -10,6 +10,7 @@ from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.page import make_page
 from tests.browser import DESKTOP, PHONE, needs_chromium
+from tests.charts import assert_drawn_from_its_table
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 MEGABYTE = 1_000_000
@@ -82,6 +83,8 @@ def test_every_figure_says_what_to_see_and_has_a_name(sheets):
         plots = make_page([sheet], False, "").plots()
         assert all(plot.seen.endswith(".") for plot in plots)
         assert len({plot.name for plot in plots}) == len(plots)
+        for plot in plots:
+            assert_drawn_from_its_table(plot.chart)
 
 
 def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call):

@@ -1,0 +1,103 @@
+"""A figure and the table that it is drawn from, which its CSV file has.
+
+data = stacked("distance, tokens", "score, logits", {"rope": ([1, 2], [0.5, 0.25])})
+chart = Chart(data, draw)  # `draw` takes `data` and returns a matplotlib Figure
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posenc.report.page.visible import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Column = Sequence[Any] | np.ndarray
+Data = Mapping[str, Column]
+"""Columns of one length, by the names that are labels of axes: words, or numbers with NaN or None
+where there is none."""
+SERIES, PANEL, LOW, HIGH = "series", "panel", "low", "high"
+"""Columns that are no axis: the name of a curve, the title of a panel, the ends of an interval."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure that `draw` makes from `data`, and from nothing else that is measured."""
+
+    data: Data
+    draw: "Callable[[Data], Figure]"
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.data.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"Chart: columns of one length are needed, got {lengths}.")
+
+    @cached_property
+    def figure(self) -> "Figure":
+        """Return the figure, drawn once."""
+        return self.draw(self.data)
+
+
+def stacked(
+    x: str, y: str, curves: Mapping[str, Sequence[Column]], *more: str, by: str = SERIES
+) -> Data:
+    """Return a table of curves, one below the other.
+
+    x, y, more: names of the columns that each curve has. by: the column with the curves' names.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in (by, x, y, *more)}
+    for name, curve in curves.items():
+        columns[by] += [name] * len(curve[0])
+        for column, values in zip((x, y, *more), curve, strict=True):
+            columns[column] += list(values)
+    return columns
+
+
+def matrix(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray) -> Data:
+    """Return a matrix (ys, xs) as a table with a row for each cell, row by row.
+
+    Both axes of one name are told apart by "(column)" and "(row)".
+    """
+    if x == y:
+        x, y = f"{x} (column)", f"{y} (row)"
+    return {
+        x: np.tile(np.asarray(xs), len(ys)),
+        y: np.repeat(np.asarray(ys), len(xs)),
+        unit: np.asarray(values, dtype=float).ravel(),
+    }
+
+
+def parts(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndarray]]:
+    """Return the table of each value in the column `by`, without that column, in their order."""
+    names = np.asarray(data[by], dtype=object)
+    rest = {name: np.asarray(column) for name, column in data.items() if name != by}
+    return {
+        each: {name: column[names == each] for name, column in rest.items()}
+        for each in dict.fromkeys(names.tolist())
+    }
+
+
+def axes_of(data: Data) -> list[str]:
+    """Return the names of the columns that are axes: x, y, and the unit of a matrix."""
+    return [name for name in data if name not in (SERIES, PANEL, LOW, HIGH)]
+
+
+def csv_text(data: Data) -> str:
+    """Return the table as CSV. Numbers have nine digits; what is unknown is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(data)
+    writer.writerows([_cell(value) for value in row] for row in zip(*data.values(), strict=True))
+    return out.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return visible(value or "")
+    return "" if np.isnan(value) else f"{value:.9g}"
