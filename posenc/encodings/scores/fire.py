@@ -17,6 +17,7 @@ from posenc.encodings.base.placed import check_distances
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.scores.fewer_hidden_units import Layers, with_fewer_units
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeys, FlatQueries, distances, run_shift
@@ -90,7 +91,8 @@ class FIRE(PositionEncoding):
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
         q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
-        q, k = Tokens(None, q_positions), Tokens(None, kv_positions)
+        q = Tokens(None, q_positions)
+        k = Tokens(None, kv_positions)
         return self.of_share(self.share(q, k, q_positions.dtype))
 
     def of_share(
@@ -98,9 +100,11 @@ class FIRE(PositionEncoding):
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """Return the bias from the network's input `share` (see the method of that name):
         (num_heads, q_len, kv_len) or (batch, num_heads, q_len, kv_len)."""
+        hidden_weight, hidden_bias = _weights(self.hidden, share.dtype)
+        out_weight, out_bias = _weights(self.out, share.dtype)
         with without_autocast(share.device):
-            hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
-            return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
+            hidden = self.activation(F.linear(share.unsqueeze(-1), hidden_weight, hidden_bias))
+            return F.linear(hidden, out_weight, out_bias).movedim(-1, -3)
 
     def share(
         self, q: Tokens, k: Tokens, like: torch.dtype
@@ -110,30 +114,28 @@ class FIRE(PositionEncoding):
         double = torch.float64 in (like, q.positions.dtype, self.c.dtype)
         dtype = torch.float64 if double else torch.float32
         c = self.c.to(dtype)
-        start = (self.multiplier.to(dtype) * self.init_L).abs()
-        reach = (c * torch.maximum(q.positions.to(dtype), start)).abs().log1p() + self.eps
+        threshold = (self.multiplier.to(dtype) * self.init_L).abs()
+        denominator = _psi(c * torch.maximum(q.positions.to(dtype), threshold)) + self.eps
+        return self._psi_of_distances(q, k, c) / denominator.unsqueeze(-1)
+
+    def _psi_of_distances(self, q: Tokens, k: Tokens, c: Tensor) -> Tensor:
+        """Return psi(i - j) of each pair, (q_len, kv_len) or (batch, q_len, kv_len), in c's dtype.
+
+        At consecutive positions only the q_len + kv_len - 1 distances that occur are computed, in a
+        row that falls from the greatest. Query i reads kv_len of them from q_len - 1 - i on: for
+        three queries and keys with the row [2 1 0 -1 -2],
+
+            query 0:      0 -1 -2
+            query 1:    1 0 -1
+            query 2:  2 1 0
+        """
         shift = run_shift(q.where, k.where)
         if shift is None:
-            logs = (c * distances(q.positions, k.positions).to(dtype)).abs().log1p()
-        else:  # one row by falling distance; query i reads it from q_len - 1 - i on
-            count = torch.arange(len(q) + len(k) - 1, device=reach.device)
-            logs = (c * (shift + len(q) - 1 - count).to(dtype)).abs().log1p()
-            logs = logs.unfold(0, len(k), 1).flip(0)
-        return logs / reach.unsqueeze(-1)
-
-    def _switching(self, share: Float[Tensor, "batch q_len kv_len"]) -> tuple[Tensor, ...]:
-        """Return weights, biases and output weights of a network with the same bias for these
-        shares: of the hidden units those that switch between 0 and the largest share. The others
-        are linear there, and replaced by one unit with their slope and one with their constant."""
-        (weight, bias), (out, constant) = _as(self.hidden, share.dtype), _as(self.out, share.dtype)
-        weight = weight[:, 0]
-        ends = torch.stack((bias, weight * share.amax() + bias)).detach()
-        on, off = ((each > 0).all(0).to(share.dtype) for each in (ends, -ends))
-        kept, passed = on + off == 0, on - self.activation(-off)
-        slope, constant = out @ (passed * weight), out @ (passed * bias) + constant
-        weight, bias = (F.pad(each[kept], (0, 2)) for each in (weight, bias))
-        weight[-2] = bias[-1] = 1  # no share is negative
-        return weight, bias, torch.cat((out[:, kept], slope[:, None], constant[:, None]), 1)
+            return _psi(c * distances(q.positions, k.positions).to(c.dtype))
+        greatest = shift + len(q) - 1
+        steps_down = torch.arange(len(q) + len(k) - 1, device=c.device)
+        row = _psi(c * (greatest - steps_down).to(c.dtype))
+        return row.unfold(0, len(k), 1).flip(0)
 
     def term(self, q: Tokens, k: Tokens) -> "Network":
         assert q.x is not None
@@ -151,7 +153,8 @@ def _with_an_axis(fire: FIRE, state: dict[str, Any], prefix: str, *others: objec
 class Network(Dense):
     """Add FIRE's bias, computed for a few pairs at a time."""
 
-    additive, owns_values = True, True
+    additive = True
+    owns_values = True
     HIDDEN_BYTES = 2**20
     """Maximum bytes of the hidden layer at a time, so that it stays in the CPU's cache. The
     backward pass computes it again: training takes half the time."""
@@ -161,37 +164,65 @@ class Network(Dense):
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
         super().__init__(q, k, lambda q, k: fire.of_share(fire.share(q, k, self.dtype)))
-        self.fire, self.dtype = fire, q.x.dtype
+        self.fire = fire
+        self.dtype = q.x.dtype
 
     def held(self, needs_grad: bool) -> float:
         return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
-        fire, q, k = self.fire, self.q[rows], self.k[keys]
-        share = fire.share(q, k, self.dtype)
-        share = share if share.ndim == 3 else share[None]
+        share = self.fire.share(self.q[rows], self.k[keys], self.dtype)
+        if share.ndim == 2:
+            share = share[None]
+        # Which units can be left out is read from the numbers; a trace must not depend on them.
         if not readable(share) or not share.numel():
-            return fire.of_share(share)
-        layers, pairs = fire._switching(share), share.flatten()
+            return self.fire.of_share(share)
+        layers = with_fewer_units(
+            _weights(self.fire.hidden, share.dtype),
+            _weights(self.fire.out, share.dtype),
+            self.fire.activation,
+            largest=share.amax(),
+        )
+        pairs = share.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
-        at_once = max(1, self.HIDDEN_BYTES // (len(layers[0]) * self.SLICE * share.element_size()))
-        groups = slices.split(at_once)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (share, *layers)):
-            how: dict[str, Any] = {"preserve_rng_state": False, "determinism_check": "none"}
-            run = functools.partial(checkpoint, self._of_slices, use_reentrant=False, **how)
-            found = torch.cat([run(group, *layers) for group in groups]).transpose(0, 1).flatten(1)
-        else:
-            found = share.new_empty(fire.out.out_features, slices.numel())
-            places = found.unflatten(1, (-1, self.SLICE)).transpose(0, 1).split(at_once)
-            for group, place in zip(groups, places, strict=True):
-                place.copy_(self._of_slices(group, *layers))
-        return found[:, : len(pairs)].unflatten(1, share.shape).transpose(0, 1)
+        bias = self._of_all_slices(slices, layers)  # (num_heads, padded pairs)
+        return bias[:, : len(pairs)].unflatten(1, share.shape).transpose(0, 1)
 
-    def _of_slices(self, share: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-        """Return the bias of slices of pairs, (slices, num_heads, pairs)."""
-        hidden = self.fire.activation((weight[:, None] * share).add_(bias[:, None]), inplace=True)
-        return torch.bmm(out.expand(len(share), -1, -1), hidden)
+    def _of_all_slices(self, slices: Tensor, layers: Layers) -> Tensor:
+        """Return the bias of slices of pairs, (slices, 1, SLICE), as (num_heads, slices * SLICE),
+        with a hidden layer of at most HIDDEN_BYTES at a time."""
+        bytes_of_a_slice = len(layers.weight) * self.SLICE * slices.element_size()
+        groups = slices.split(max(1, self.HIDDEN_BYTES // bytes_of_a_slice))
+        needs_grad = any(t.requires_grad for t in (slices, *layers))
+        if torch.is_grad_enabled() and needs_grad:
+            # Recomputed in the backward pass. Nothing in it is random or depends on the device.
+            recomputed = functools.partial(
+                checkpoint,
+                self._of_slices,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                determinism_check="none",
+            )
+            parts = [recomputed(group, layers) for group in groups]
+            return torch.cat(parts).transpose(0, 1).flatten(1)
+        bias = slices.new_empty(self.fire.out.out_features, slices.numel())
+        places = bias.unflatten(1, (-1, self.SLICE)).transpose(0, 1).split(len(groups[0]))
+        for group, place in zip(groups, places, strict=True):
+            place.copy_(self._of_slices(group, layers))
+        return bias
+
+    def _of_slices(self, share: Tensor, layers: Layers) -> Tensor:
+        """Return the bias of slices of pairs, (slices, 1, SLICE) -> (slices, num_heads, SLICE)."""
+        line = (layers.weight[:, None] * share).add_(layers.bias[:, None])
+        hidden = self.fire.activation(line, inplace=True)
+        return torch.bmm(layers.out.expand(len(share), -1, -1), hidden)
 
 
-def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _psi(scaled: Tensor) -> Tensor:
+    """Return psi = ln(|scaled| + 1), for distances that are multiplied by c."""
+    return scaled.abs().log1p()
+
+
+def _weights(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the weight and the bias of a layer in this dtype."""
     return layer.weight.to(dtype), layer.bias.to(dtype)
