@@ -83,8 +83,10 @@ class CoPE(PositionEncoding):
             raise ValueError(f"CoPE: gates must be key, value or separate_key, got {gates!r}.")
         if gates == "separate_key" and (embed_dim is None or num_kv_heads is None):
             raise ValueError("CoPE: gates='separate_key' needs embed_dim and num_kv_heads.")
-        self.head_dim, self.num_positions = head_dim, num_positions
-        self.divide, self.gates = divide, gates
+        self.head_dim = head_dim
+        self.num_positions = num_positions
+        self.divide = divide
+        self.gates = gates
         self.e = nn.Parameter(torch.empty(num_positions, head_dim))
         self.gate_key = None
         if gates == "separate_key":
@@ -123,7 +125,8 @@ class CountedGates(Term):
 
     def __init__(self, q: Tokens, k: Tokens, cope: CoPE) -> None:
         super().__init__(q, k)
-        self.cope, self.scale = cope, cope.scale(cope.head_dim)
+        self.cope = cope
+        self.scale = cope.scale(cope.head_dim)
 
     def held(self, needs_grad: bool) -> float:
         return 9.0 if needs_grad else 1.0
@@ -131,14 +134,12 @@ class CountedGates(Term):
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         """Add the term; on the CPU by some queries at a time, from their last key to the first,
         until all counts have reached their limit."""
-        cope, q = self.cope, self.q[rows].x
+        q = self.q[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
-        e = torch.cat([cope.e, cope.e[-1:]]).to(q.dtype)  # a neighbour for the last row, too
-        table = F.linear(q, e)  # (batch, num_heads, rows, num_positions + 1)
-        table = table * self.scale if cope.divide else table
+        table = self._table(q)
         gates = scores
-        if cope.gates != "key":
+        if self.cope.gates != "key":
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
@@ -146,27 +147,42 @@ class CountedGates(Term):
             return scores.add_(_at(table, _count(gates, mask)))
         shown = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
         shown = shown.expand(*shown.shape[:2], *scores.shape[-2:])
-        tiles = zip(*(t.split(ROWS, -2) for t in (table, gates, shown)), strict=True)
-        return add_parts(scores, *(_parts(*tile) for tile in tiles), rows=ROWS)
+        by_rows = zip(*(t.split(ROWS, -2) for t in (table, gates, shown)), strict=True)
+        return add_parts(scores, *(_parts(*some) for some in by_rows), rows=ROWS)
+
+    def _table(self, q: Tensor) -> Tensor:
+        """Return the products of each query with each row of e, (batch, num_heads, rows,
+        num_positions + 1). The last row is there twice, as its own neighbour in `_at`."""
+        e = torch.cat([self.cope.e, self.cope.e[-1:]]).to(q.dtype)
+        table = F.linear(q, e)
+        return table * self.scale if self.cope.divide else table
 
 
 def _parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:
-    most, after = table.shape[-1] - 2, None
-    seen = mask.flatten(0, -2).any(0).nonzero()
-    last = int(seen[-1]) + 1 if len(seen) else 0
-    step = gates.shape[-2] + 5 * most // 2  # half-open gates take one step
+    """Yield the term of a few queries, some keys at a time, from the last key to the first.
+
+    The count of a key is that of the keys after it plus its own part of the sum. Once the counts of
+    all queries have reached the last row of the table, all earlier keys get that row.
+    """
+    limit = table.shape[-1] - 2
+    visible = mask.flatten(0, -2).any(0).nonzero()
+    last = int(visible[-1]) + 1 if len(visible) else 0  # no query sees a key from here on
+    step = gates.shape[-2] + 5 * limit // 2  # half-open gates reach the limit in one step
     sizes = [last % step, *[step] * (last // step), gates.shape[-1] - last]
     *parts, hidden = gates.split(sizes, -1)  # the gradient of a slice would be of full size
     yield last, last + hidden.shape[-1], table[..., :1]
+    after: Tensor | None = None  # the count of the first key of the part before
     for part in reversed(parts):
-        if after is not None and bool((after >= most).all()):
+        if after is not None and bool((after >= limit).all()):
             yield 0, last, table[..., -1:]
             return
         first = last - part.shape[-1]
         count = _count(part, mask[..., first:last])
-        count = count if after is None else count + after
+        if after is not None:
+            count = count + after
         yield first, last, _at(table, count)
-        after, last = count[..., :1], first
+        after = count[..., :1]
+        last = first
 
 
 def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
@@ -180,8 +196,9 @@ def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
 def _at(table: Tensor, count: Tensor) -> Tensor:
     """Interpolate the table linearly at fractional counts; NaN for a count of NaN. Its last column
     is only the neighbour of the one before."""
-    most = table.shape[-1] - 2
-    count = count.clamp(max=most)
-    below = count.detach().long().clamp_(0, most)  # NaN as an integer may be any
-    low, high = table.gather(-1, below), table[..., 1:].gather(-1, below)
+    limit = table.shape[-1] - 2
+    count = count.clamp(max=limit)
+    below = count.detach().long().clamp_(0, limit)  # NaN as an integer may be any
+    low = table.gather(-1, below)
+    high = table[..., 1:].gather(-1, below)
     return torch.lerp(low, high, count.frac())

@@ -1,6 +1,5 @@
 """FoX, the forgetting transformer: forget gates between key and query weaken attention."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -101,18 +100,18 @@ class FoX(PositionEncoding):
             )
         assert q.x is not None
         check_heads(self, q.state.shape[1], q.x)
-        ways = (2,) if self.bidirectional else ()
+        last_axis = (2,) if self.bidirectional else ()
         for state in (q.state, k.state):
-            check_state_shape(self, state, q.x.shape[1], *ways)
-        return ForgottenBetween(q, k, _both_ways if self.bidirectional else _backwards)
+            check_state_shape(self, state, q.x.shape[1], *last_axis)
+        return ForgottenBetween(q, k, self.bidirectional)
 
 
 class ForgottenBetween(Dense):
     """Add the sum of log gates between key and query, a difference of running sums."""
 
-    def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
-        super().__init__(q, k, values)
-        if values is _backwards:
+    def __init__(self, q: Tokens, k: Tokens, bidirectional: bool) -> None:
+        super().__init__(q, k, _on_either_side if bidirectional else _since_key)
+        if not bidirectional:
             self.per_key = self._per_key
 
     def _per_key(self) -> tuple[Tensor, Tensor]:
@@ -122,24 +121,29 @@ class ForgottenBetween(Dense):
     def pair(self) -> ScoreMod:  # type: ignore[override]
         """Return a score_mod that subtracts running sums, in O(len) memory. With gradients, one
         that reads all differences: a kernel would add those of a whole row to one number."""
-        x, q, k = self.q.x, self.q.state, self.k.state
+        x = self.q.x
+        q = self.q.state
+        k = self.k.state
         assert x is not None and q is not None and k is not None
         learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-        if self.per_key is None or learns or x.dtype == torch.float64:
+        bidirectional = self.per_key is None
+        if bidirectional or learns or x.dtype == torch.float64:
             return super().pair()
-        (q_high, q_low), (k_high, k_low) = _in_two(q), _in_two(k)
+        q_high, q_low = _high_and_low(q)
+        k_high, k_low = _high_and_low(k)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            of_q = torch.zeros_like(batch) if len(q_high) == 1 else batch
-            of_k = torch.zeros_like(batch) if len(k_high) == 1 else batch
-            high = q_high[of_q, head, q_idx] - k_high[of_k, head, kv_idx]
-            low = q_low[of_q, head, q_idx] - k_low[of_k, head, kv_idx]
+            # A state with one row serves the whole batch.
+            q_row = torch.zeros_like(batch) if len(q_high) == 1 else batch
+            k_row = torch.zeros_like(batch) if len(k_high) == 1 else batch
+            high = q_high[q_row, head, q_idx] - k_high[k_row, head, kv_idx]
+            low = q_low[q_row, head, q_idx] - k_low[k_row, head, kv_idx]
             return score + (high + low)
 
         return mod
 
 
-def _in_two(sums: Tensor) -> tuple[Tensor, Tensor]:
+def _high_and_low(sums: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors in float32 whose sum is `sums` to 2**-48 of it.
 
     With q = q_high + q_low and k likewise, q - k = (q_high - k_high) + (q_low - k_low). In float32
@@ -153,14 +157,25 @@ def _in_two(sums: Tensor) -> tuple[Tensor, Tensor]:
     return high, low.masked_fill(~high.isfinite(), 0)  # infinity minus itself is NaN
 
 
-def _backwards(q: Tokens, k: Tokens) -> Tensor:
+def _since_key(q: Tokens, k: Tokens) -> Tensor:
     """Return the sum of log gates from each key to the query, (batch, num_heads, rows, keys)."""
     assert q.state is not None and k.state is not None
     return q.state[..., :, None] - k.state[..., None, :]
 
 
-def _both_ways(q: Tokens, k: Tokens) -> Tensor:
+def _on_either_side(q: Tokens, k: Tokens) -> Tensor:
+    """Return the sum of log gates between each key and the query, (batch, num_heads, rows, keys),
+    from one set of gates for keys in the past and another one for keys in the future.
+
+    A state has two running sums, S of the first set and T of the second. With i the query:
+
+        past key j:    sum_{l = j+1 .. i} ln f_l =   S_i - S_j
+        future key j:  sum_{l = i+1 .. j} ln g_l = -(T_i - T_j)
+    """
     assert q.state is not None and k.state is not None
-    past, future = (q.state[..., :, None, :] - k.state[..., None, :, :]).unbind(-1)
-    behind = distances(q.positions, k.positions) >= 0
-    return torch.where(behind if behind.ndim == 2 else behind[:, None], past, -future)
+    differences = q.state[..., :, None, :] - k.state[..., None, :, :]
+    of_first, of_second = differences.unbind(-1)
+    past = distances(q.positions, k.positions) >= 0
+    if past.ndim == 3:  # (batch, rows, keys)
+        past = past[:, None]
+    return torch.where(past, of_first, -of_second)

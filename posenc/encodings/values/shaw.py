@@ -52,7 +52,8 @@ class Shaw(PositionEncoding):
 
     def __init__(self, head_dim: int, *, max_distance: int = 16, values: bool = True) -> None:
         super().__init__()
-        self.head_dim, self.max_distance = head_dim, max_distance
+        self.head_dim = head_dim
+        self.max_distance = max_distance
         self.claims = replace(self.claims, places=(3, 4) if values else (3,))
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))
@@ -81,13 +82,17 @@ class ShawTerm(ByDistance):
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None
-        dtype, scale = at_least_float32(q.x.dtype), shaw.scale(shaw.head_dim)
+        dtype = at_least_float32(q.x.dtype)
+        scale = shaw.scale(shaw.head_dim)
+
+        def key_vectors(distance: Tensor) -> Tensor:
+            return scale * shaw.key_table.to(dtype)[None, shaw.row(distance)]
+
         ends = (-shaw.max_distance, shaw.max_distance)
-        super().__init__(
-            q, k, ends, q.x.to(dtype), lambda d: scale * shaw.key_table.to(dtype)[None, shaw.row(d)]
-        )
-        self.shaw, self.dtype = shaw, dtype
-        if type(self) is ShawTerm:
+        super().__init__(q, k, ends, q.x.to(dtype), key_vectors)
+        self.shaw = shaw
+        self.dtype = dtype
+        if type(self) is ShawTerm:  # a subclass may do more to far keys than `far` says
             self.far_from = shaw.max_distance
 
     @property
@@ -95,16 +100,21 @@ class ShawTerm(ByDistance):
         return None if self.shaw.value_table is None else self._combine
 
     def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
+        """Return weights @ (v + value_table[r]): the second part as the sum of weights of each
+        distance, times the table."""
         shaw = self._checked(v)
-        out = grouped_matmul(weights, v.to(weights.dtype))
         assert shaw.value_table is not None
+        out = grouped_matmul(weights, v.to(weights.dtype))
         distance = distances(self.q[rows].positions, self.k[keys].positions)
-        index = shaw.row(distance if distance.ndim == 2 else distance[:, None])
-        sums = weights.new_zeros(*weights.shape[:-1], shaw.value_table.shape[0])
-        sums = sums.scatter_add(-1, index.expand(weights.shape), weights)
+        if distance.ndim == 3:  # (batch, rows, keys)
+            distance = distance[:, None]
+        table_row = shaw.row(distance).expand(weights.shape)
+        sums = weights.new_zeros(*weights.shape[:-1], len(shaw.value_table))
+        sums = sums.scatter_add(-1, table_row, weights)
         return out + sums @ shaw.value_table.to(sums.dtype)
 
     def _checked(self, v: Tensor) -> Shaw:
+        """Return the encoding. Raise ValueError if value_table does not fit values like v."""
         shaw = self.shaw
         if shaw.value_table is not None and v.shape[-1] != shaw.head_dim:
             raise ValueError(
@@ -120,39 +130,80 @@ class ShawTerm(ByDistance):
     ) -> tuple[
         Float[Tensor, "batch num_heads rows v_dim"], Float[Tensor, "batch num_heads rows"]
     ]:  # fmt: skip
-        shaw, near, (heads, n) = self._checked(v), self.shaw.max_distance, q.shape[1:3]
-        q, blocks, before = q.to(self.dtype), -(-n // near), k.shape[2] - n
-        missing = blocks * near - n
-        falling = shaw.row(torch.arange(near - 1, -1, -1, device=q.device))
+        """Attend causally to the keys nearer than max_distance, a block of as many queries at once.
 
-        def windows(t: Tensor) -> Tensor:
-            """Return the keys of each block of `near` queries, (..., width, 2 near - 1)."""
-            t = t.to(q.dtype)
-            ends = (t[:, :, :1].expand(-1, -1, count, -1) for count in (near - 1 - before, missing))
-            first, last = map(torch.zeros_like, ends)
-            t = torch.cat([first, t, last], 2).unfold(2, 2 * near - 1, near)
-            return for_every_head(t, heads)
+        Let w be max_distance. The w queries of a block see 2w - 1 keys together, from w - 1 before
+        the first query on. Query r sees w of them, from column r on. For w = 3:
 
-        # Row i of a block has its keys, by falling distance, from column i on.
-        scores = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near)) @ windows(k)
-        scores = F.pad(scores.flatten(3), (0, near)).unflatten(3, (near, 2 * near))[..., :near]
-        scores = scores.flatten(2, 3)[:, :, :n] + q @ shaw.key_table.to(q.dtype)[falling].mT
-        key = torch.arange(n, device=q.device)[:, None] - (near - 1 - before)
+            key       -2  -1   0   1   2
+            query 0    x   x   x
+            query 1        x   x   x
+            query 2            x   x   x
+
+        All products of a block are one matrix product. `_from_diagonals` reads the seen ones of
+        each query as w columns by falling distance: column c is for distance w - 1 - c. For the
+        values `_to_diagonals` writes the weights back.
+        """
+        shaw = self._checked(v)
+        near = shaw.max_distance
+        heads, length = q.shape[1:3]
+        q = q.to(self.dtype)
+        blocks = -(-length // near)
+        missing = blocks * near - length  # queries that the last block lacks
+        front = near - 1 - (k.shape[2] - length)  # keys that the first block lacks
+        table_rows = shaw.row(torch.arange(near - 1, -1, -1, device=q.device))
+
+        def keys_of_blocks(t: Tensor) -> Tensor:
+            """Return the keys or values of each block, (batch, heads, blocks, width, 2 near - 1),
+            with zeros where there are none."""
+            t = F.pad(t.to(q.dtype), (0, 0, front, missing))
+            return for_every_head(t.unfold(2, 2 * near - 1, near), heads)
+
+        queries = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near))
+        products = _from_diagonals(queries @ keys_of_blocks(k)).flatten(2, 3)[:, :, :length]
+        scores = products + q @ shaw.key_table.to(q.dtype)[table_rows].mT
+        scores = shaw.scale(shaw.head_dim) * scores
+
+        key = torch.arange(length, device=q.device)[:, None] - front
         key = key + torch.arange(near, device=q.device)
-        scores = (shaw.scale(shaw.head_dim) * scores).masked_fill(key < 0, -torch.inf)
+        scores = scores.masked_fill(key < 0, -torch.inf)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
-        moved = F.pad(weights, (0, near, 0, missing)).unflatten(2, (blocks, near)).flatten(3)
-        moved = moved[..., : near * (2 * near - 1)].unflatten(3, (near, 2 * near - 1))
-        out = (moved @ windows(v).mT).flatten(2, 3)[:, :, :n]
+
+        in_blocks = F.pad(weights, (0, 0, 0, missing)).unflatten(2, (blocks, near))
+        out = _to_diagonals(in_blocks) @ keys_of_blocks(v).mT
+        out = out.flatten(2, 3)[:, :, :length]
         if shaw.value_table is not None:
-            out = out + weights @ shaw.value_table.to(q.dtype)[falling]
+            out = out + weights @ shaw.value_table.to(q.dtype)[table_rows]
         return out, lse
 
     def far(  # type: ignore[override]
         self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"]
     ) -> tuple[Float[Tensor, "batch num_heads rows"], Float[Tensor, "*v_dim"]]:
-        shaw, q = self.shaw, q.to(self.dtype)
+        """Return what all keys at max_distance or farther share: the product of each query with
+        their row of key_table, and their row of value_table, 0 if there is none."""
+        shaw = self.shaw
+        q = q.to(self.dtype)
         row = shaw.row(torch.tensor(shaw.max_distance, device=q.device))
-        value = q.new_zeros(()) if shaw.value_table is None else shaw.value_table[row].to(q.dtype)
-        return shaw.scale(shaw.head_dim) * (q @ shaw.key_table[row].to(q.dtype)), value
+        scores = shaw.scale(shaw.head_dim) * (q @ shaw.key_table[row].to(q.dtype))
+        if shaw.value_table is None:
+            return scores, q.new_zeros(())
+        return scores, shaw.value_table[row].to(q.dtype)
+
+
+def _from_diagonals(block: Tensor) -> Tensor:
+    """Return (..., w, w) with columns r to r + w - 1 of each row r of (..., w, 2w - 1).
+
+    In memory, row r begins at r (2w - 1), so its column r + c is number 2w r + c. With w more
+    numbers at the end these are rows of 2w, of which the first w columns are kept.
+    """
+    w = block.shape[-2]
+    return F.pad(block.flatten(-2), (0, w)).unflatten(-1, (w, 2 * w))[..., :w]
+
+
+def _to_diagonals(columns: Tensor) -> Tensor:
+    """Return (..., w, 2w - 1) with row r of (..., w, w) in columns r to r + w - 1, and zeros
+    elsewhere: the inverse of `_from_diagonals`."""
+    w = columns.shape[-2]
+    numbers = F.pad(columns, (0, w)).flatten(-2)[..., : w * (2 * w - 1)]
+    return numbers.unflatten(-1, (w, 2 * w - 1))
