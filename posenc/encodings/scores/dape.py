@@ -94,8 +94,8 @@ class DAPE(PositionEncoding):
         if isinstance(inner, str):
             if inner not in BIASES:
                 raise ValueError(f"DAPE: inner must be one of {', '.join(BIASES)}, got {inner!r}.")
-            kind, own = BIASES[inner]
-            inner = kind.from_shape(shape, **own)
+            inner_class, inner_options = BIASES[inner]
+            inner = inner_class.from_shape(shape, **inner_options)
         return super().from_shape(shape, inner=inner, **options)
 
     def reset_parameters(self) -> None:
@@ -126,26 +126,29 @@ class Adapted(Term):
 
     def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
         super().__init__(q, k)
-        self.inner, self.dape = inner, dape
+        self.inner = inner
+        self.dape = dape
 
     def ready(self, rows: int, causal: bool) -> "Adapted":
         return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
 
     def held(self, needs_grad: bool) -> float:
-        units, heads = self.dape.out.weight.shape[::-1]
+        heads, units = self.dape.out.weight.shape
         return 3 * units / heads + 3
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         bias = self._bias(scores, rows, keys)
-        hidden_layer, out = self.dape.hidden, self.dape.out
-        for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)
+        out = self.dape.out
+        for_scores, for_bias = self.dape.hidden.weight.to(scores.dtype).chunk(2, dim=1)
+        hidden_bias = self.dape.hidden.bias.to(scores.dtype)[:, None, None]
+        out_bias = out.bias.to(scores.dtype)[:, None, None]
         finite = bias.masked_fill(bias == -torch.inf, 0)  # the sum hides these keys
-        own = torch.einsum("wh,...hqk->...wqk", for_bias, finite)  # often one row for the batch
-        own = own + hidden_layer.bias.to(scores.dtype)[:, None, None]
-        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores) + own
+        # Apart, because the bias often has one row for the whole batch.
+        from_bias = torch.einsum("wh,...hqk->...wqk", for_bias, finite) + hidden_bias
+        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores) + from_bias
         hidden = F.leaky_relu(hidden, inplace=True)
-        change = torch.einsum("hw,...wqk->...hqk", out.weight.to(hidden.dtype), hidden)
-        return scores + change + (bias + out.bias.to(hidden.dtype)[:, None, None])
+        change = torch.einsum("hw,...wqk->...hqk", out.weight.to(scores.dtype), hidden)
+        return scores + change + (bias + out_bias)
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return the inner bias, (batch or 1, num_heads, rows, keys)."""

@@ -93,10 +93,7 @@ class DeBERTa(PositionEncoding):
         super().__init__()
         if not (c2p or p2c):
             raise ValueError("DeBERTa: at least one of c2p and p2c must be True.")
-        if max_distance < 1 or (
-            num_buckets is not None
-            and (num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= num_buckets // 2)
-        ):
+        if max_distance < 1 or not _buckets_fit(num_buckets, max_distance):
             raise ValueError(
                 "DeBERTa: num_buckets must be even, at least 4, and below 2 * (max_distance - 1); "
                 f"got num_buckets={num_buckets}, max_distance={max_distance}."
@@ -104,8 +101,12 @@ class DeBERTa(PositionEncoding):
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.max_distance, self.num_buckets = max_distance, num_buckets
-        self.c2p, self.p2c, self.paper_p2c, self.clamp = c2p, p2c, paper_p2c, clamp
+        self.max_distance = max_distance
+        self.num_buckets = num_buckets
+        self.c2p = c2p
+        self.p2c = p2c
+        self.paper_p2c = paper_p2c
+        self.clamp = clamp
         self.span = max_distance if num_buckets is None else num_buckets
         self.table = nn.Parameter(torch.empty(2 * self.span, embed_dim))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-7) if layer_norm else None
@@ -113,7 +114,8 @@ class DeBERTa(PositionEncoding):
         self.claims = replace(self.claims, needs_raw_k=p2c, shared_parameters=shared)
         self.share_att_key = share_att_key
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
-        self.pos_key = self.pos_query = None
+        self.pos_key = None
+        self.pos_query = None
         if c2p and not share_att_key:
             self.pos_key = nn.Linear(embed_dim, num_heads * self.head_dim)
         if p2c and not share_att_key:
@@ -165,29 +167,39 @@ class DeBERTa(PositionEncoding):
         assert q.x is not None
         check_heads(self, self.num_heads, q.x)
         check_head_dim(self, self.head_dim, q.x)
-        dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
+        dtype = at_least_float32(q.x.dtype)
+        scale = self.scale(self.head_dim)
 
         def for_q(distance: Tensor) -> Tensor:
-            return scale * self._projected(self._projections()[1], self.row(distance), dtype)
+            _, pos_key = self._projections()
+            return scale * self._projected(pos_key, self.row(distance), dtype)
 
         def for_k(distance: Tensor) -> Tensor:
+            pos_query, _ = self._projections()
             row = self.row(-distance if self.paper_p2c else distance)
-            return scale * self._projected(self._projections()[0], row, dtype)
+            return scale * self._projected(pos_query, row, dtype)
 
         def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-            layers = (*self._projections(), self.norm)
-            weights = (t for layer in layers if layer is not None for t in layer.parameters())
+            layers = [layer for layer in (*self._projections(), self.norm) if layer is not None]
+            weights = (weight for layer in layers for weight in layer.parameters())
             return self.kept((key, dtype, scale), compute, self.table, *weights)
 
-        ends = -self.max_distance, self.max_distance
-        queries = (q.x.to(dtype), for_q) if self.c2p else (None, None)
-        keys = k.x.to(dtype) if self.p2c and k.x is not None else None
-        return ByDistance(q, k, ends, *queries, keys, for_k if self.p2c else None, kept=kept)
+        return ByDistance(
+            q,
+            k,
+            (-self.max_distance, self.max_distance),
+            q_vectors=q.x.to(dtype) if self.c2p else None,
+            for_q=for_q if self.c2p else None,
+            k_vectors=k.x.to(dtype) if self.p2c and k.x is not None else None,
+            for_k=for_k if self.p2c else None,
+            kept=kept,
+        )
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         return self.with_kept_tables()
 
     def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
+        """Return the projections of the table to Q and to K; None for one that is not used."""
         if not self.share_att_key:
             return self.pos_query, self.pos_key
         if self._attention_projections is None:
@@ -203,12 +215,11 @@ class DeBERTa(PositionEncoding):
         """Return rows of the table, projected: (num_heads, rows, head_dim). Query heads may share a
         head of the projection. A row that several distances use is projected once."""
         assert projection is not None
-        ends = free_ends(rows)
+        ends = free_ends(rows)  # None: not known without waiting for the device
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
         shared = 2 * (last + 1 - first) < len(rows)
-        table = self._rows(
-            torch.arange(first, last + 1, device=rows.device) if shared else rows, dtype
-        )
+        projected = torch.arange(first, last + 1, device=rows.device) if shared else rows
+        table = self._rows(projected, dtype)
         heads = projection.weight.to(dtype) @ table.mT
         if projection.bias is not None:
             heads = heads + projection.bias.to(dtype)[:, None]
@@ -218,10 +229,19 @@ class DeBERTa(PositionEncoding):
         return for_every_head(heads, self.num_heads, dim=0).mT
 
     def _rows(
-        self, rows: Int[Tensor, " rows"] | slice, dtype: torch.dtype
+        self, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "rows embed_dim"]:
+        """Return rows of the table, normalised if it has a norm."""
         table = self.table[rows].to(dtype)
         if self.norm is None:
             return table
-        weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+        weight = self.norm.weight.to(dtype)
+        bias = self.norm.bias.to(dtype)
         return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+
+
+def _buckets_fit(num_buckets: int | None, max_distance: int) -> bool:
+    """Return True if half of the buckets can be exact and the rest reach max_distance - 1."""
+    if num_buckets is None:
+        return True
+    return num_buckets >= 4 and num_buckets % 2 == 0 and max_distance - 1 > num_buckets // 2

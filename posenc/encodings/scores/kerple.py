@@ -48,19 +48,27 @@ class Kerple(DistanceBias):
         if form not in ("log", "power"):
             raise ValueError(f"Kerple: form must be 'log' or 'power', got {form!r}.")
         self.form = form
-        self.r1, self.r2 = (nn.Parameter(torch.empty(num_heads)) for _ in range(2))
+        self.r1 = nn.Parameter(torch.empty(num_heads))
+        self.r2 = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for r, high in zip((self.r1, self.r2), KERPLE_STARTS[self.form], strict=True):
-            nn.init.uniform_(r, 0, high)
+        r1_high, r2_high = KERPLE_STARTS[self.form]
+        nn.init.uniform_(self.r1, 0, r1_high)
+        nn.init.uniform_(self.r2, 0, r2_high)
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         distance = real(distance).abs()
-        r1, r2 = (per_head(r, distance) for r in (self.r1, self.r2))
+        r1 = _bounded(per_head(self.r1, distance))
+        r2 = _bounded(per_head(self.r2, distance), self._r2_high)
         if self.form == "log":
-            return -_bounded(r1) * (_bounded(r2) * distance).log1p()
-        return -_bounded(r1) * distance ** _bounded(r2, KERPLE_POWER_HIGH)
+            return -r1 * (r2 * distance).log1p()
+        return -r1 * distance**r2
+
+    @property
+    def _r2_high(self) -> float:
+        """Return the number to which r2 is clamped."""
+        return torch.inf if self.form == "log" else KERPLE_POWER_HIGH
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
@@ -70,10 +78,9 @@ class Kerple(DistanceBias):
 
     def _formulas(self) -> list[Formula]:
         """Return `bias` as arithmetic. Kernels compute log and exp2 faster than log1p and pow."""
-        r1, r2 = self.r1.float(), self.r2.float()
-        if self.form == "log":
-            return [Formula(_log, (_bounded(r1), _bounded(r2)), dear=True)]
-        return [Formula(_power, (_bounded(r1), _bounded(r2, KERPLE_POWER_HIGH)), dear=True)]
+        r1 = _bounded(self.r1.float())
+        r2 = _bounded(self.r2.float(), self._r2_high)
+        return [Formula(_log if self.form == "log" else _power, (r1, r2), dear=True)]
 
 
 def _log(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
@@ -86,7 +93,7 @@ def _power(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
-    """Clamp x to [0.01, high], but pass its gradient on unchanged. A plain clamp has no gradient
-    outside, so a parameter that starts there would never learn (1 % of initial r2). x must have the
-    bias's dtype: 0.01 is not exact in 16 bits."""
+    """Clamp x to [0.01, high], but pass its gradient on unchanged: the difference is a constant to
+    autograd. A plain clamp has no gradient outside, so a parameter that starts there would never
+    learn (1 % of initial r2). x must have the bias's dtype: 0.01 is not exact in 16 bits."""
     return x + (x.clamp(KERPLE_LOW, high) - x).detach()

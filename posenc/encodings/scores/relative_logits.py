@@ -1,7 +1,6 @@
 """Inkling's relative logits: each query mixes learned profiles, functions of the distance."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Real
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.terms.bands import Table
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.term import ScoreMod, Scores, Shown
 from posenc.encodings.terms.tokens import Tokens
@@ -104,8 +104,7 @@ class RelativeLogits(PositionEncoding):
         def for_q(distance: Tensor) -> Tensor:
             return profiles[None, distance.clamp(-1, extent) + 1]
 
-        ends, scaling = (-1, extent), self.log_scaling
-        return Profiles(q, k, ends=ends, q_vectors=q.state, for_q=for_q, log_scaling=scaling)
+        return Profiles(q, k, (-1, extent), q.state, for_q, log_scaling=self.log_scaling)
 
 
 class Profiles(ByDistance):
@@ -113,9 +112,16 @@ class Profiles(ByDistance):
     that depends on its position."""
 
     def __init__(
-        self, q: Tokens, k: Tokens, *, log_scaling: tuple[float, float] | None, **vectors: Any
+        self,
+        q: Tokens,
+        k: Tokens,
+        ends: tuple[int, int],
+        q_vectors: Float[Tensor, "batch num_heads {len(q)} num_profiles"],
+        for_q: Table,
+        *,
+        log_scaling: tuple[float, float] | None,
     ) -> None:
-        super().__init__(q, k, **vectors)
+        super().__init__(q, k, ends, q_vectors, for_q)
         self.log_scaling = log_scaling
         self.additive = log_scaling is None
 

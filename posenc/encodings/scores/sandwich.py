@@ -53,17 +53,18 @@ class Sandwich(DistanceBias):
             raise ValueError(f"Sandwich: dim must be even and at least 2, got {dim}.")
         if form not in ("paper", "nemo"):
             raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
-        first = 0 if form == "paper" else 1
+        first = 0 if form == "paper" else 1  # the first t
         self.angles = Angles(geometric(dim // 2 + first, 10000, 2 / dim)[first:])
         self.offset = first * dim / 2
         self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        parts = distance.flatten().split(CHUNK)
         dtype = real(distance).dtype
-        cosines = (self.angles.reduced(part).to(dtype).cos() for part in parts)
-        total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
-        return self._shared(total.view(distance.shape), dtype)
+        sums = []
+        for part in distance.flatten().split(CHUNK):
+            cosines = self.angles.reduced(part).to(dtype).cos()
+            sums.append(cosines.sum(-1, dtype=torch.float64))
+        return self._for_heads(torch.cat(sums).view(distance.shape), dtype)
 
     def dense(
         self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
@@ -72,20 +73,22 @@ class Sandwich(DistanceBias):
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         dtype = torch.float64 if double else real(q_positions).dtype
-        values = self._shared(q @ k.mT, dtype)
+        values = self._for_heads(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def run(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Compute the bias of falling distances from a grid of few queries and keys."""
+        """Compute the bias of falling distances from a grid of few queries and keys: the row of a
+        query has the distances to keys 0 to 63, and the next query is 64 positions before."""
         queries = torch.arange(farthest, farthest - count, -KEYS, device=device)
-        where = torch.cat((queries, torch.arange(KEYS, device=device)))
-        both = torch.cat(self.angles.cos_sin(where, torch.float64), dim=-1)
-        total = both[: len(queries)] @ both[len(queries) :].mT
+        positions = torch.cat((queries, torch.arange(KEYS, device=device)))
+        both = torch.cat(self.angles.cos_sin(positions, torch.float64), dim=-1)
+        products = both[: len(queries)] @ both[len(queries) :].mT
         dtype = torch.float64 if double else torch.float32
-        return self._shared(total.flatten()[:count], dtype)
+        return self._for_heads(products.flatten()[:count], dtype)
 
-    def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+    def _for_heads(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return each head's share of the sum of cosines, (num_heads, *total.shape)."""
         total = total - self.offset
         return (per_head(self._shares.like(total), total) * total).to(dtype)

@@ -93,7 +93,10 @@ class T5Bias(DistanceBias):
         """Return the row of the table for each distance (positive: the past)."""
         near = distance.abs() if self.bidirectional else distance.clamp(min=0)
         bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
-        return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket
+        if not self.bidirectional:
+            return bucket
+        buckets_per_side = len(self.edges) + 1
+        return bucket + buckets_per_side * (distance < 0)
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)

@@ -143,12 +143,12 @@ class DistanceVectors(ByDistance):
         queries: Float[Tensor, "batch num_heads {len(q)} head_dim"],
         xl: TransformerXL,
     ) -> None:
-        dtype, clamp = queries.dtype, xl.clamp_len
+        dtype = queries.dtype
 
         def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             return xl.kept((key, dtype), compute, xl.projection.weight)
 
-        ends = None if clamp is None else (-clamp, clamp)
+        ends = None if xl.clamp_len is None else (-xl.clamp_len, xl.clamp_len)
         super().__init__(q, k, ends, queries, partial(xl.projected, dtype=dtype), kept=kept)
         self.xl = xl
 
@@ -162,38 +162,46 @@ class DistanceVectors(ByDistance):
     ) -> Tensor:
         """Add products of queries with sinusoids of arbitrary distances, as a matrix product."""
         assert q_vectors is not None
-        coefficients, clamp = q_vectors @ self.xl.weight(q_vectors.dtype), self.xl.clamp_len
-        values = self._by_difference(coefficients, q.positions, k.positions)
+        clamp = self.xl.clamp_len
+        # q . (W R) = (q W) . R: a coefficient for each sine and cosine of the distance.
+        coefficients = q_vectors @ self.xl.weight(q_vectors.dtype)
+        products = self._by_difference(coefficients, q.positions, k.positions)
         if clamp is None:
-            return scores + values
+            return scores + products
         distance = distances(q.positions, k.positions)
-        distance = distance if distance.ndim == 2 else distance[:, None]
+        if distance.ndim == 3:  # (batch, rows, keys)
+            distance = distance[:, None]
         for limit, beyond in ((clamp, distance > clamp), (-clamp, distance < -clamp)):
-            end = self.xl.sinusoid(torch.tensor([limit], device=values.device), values.dtype)
-            values = torch.where(beyond, coefficients @ end.mT, values)
-        return scores + values
+            end = self.xl.sinusoid(torch.tensor([limit], device=products.device), products.dtype)
+            products = torch.where(beyond, coefficients @ end.mT, products)
+        return scores + products
 
     def _by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
-        """Return the products of coefficients, one row per query, with sin and cos of each
-        distance, expanded by the angle difference identities."""
-        both = torch.cat(self.xl.angles.cos_sin(kv_positions, coefficients.dtype), dim=-1)
-        return self._by_key_angle(coefficients, q_positions) @ both.unsqueeze(-3).mT
+        """Return a sin(w D) + b cos(w D), summed over all frequencies w, for each distance D of a
+        query at i and a key at j, as one matrix product.
 
-    def _by_key_angle(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
-        """Convert coefficients of sin and cos of distances to those of the key's position."""
-        on_sin, on_cos = coefficients.chunk(2, dim=-1)
-        cos, sin = (
-            t.unsqueeze(-3) for t in self.xl.angles.cos_sin(q_positions, coefficients.dtype)
-        )
-        return torch.cat([on_sin * sin + on_cos * cos, on_cos * sin - on_sin * cos], dim=-1)
+        coefficients: a of all frequencies, then b, a row per query. With D = i - j,
+
+            a sin(w D) + b cos(w D) =   (a sin(w i) + b cos(w i)) cos(w j)
+                                      + (b sin(w i) - a cos(w i)) sin(w j)
+        """
+        a, b = coefficients.chunk(2, dim=-1)
+        q_cos, q_sin = self.xl.angles.cos_sin(q_positions, coefficients.dtype)
+        q_cos = q_cos.unsqueeze(-3)  # one axis for the heads
+        q_sin = q_sin.unsqueeze(-3)
+        of_query = torch.cat([a * q_sin + b * q_cos, b * q_sin - a * q_cos], dim=-1)
+        of_key = torch.cat(self.xl.angles.cos_sin(kv_positions, coefficients.dtype), dim=-1)
+        return of_query @ of_key.unsqueeze(-3).mT
 
     def pair(self) -> ScoreMod:
         assert self.q_vectors is not None
-        shape = (*self.q_vectors.shape[:3], len(self.k))
-        everything = slice(0, len(self.q)), slice(0, len(self.k))
-        values = self.ready(len(self.q), False).add(
-            self.q_vectors.new_zeros(shape), *everything, None
-        )
-        return lambda score, batch, head, q_idx, kv_idx: score + values[batch, head, q_idx, kv_idx]
+        zeros = self.q_vectors.new_zeros(*self.q_vectors.shape[:3], len(self.k))
+        ready = self.ready(len(self.q), False)
+        values = ready.add(zeros, slice(0, len(self.q)), slice(0, len(self.k)), None)
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            return score + values[batch, head, q_idx, kv_idx]
+
+        return mod
