@@ -184,6 +184,7 @@ def _attending(module: nn.Module, key: Tensor) -> Attending | None:
             f"{known} positions are known: its keys come from a cache that "
             "transformers' Cache.update did not fill."
         )
+    now.reached = True
     return now
 
 

@@ -38,6 +38,9 @@ class Attending:
     """The call of an attention module that is running now.
 
     Its keys belong to the same tokens as its queries, until a cache puts earlier ones in front.
+
+    reached: whether posenc's attention has computed it, and not an implementation that knows
+    nothing of the encoding.
     """
 
     module: nn.Module
@@ -49,6 +52,7 @@ class Attending:
     kv_state: Tensor | None
     layer: Any
     token: Any = None
+    reached: bool = False
 
     def cut_keys(self, length: int) -> None:
         """Keep the first `length` of the keys' positions and states."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import Compose, PositionEncoding
-from posenc.hf.attachment.attention import LazyMask
+from posenc.hf.attachment.attention import NAME, LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
 from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward
 from posenc.hf.capabilities import cache_among
@@ -91,8 +91,14 @@ def _embed(forward: Forward, embeddings: Tensor) -> Tensor:
 
 
 def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Record encoding, positions and states before an attention module runs."""
+    """Record encoding, positions and states before an attention module runs.
+
+    Raises: ValueError if another attention implementation has been set since `attach`.
+    """
     layer: Layer = vars(module)[LAYER]
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
+    if implementation != NAME:
+        raise _bypassed(module, f"its implementation is {implementation!r}, no longer {NAME!r}")
     everything = (*args, *kwargs.values())
     masks = [v for v in everything if isinstance(v, LazyMask) and v.forward is not None]
     forward = masks[0].forward if masks else FORWARD.get()
@@ -129,10 +135,25 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Clear the record of the running attention after its module returns or raises."""
+    """Clear the record of the running attention after its module returns or raises.
+
+    Raises: ValueError if it returned without posenc's attention: somebody has set another attention
+    implementation, and the model's own positions are still removed.
+    """
     now = ATTENDING.get()
-    if now is not None and now.module is module:
-        ATTENDING.reset(now.token)
+    if now is None or now.module is not module:
+        return
+    ATTENDING.reset(now.token)
+    has_returned = out is not None
+    if has_returned and not now.reached:
+        raise _bypassed(module, "it did not call the attention interface of transformers")
+
+
+def _bypassed(module: nn.Module, why: str) -> ValueError:
+    return ValueError(
+        f"posenc: {type(module).__name__} runs without the encoding attached to it: {why}. Call "
+        f"model.set_attn_implementation({NAME!r}), or posenc.hf.detach(model) first."
+    )
 
 
 def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -140,3 +140,26 @@ def test_several_components_are_refused_before_generate_and_three_run():
     places = torch.arange(6).expand(3, 1, 6)
     attach(model, rope, example={"input_ids": tokens, "position_ids": places})
     assert model.generate(tokens, max_new_tokens=3, eos_token_id=-1).shape == (1, 9)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_another_implementation_set_later(family, implementation):
+    """Its own positions are gone and the encoding would be, too: that is no model of anybody's."""
+    encoding = posenc.ALiBi(num_heads=4)
+    if family == "t5":
+        model = attach(build(family), encoding, decoder=posenc.ALiBi(num_heads=4))
+        given = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
+    else:
+        model, given = attach(build(family), encoding), {"input_ids": TOKENS}
+    want = model(**given)[0]
+    try:
+        model.set_attn_implementation(implementation)
+    except ValueError:  # transformers has none for this family
+        pytest.skip(f"{family} has no {implementation}")
+    said = f"runs without the encoding attached to it.*{implementation!r}, no longer 'posenc'"
+    with pytest.raises(ValueError, match=said):
+        model(**given)
+    model.set_attn_implementation("posenc")
+    torch.testing.assert_close(model(**given)[0], want)
+    detach(model)
