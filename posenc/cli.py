@@ -41,7 +41,7 @@ NEEDS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
 
 PANELS = {
     "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
-    "windows search_evaluations allow_cache_unsafe lm_eval compare contract arguments call explain "
+    "windows search_evaluations allow_cache_unsafe lm_eval compare arguments way explain "
     "length for_ ask ignore with_ overrides fix like layout convert_layout each strict quick every "
     "repeats",
     "Data": "text as_bytes as_ids train_length test_lengths lengths sentence swap positions",

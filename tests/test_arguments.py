@@ -27,7 +27,7 @@ def public() -> dict:
         ("nn", posenc.nn.__all__),
         ("hf", ("attach", "detach", "attached", "shape_of", "load")),
         ("extend", ("run",)),
-        ("inspect", ("measure_encodings", "measure_model")),
+        ("inspect", ("measure_encodings", "measure_model", "measure_module")),
     ):
         inner = getattr(posenc, module)
         found |= {f"{module}.{name}": getattr(inner, name) for name in names}

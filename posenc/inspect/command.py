@@ -19,7 +19,7 @@ _MOST = 8192
 """Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
 _HELP = ("--help", "-h")
 _OF_MODEL = ("--sentence", "--swap", "--layer", "--bytes", "--ids")
-_OF_MODULE = ("--arg", "--call")
+_OF_MODULE = ("--arg", "--as", "--width")
 
 
 class Subcommands(TyperGroup):
@@ -189,21 +189,22 @@ def module(
             "--arg",
         ),
     ] = None,
-    call: Annotated[
+    way: Annotated[
         str | None,
         option(
-            "How to call package.module:Class where the names of its arguments do not say it, "
-            'as in "module(x, position_ids=p[None])": see docs/inspect.md.',
-            "--call",
-            metavar="EXPRESSION",
+            "What it returns: cos-sin, rotate, bias, scores or add. The function of an adapter may "
+            "have such a name instead: see docs/inspect.md.",
+            "--as",
         ),
     ] = None,
+    width: Annotated[int, option("Channels of a token, or of a head.", min=2, max=_MOST)] = 64,
+    heads: Annotated[int, option("Heads of queries, keys and scores.", min=1, max=_MOST)] = 8,
     as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
 ) -> None:
     """Check a position module of another library, or one of your own, for known mistakes."""
     from posenc.inspect.module.sheet import run
 
-    run(path, arguments or [], call, as_json)
+    run(path, way, arguments or [], width, heads, as_json)
 
 
 @inspect.command("contract")

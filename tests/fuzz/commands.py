@@ -189,8 +189,7 @@ def sound(rng: random.Random, command: str) -> list[str]:
             [name, "--head-dim", "8", "--heads", "2", "--train-length", "32"],
         ],
         "inspect model": [["model"], ["model", "--bytes", "--json"]],
-        "inspect module": [["torch.nn:Embedding", "--arg", "num_embeddings=64", "--arg",
-                            "embedding_dim=8"]],
+        "inspect module": [["tests.inspect.module.planted:AddsMask", "--as", "add"]],
         "inspect contract": [[name]],
         "extend": [
             ["model", "--to", "64", "--bytes", "--text", "text.txt",

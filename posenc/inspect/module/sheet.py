@@ -2,22 +2,30 @@
 
 import dataclasses
 import json
+import shlex
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 
-from posenc.inspect.module.build import build
-from posenc.inspect.module.checks import calls, compiled, precision, slopes
-from posenc.inspect.module.find import find_subject
-from posenc.inspect.module.subject import Measured, Subject
+from posenc.arguments import answered
+from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_of
+from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
+from posenc.inspect.module.load import load, parse_arguments
+from posenc.inspect.module.subject import ADAPTER, Measured, Subject, find_subject
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.failure import one_line
 from posenc.report.page.progress import tell
 
 CHECKS: dict[str, Callable[[Subject], Measured]] = {
+    "position 0 leaves content as it is": rotation.still,
+    "pairs of channels are rotated": rotation.pairs,
+    "scores depend on distance only": rotation.shift,
+    "frequencies are those of its base and width": rotation.frequencies,
+    "keys before a query differ by distance": slopes.past,
+    "what it is given stays as it is": calls.untouched,
     "positions stay distinct": precision.apart,
     "bfloat16 activations keep positions": precision.activations,
     "module.bfloat16() keeps positions": precision.cast,
@@ -69,31 +77,60 @@ class ModuleSheet:
         return f"{start} {len(self.wrong)} of {held + len(self.wrong)} checks fail: {names}."
 
 
+@answered
 def measure_module(
-    path: str, arguments: Sequence[str] = (), call: str | None = None
+    path: str,
+    way: str | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    width: int = WIDTH,
+    heads: int = HEADS,
 ) -> ModuleSheet:
-    """Build the module at "package.module:Class", find how it is called, and check it.
+    """Check a position module of another library, or one of your own, for known mistakes.
 
-    Raises: ValueError for a module that cannot be built, called or judged, with a hint.
+    Args:
+        path: "package.module:NAME" or "file.py:NAME" of a class, a module or a function.
+        way: what it returns: "cos-sin", "rotate", "bias", "scores" or "add", see docs/inspect.md;
+            None where NAME is one of these words, as cos_sin.
+        arguments: of the constructor.
+        width: channels of a token, or of a head.
+        heads: heads of queries, keys and scores.
+
+    Raises: ValueError for a module that cannot be built, called or judged, with two ways out.
+
+    >>> sheet = posenc.inspect.measure_module("mine.py:rotate", "rotate")  # doctest: +SKIP
+    >>> [verdict.check for verdict in sheet.wrong]  # doctest: +SKIP
+    ['pairs of channels are rotated']
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations
-        made = partial(build, path, arguments)
-        subject = find_subject(made(), arguments, call, made)
-        return ModuleSheet(
-            path.rpartition(":")[2],
-            subject.form.name,
-            _SHOWS[subject.view.how],
-            subject.length,
-            verdicts(subject),
-        )
+        made, given = load(path, arguments or {}), dict(arguments or {})
+        name = path.rpartition(":")[2]
+        way = _way(way, path, name)
+        subject = find_subject(made, way, name, width, heads, given)
+        called_as, shows = name + subject.form.name, _SHOWS[subject.view.how]
+        return ModuleSheet(name, called_as, shows, subject.length, verdicts(subject))
+
+
+def _way(given: str | None, path: str, name: str) -> str:
+    """Return the word of --as. Raises: ValueError with all of them, and how to write an adapter."""
+    if given in WAYS:
+        return given
+    if given is None and name.replace("_", "-") in WAYS:
+        return name.replace("_", "-")
+    calls = "; ".join(f"--as {word}: {calls_of(word)} returns {RETURNS[word]}" for word in WAYS)
+    got = f", got {given!r}" if given is not None else ""
+    raise ValueError(
+        f"say what {name} returns by --as{got}, as in `posenc inspect module {shlex.quote(path)} "
+        f"--as cos-sin`. {calls}. Or write an adapter that is called so and calls yours, as this "
+        f"line does: {ADAPTER}"
+    )
 
 
 _SHOWS = {
-    "turned content": "turned queries or keys",
+    "rotated content": "rotated queries or keys",
     "sinusoids": "sines and cosines of positions",
     "cos and sin": "cosines and sines of angles",
-    "angles": "angles",
     "complex": "angles as complex numbers",
     "bias": "a bias of the scores",
     "values": "values by position",
@@ -103,11 +140,12 @@ _SHOWS = {
 @torch.no_grad()
 def verdicts(subject: Subject) -> list[Verdict]:
     """Check what every encoding of posenc must satisfy, as far as the module's form allows."""
-    found = [_verdict(check, subject) for check in CHECKS]
-    if subject.ignored is not None:
-        said = f"{subject.ignored} gives the same wherever its tokens stand"
-        found.append(Verdict("positions that it takes are used", False, said))
-    return found
+    used = "positions that it takes are used"
+    if subject.ignores:
+        said = f"{subject.form.name} gives the same wherever its tokens are"
+        unknown = [Verdict(check, None, "its positions change nothing") for check in CHECKS]
+        return [Verdict(used, False, said), *unknown]
+    return [_verdict(check, subject) for check in CHECKS]
 
 
 def _verdict(check: str, subject: Subject) -> Verdict:
@@ -117,10 +155,13 @@ def _verdict(check: str, subject: Subject) -> Verdict:
         return Verdict(check, None, f"does not run: {one_line(error)}")
 
 
-def run(path: str, arguments: Sequence[str], call: str | None, as_json: bool) -> None:
+def run(
+    path: str, way: str | None, arguments: Sequence[str], width: int, heads: int, as_json: bool
+) -> None:
     """Print the finding in a sentence, how the module is called, and a verdict for each check."""
+    options = parse_arguments(arguments)
     tell(f"measuring {path}")
-    sheet = measure_module(path, arguments, call)
+    sheet = measure_module(path, way, arguments=options, width=width, heads=heads)
     tell("")
     if as_json:
         found = {

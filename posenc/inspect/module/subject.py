@@ -1,16 +1,17 @@
-"""Describe a module under test: how to call and read it, and its longest sequence."""
+"""Prove that a call shows positions, and describe the module under test."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.module.form import Form
-from posenc.inspect.module.inputs import HEADS, Inputs
-from posenc.inspect.module.view import View
+from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, Form, Inputs, Unbound, forms
+from posenc.inspect.module.load import Function
+from posenc.inspect.module.returned import gap, position_axes, rows, same, tensors
+from posenc.inspect.module.view import CLOSE, Unfit, View, find_view
 from posenc.report.page.failure import one_line
 
 Measured = tuple[bool | None, str]
@@ -25,6 +26,23 @@ _STATED = tuple(
     "max_position_embeddings max_positions max_seq_len max_seq_len_cached "
     "max_sequence_length max_seqlen max_length max_len num_positions num_embeddings".split()
 )
+_COUNTS = (7, 11, 13, 17)
+"""Lengths; two that no other axis has, so that axes of positions can be recognized."""
+
+ADAPTER = (
+    r"printf 'import torch\ndef cos_sin(x, positions):\n a = positions[:, None] / 1e4 ** "
+    r"(torch.arange(0, 64, 2) / 64)\n return a.cos(), a.sin()\n' > adapter.py && "
+    "posenc inspect module adapter.py:cos_sin --as cos-sin"
+)
+"""A line that writes an adapter and inspects it."""
+
+
+class Mixes(Unfit):
+    """The module mixes tokens."""
+
+
+class CountsHeads(Unfit):
+    """The module counts positions along the heads."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +55,30 @@ class Limit:
 
 @dataclass(frozen=True)
 class Subject:
-    """A module under test. fresh: makes an unused copy. length: number of tokens in the checks.
-    stated: number of positions that it claims, or None. ignored: a way to call it with positions
-    that have no effect, or None.
+    """A module under test. fresh: makes an unused copy. way: the word of --as. length: number of
+    tokens in the checks. stated: number of positions that it claims, or None. ignores: True if the
+    positions that it is given change nothing. given: the arguments of its constructor.
     """
 
     module: nn.Module
     fresh: Callable[[], nn.Module]
+    way: str
     form: Form
     view: View
-    width: int
+    width: int = WIDTH
     heads: int = HEADS
     length: int = LONGEST
     limit: Limit | None = None
     stated: int | None = None
-    ignored: str | None = None
+    ignores: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
         """Return the inputs of a call at these positions, or at the first `positions` ones."""
         if isinstance(positions, int):
             positions = torch.arange(positions)
-        return Inputs(positions, self.width, probe=self.view.probe, heads=self.heads, **given)
+        given = {"probe": self.view.probe, **given}
+        return Inputs(positions, self.width, heads=self.heads, **given)
 
     def see(
         self,
@@ -71,16 +92,144 @@ class Subject:
         return self.view.read(returned, inputs.batch, row)
 
 
+def modules_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the module and those inside it, but the shell of a function."""
+    return (each for each in module.modules() if not isinstance(each, Function | nn.ModuleList))
+
+
+def find_subject(
+    fresh: Callable[[], nn.Module],
+    way: str,
+    name: str = "",
+    width: int = WIDTH,
+    heads: int = HEADS,
+    given: Mapping[str, Any] | None = None,
+) -> Subject:
+    """Call a module in a way, in the first layout in which its result depends on positions.
+
+    Raises: ValueError with what was tried and two ways out.
+    """
+    tried: dict[str, str] = {}
+    module = fresh()
+    name = name or type(module).__name__
+    try:
+        for form in forms(module, way):
+            try:
+                found = _proved(fresh, way, form, width, heads)
+            except (Mixes, CountsHeads) as unfit:
+                tried = {form.name: str(unfit)}
+                break
+            except Unfit as unfit:
+                tried[form.name] = str(unfit)
+            except Exception as error:  # a call that does not fit may fail in any way
+                tried.setdefault(form.name, one_line(error))
+            else:
+                found = replace(found, given=given or {})
+                return found if found.ignores else with_length(found)
+    except Unbound as unbound:
+        said = str(unbound)
+    else:
+        said = f"--as {way} calls " + "; ".join(f"{form}: {why}" for form, why in tried.items())
+    others = ", ".join(word for word in WAYS if word != way)
+    raise ValueError(
+        f"{name} is not judged: {said.rstrip('.')}. It must return {RETURNS[way]}; --as may be "
+        f"{others} too, --width and --heads are {width} and {heads}. Or write an adapter that is "
+        f"called so and calls yours, as this line does: {ADAPTER}"
+    )
+
+
+def _proved(
+    fresh: Callable[[], nn.Module], way: str, form: Form, width: int, heads: int
+) -> Subject:
+    """Return the subject of this form. Raises: Unfit, with the reason."""
+    few, many, *_ = (n for n in _COUNTS if n not in (width, heads))
+    counts = (few, many)
+
+    def run(inputs: Inputs) -> Any:
+        return form.call(fresh(), replace(inputs, heads=heads))
+
+    def seen(**given: Any) -> list[Tensor]:
+        positions = given.pop("positions", torch.arange(counts[1]))
+        parts = tensors(run(Inputs(positions, width, **given)))
+        return [part for part, found in zip(parts, axes, strict=True) if found]
+
+    short, long = (tensors(run(Inputs(torch.arange(n), width))) for n in counts)
+    if len(short) != len(long) or not long:
+        raise Unfit("returns no tensor of floating point")
+    axes = [position_axes(a, b, counts) for a, b in zip(short, long, strict=True)]
+    if not any(axes):
+        raise Unfit("returns nothing with an axis of positions")
+    plain = seen()
+    if any(t.isnan().any() for t in plain):
+        raise Unfit("returns NaN")
+    if any(not torch.equal(a, b) for a, b in zip(plain, seen(), strict=True)):
+        raise Unfit("gives another result for the same call: it is random, or keeps count outside")
+    own = [found for found in axes if found]
+    _refuse_mixing(form, plain, own, seen, counts[1])
+    varies = [  # equal tokens get different results at another place
+        any(_differ(part.roll(1, axis), part) for axis in found)
+        for part, found in zip(plain, own, strict=True)
+    ]
+    if not any(varies):
+        _refuse_heads(form, plain)
+        raise Unfit("no position reaches what it returns: equal tokens get equal rows")
+    spread = seen(positions=2 * torch.arange(counts[1])) if form.places_tokens else plain
+    ignores = form.places_tokens and not any(
+        _differ(a, b) for a, b in zip(spread, plain, strict=True)
+    )
+    view = find_view(run, way, form, width, axes)
+    module = fresh()
+    stated = stated_positions(module)
+    return Subject(module, fresh, way, form, view, width, heads, stated=stated, ignores=ignores)
+
+
+def _refuse_mixing(
+    form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], seen: Any, count: int
+) -> None:
+    """Refuse layers that mix the sequence, in which a row depends on earlier rows."""
+    if not form.words & {"x", "q", "k"}:
+        return
+    for changed in (0, count - 1):
+        others = [i for i in range(count) if i != changed]
+        for before, after, found in zip(plain, seen(changed=changed), axes, strict=True):
+            if len(found) != 1:
+                continue
+            a, b = rows(before, found[0])[others], rows(after, found[0])[others]
+            if _differ(a, b):
+                moved = gap(a, b).max().item()
+                raise Mixes(
+                    f"another content of token {changed} moves other tokens' rows by {moved:.2g}: "
+                    "a layer that reads the sequence, and no position module"
+                )
+
+
+def _refuse_heads(form: Form, plain: list[Tensor]) -> None:
+    """Refuse a module whose equal heads get different rows: it counts along the heads."""
+    if form.content != "bhnw" or not form.words & {"x", "q", "k"}:
+        return
+    for part in plain:
+        if part.ndim == 4 and _differ(part.roll(1, 1), part):
+            raise CountsHeads(
+                "equal tokens get equal rows, and equal heads do not: it takes the heads for "
+                "tokens. If it is made for (batch, tokens, heads, width), transpose in an adapter"
+            )
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    return not same(a, b, CLOSE / 100)
+
+
 def stated_positions(module: nn.Module) -> int | None:
-    """Return how many positions a module or its config says it has."""
-    claims, config = getattr(module, "claims", None), getattr(module, "config", None)
-    if (own := getattr(claims, "max_positions", None)) is not None:
-        return own
-    for name in _STATED:
-        for holder in (config, module):
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
+    """Return how many positions a module, one inside it or its config says it has."""
+    for each in modules_of(module):
+        claims, config = getattr(each, "claims", None), getattr(each, "config", None)
+        if (own := getattr(claims, "max_positions", None)) is not None:
+            return own
+        for name in _STATED:
+            for holder in (config, each):
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and value > 0:
+                    return value
     return None
 
 

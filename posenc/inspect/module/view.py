@@ -1,19 +1,20 @@
 """Read what a module returns: as a rotation, as a bias, or as values by position."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.inputs import Inputs
+from posenc.inspect.module.call import Form, Inputs
 from posenc.inspect.module.returned import channels, matrix, rows, same, tensors, wide
 
 Kind = Literal["rotation", "bias", "values"]
-How = Literal["turned content", "cos and sin", "sinusoids", "angles", "complex", "bias", "values"]
+How = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
 Run = Callable[[Inputs], Any]
 Pairs = tuple[tuple[int, int], ...]
+Axes = dict[int, tuple[int, ...]]
 
 CLOSE = 1e-4
 """Smaller relative differences are rounding of float32 sums and sines."""
@@ -33,7 +34,7 @@ class View:
 
     kind: Kind
     how: How
-    axes: dict[int, tuple[int, ...]]
+    axes: Axes
     pairs: Pairs = ()
     probe: Tensor | None = None
 
@@ -42,16 +43,13 @@ class View:
         float64.
 
         `row`: of the batch."""
-        if self.how == "turned content":
+        if self.how == "rotated content":
             return torch.cat(self.sides(returned, batch, row), -1)
-        parts = self._parts(returned, batch, row)
+        parts = self.parts(returned, batch, row)
         axes = list(self.axes.values())
         match self.how:
             case "bias":
                 return wide(matrix(parts[0], axes[0]))
-            case "cos and sin" if len(parts) == 1:
-                turned = wide(parts[0]).movedim(axes[0][0], 0)
-                return torch.complex(turned[..., 0], turned[..., 1]).reshape(len(turned), -1)
             case "cos and sin":
                 cos, sin = (wide(rows(p, a[0])) for p, a in zip(parts, axes, strict=True))
                 return torch.complex(cos, sin)
@@ -61,10 +59,6 @@ class View:
                 return torch.complex(table[:, first], table[:, second])
             case "complex":
                 return wide(rows(parts[0], axes[0][0]))
-            case "angles":
-                lengths = wide(rows(parts[1], axes[1][0])) if len(parts) > 1 else 1.0
-                angle = wide(rows(parts[0], axes[0][0]))
-                return torch.polar(torch.ones_like(angle), angle) * lengths
         every = [rows(part, a[0]) for part, a in zip(parts, axes, strict=True)]
         return wide(torch.cat(every, -1))
 
@@ -72,11 +66,16 @@ class View:
         """Return the rotated queries, and rotated keys if they are returned too: (positions, pairs)
         complex."""
         first, second = (list(side) for side in zip(*self.pairs, strict=True))
-        parts = zip(self._parts(returned, batch, row), self.axes.values(), strict=True)
-        turned = [wide(channels(part, axis[0])) for part, axis in parts]
-        return [torch.complex(side[:, first], side[:, second]) for side in turned]
+        rotated = self.channels(returned, batch, row)
+        return [torch.complex(side[:, first], side[:, second]) for side in rotated]
 
-    def _parts(self, returned: Any, batch: int, row: int) -> list[Tensor]:
+    def channels(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
+        """Return the rotated queries, and keys if they are returned too: (positions, channels)."""
+        parts = zip(self.parts(returned, batch, row), self.axes.values(), strict=True)
+        return [wide(channels(part, axis[0])) for part, axis in parts]
+
+    def parts(self, returned: Any, batch: int, row: int) -> list[Tensor]:
+        """Return the tensors that are read, of one row of the batch."""
         found = tensors(returned)
         parts = [found[index] for index in self.axes]
         if batch > 1:
@@ -84,59 +83,89 @@ class View:
         return parts
 
 
-def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
-    """Find how to read the tensors whose position axes are `axes` (empty: not read)."""
+def find_view(run: Run, way: str, form: Form, width: int, axes: list[tuple[int, ...]]) -> View:
+    """Find how to read the tensors whose position axes are `axes` (empty: not read).
+
+    Raises: Unfit where it is not what the way must return.
+    """
     by_index = {index: found for index, found in enumerate(axes) if found}
-    for index, found in by_index.items():
-        if len(found) >= 2:
+    match way:
+        case "cos-sin":
+            return _of_cos_sin(run, width, by_index)
+        case "rotate":
+            return _of_rotated(run, form, width, by_index)
+        case "bias" | "scores":
+            return _of_bias(by_index)
+    return _of_added(run, width, by_index)
+
+
+def _of_bias(axes: Axes) -> View:
+    for index, found in axes.items():
+        if len(found) > 1 or found == (-1,):  # one axis: the same row of keys for every query
             return View("bias", "bias", {index: found})
-    count = 11
+    raise Unfit("returns nothing by query and key, and no row by key")
+
+
+def _of_cos_sin(run: Run, width: int, axes: Axes) -> View:
+    parts = tensors(run(Inputs(torch.arange(11), width)))
+    found = [parts[index] for index in axes]
+    others = tensors(run(Inputs(torch.arange(11), width, probe=torch.zeros(width))))
+    if not all(_same(part, others[index]) for part, index in zip(found, axes, strict=True)):
+        raise Unfit("what it returns depends on the content of x, and not on positions only")
+    if found[0].is_complex():
+        return View("rotation", "complex", dict(list(axes.items())[:1]))
+    if len(found) != 2:
+        raise Unfit(f"returns {len(found)} real tensors by position, and not cosines and sines")
+    widths = [
+        rows(part, axis[0]).shape[-1] for part, axis in zip(found, axes.values(), strict=True)
+    ]
+    if widths[0] != widths[1]:
+        raise Unfit(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
+    return View("rotation", "cos and sin", axes)
+
+
+def _of_rotated(run: Run, form: Form, width: int, axes: Axes) -> View:
+    content = len(form.words & {"x", "q", "k"})
+    parts = tensors(run(Inputs(torch.arange(11), width)))
+    found = [parts[index] for index in axes]
+    if len(found) != content or any(part.shape[-1] != width for part in found):
+        shapes = ", ".join(str(tuple(part.shape)) for part in found)
+        raise Unfit(f"returns {shapes}, and not {content} tensors in the shape of what it is given")
+    pairs, *others = turning_pairs(run, width, axes)
+    if pairs and all(each == pairs for each in others):
+        probe = torch.zeros(width)
+        probe[[i for i, _ in pairs]] = 1
+        return View("rotation", "rotated content", axes, pairs, probe)
+    return View("values", "values", axes, pairs if all(others) else ())
+
+
+def _of_added(run: Run, width: int, axes: Axes) -> View:
+    if any(len(found) > 1 for found in axes.values()):
+        raise Unfit("returns something for each pair of positions, and not for each position")
 
     def seen(probe: Tensor | None = None) -> list[Tensor]:
-        parts = tensors(run(Inputs(torch.arange(count), width, probe=probe)))
-        return [parts[index] for index in by_index]
+        parts = tensors(run(Inputs(torch.arange(11), width, probe=probe)))
+        return [parts[index] for index in axes]
 
-    parts, first_axes = seen(), list(by_index.values())
-    (axis,), first = first_axes[0], parts[0]
-    if axis == -1 and (first.ndim == 2 or first.shape[-2] == 1):
-        return View("bias", "bias", dict(list(by_index.items())[:1]))
-    if first.is_complex():
-        return View("rotation", "complex", dict(list(by_index.items())[:1]))
-    nothing = seen(torch.zeros(width))
+    parts, nothing = seen(), seen(torch.zeros(width))
     if all(_same(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
-        return _of_tables(parts, by_index)
-    if all(not part.any() for part in nothing) and first.shape[-1] == width:
-        pairs, *others = turning_pairs(run, width, by_index)
-        if pairs and all(each == pairs for each in others):
-            probe = torch.zeros(width)
-            probe[[i for i, _ in pairs]] = 1
-            return View("rotation", "turned content", by_index, pairs, probe)
-        return View("values", "values", by_index, pairs if all(others) else ())
-    both = zip(parts, nothing, first_axes, strict=True)
+        return _of_tables(parts, axes)
+    both = zip(parts, nothing, axes.values(), strict=True)
     gaps = [rows(with_content, x[0]) - rows(without, x[0]) for with_content, without, x in both]
     if not all(_same(gap, gap[:1].expand_as(gap)) for gap in gaps):
-        return View("values", "values", by_index)
-    found = _of_tables(nothing, by_index)  # the added values; a sum is no angle
-    added = found if found.how == "sinusoids" else View("values", "values", by_index)
-    return replace(added, probe=torch.zeros(width))
+        if not any(part.any() for part in nothing):  # as of a rotation
+            raise Unfit("what it returns is not its input with a row added for each position")
+        return View("values", "values", axes)  # as where a norm follows
+    return replace(_of_tables(nothing, axes), probe=torch.zeros(width))
 
 
-def _of_tables(parts: Sequence[Tensor], axes: dict[int, tuple[int, ...]]) -> View:
-    tables = [wide(rows(part, axis[0])) for part, axis in zip(parts, axes.values(), strict=True)]
-    first, widths = tables[0], [table.shape[-1] for table in tables]
-    if len(tables) == 2 and _circles(*(table[:, : min(widths)] for table in tables)):
-        if widths[0] != widths[1]:
-            raise Unfit(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
-        return View("rotation", "cos and sin", axes)
-    for pairs in _layouts(first.shape[-1]):
-        a, b = (first[:, list(side)] for side in zip(*pairs, strict=True))
-        if len(tables) == 1 and _circles(a, b):
+def _of_tables(parts: list[Tensor], axes: Axes) -> View:
+    first, axis = parts[0], next(iter(axes.values()))
+    table = wide(rows(first, axis[0]))
+    for pairs in _layouts(table.shape[-1]) if len(parts) == 1 else ():
+        a, b = (table[:, list(side)] for side in zip(*pairs, strict=True))
+        if _circles(a, b):
             return View("rotation", "sinusoids", axes, pairs)
-    if parts[0].shape[-1] == 2 and parts[0].ndim > 2 and _circles(first[:, ::2], first[:, 1::2]):
-        return View("rotation", "cos and sin", dict(list(axes.items())[:1]))
-    steps = torch.arange(len(first), dtype=torch.float64)[:, None]
-    if first.shape[-1] > 1 and first.any() and _same(first, steps * first[1:2]):
-        return View("rotation", "angles", axes)
     return View("values", "values", axes)
 
 
@@ -152,13 +181,11 @@ def _layouts(width: int) -> tuple[Pairs, ...]:
 
 def _circles(a: Tensor, b: Tensor) -> bool:
     """Return True if a and b are the cosine and sine of the same angles, up to a factor."""
-    if a.shape != b.shape:
-        return False
     squares = a**2 + b**2
     return bool((squares > 0).all()) and _same(squares, squares[:1].expand_as(squares))
 
 
-def turning_pairs(run: Run, width: int, axes: dict[int, tuple[int, ...]]) -> list[Pairs]:
+def turning_pairs(run: Run, width: int, axes: Axes) -> list[Pairs]:
     """Find the pairs of channels that rotate together in each tensor, from single channels given to
     the module. Empty if it mixes more than two, or is not linear."""
     inputs = Inputs(torch.arange(24), width)

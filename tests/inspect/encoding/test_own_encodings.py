@@ -38,6 +38,7 @@ LINES = {
     "my.py:LogALiBi": "posenc inspect encoding my.py:LogALiBi`, or `posenc inspect module my.py",
     "a.b:C": "posenc inspect encoding a.b:C`, or `posenc inspect module a.b:C",
     "a.b:C --arg dim=64": "posenc inspect module a.b:C --arg dim=64",
+    "a.b:C --as add": "posenc inspect module a.b:C --as add",
     "mine": "posenc inspect model mine",
     "./absent": "posenc inspect model ./absent",
     "some/where": "posenc inspect model some/where",

@@ -18,6 +18,8 @@ def turn(x: Tensor, angle: Tensor) -> Tensor:
 class CosSin(nn.Module):
     """Right: angles in float32, whatever the module was cast to."""
 
+    way, width = "cos-sin", 16
+
     max_position_embeddings = 4096
 
     def __init__(self, dim: int = 16) -> None:
@@ -32,6 +34,8 @@ class CosSin(nn.Module):
 class Turned(nn.Module):
     """Right: turns queries and keys, and is asked for any positions."""
 
+    way, width = "rotate", 16
+
     def forward(self, q, k, positions):
         angle = positions[..., None].float() * frequencies(q.shape[-1])
         return turn(q, angle), turn(k, angle)
@@ -39,6 +43,8 @@ class Turned(nn.Module):
 
 class Tutorial(nn.Module):
     """Right: adds a table to (len, batch, width), as in the tutorials."""
+
+    way, width = "add", 32
 
     def __init__(self, dim: int = 32, max_len: int = 512) -> None:
         super().__init__()
@@ -52,19 +58,23 @@ class Tutorial(nn.Module):
 class Table(nn.Module):
     """Right: learned rows, with an offset and a first real token for each row."""
 
+    way, width = "add", 16
+
     def __init__(self, dim: int = 16, rows: int = 300) -> None:
         super().__init__()
         self.emb = nn.Embedding(rows, dim)
 
-    def forward(self, x, pos=None, seq_start_pos=None, offset=0):
-        pos = torch.arange(x.shape[1]) + offset if pos is None else pos
-        if seq_start_pos is not None:
-            pos = (pos - seq_start_pos[:, None]).clamp(min=0)
-        return x + self.emb(pos).to(x.dtype)
+    def forward(self, x, positions=None, starts=None, offset=0):
+        positions = torch.arange(x.shape[1]) + offset if positions is None else positions
+        if starts is not None:
+            positions = (positions - starts[:, None]).clamp(min=0)
+        return x + self.emb(positions).to(x.dtype)
 
 
 class Alibi(nn.Module):
     """Right: the authors' slopes, by distance."""
+
+    way, width = "bias", 64
 
     slopes = (0.5, 0.25, 0.125, 0.0625, 0.03125, 2**-6, 2**-7, 2**-8)
 
@@ -76,6 +86,8 @@ class Alibi(nn.Module):
 class CachedKeys(nn.Module):
     """Right: scales queries up and keys down by where they stand, from a fixed centre."""
 
+    way, width = "rotate", 16
+
     def centre(self, count: int) -> int:
         return 0
 
@@ -84,13 +96,15 @@ class CachedKeys(nn.Module):
         scale = 0.9 ** ((places - self.centre(len(places))).float() / 64 * power)
         return turn(t, angle) * scale[:, None]
 
-    def rotate_queries_with_cached_keys(self, q, k):
+    def forward(self, q, k):
         places = torch.arange(k.shape[-2])
         return self.side(q, places[-q.shape[-2] :], 1.0), self.side(k, places, -1.0)
 
 
 class Rebuilt(nn.Module):
     """Right: if max_seq_len is exceeded, the table is recomputed."""
+
+    way, width = "rotate", 16
 
     def __init__(self, dim: int = 16, max_seq_len: int = 256) -> None:
         super().__init__()
@@ -166,6 +180,8 @@ class OwnCentre(CachedKeys):
 class Recentred(nn.Module):
     """Wrong: a table that grows is scaled from its new middle, while old keys keep the old one."""
 
+    way, width = "rotate", 16
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
@@ -192,22 +208,24 @@ class CastFrequencies(CosSin):
 class NoBatch(Table):
     """Wrong: takes the first real token of each row, and cannot use it."""
 
-    def forward(self, x, pos=None, seq_start_pos=None, offset=0):
-        pos = torch.arange(x.shape[1]) + offset if pos is None else pos
-        if seq_start_pos is not None:
-            pos = (pos - seq_start_pos[:, None]).clamp(min=0)
-        return x + self.emb.weight.index_select(0, pos).to(x.dtype)
+    def forward(self, x, positions=None, starts=None, offset=0):
+        positions = torch.arange(x.shape[1]) + offset if positions is None else positions
+        if starts is not None:
+            positions = (positions - starts[:, None]).clamp(min=0)
+        return x + self.emb.weight.index_select(0, positions).to(x.dtype)
 
 
 class WrongOffset(Table):
     """Wrong: counts its offset twice."""
 
-    def forward(self, x, pos=None, seq_start_pos=None, offset=0):
-        return super().forward(x, pos, seq_start_pos, 2 * offset)
+    def forward(self, x, positions=None, starts=None, offset=0):
+        return super().forward(x, positions, starts, 2 * offset)
 
 
 class KeyedOnShape(nn.Module):
     """Wrong: returns what it returned for this shape, whatever the dtype."""
+
+    way, width = "add", 16
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,8 +263,10 @@ class FarStated(CosSin):
 class ByKey(nn.Module):
     """Wrong: a bias on the key alone, rounded to the activations' dtype."""
 
-    def forward(self, length: int, dtype: torch.dtype) -> Tensor:
-        return (torch.tensor(Alibi.slopes)[:, None, None] * torch.arange(length)).to(dtype)
+    way, width = "bias", 64
+
+    def forward(self, n: int, dtype: torch.dtype) -> Tensor:
+        return (torch.tensor(Alibi.slopes)[:, None, None] * torch.arange(n)).to(dtype)
 
 
 class PlainSlopes(Alibi):
@@ -257,6 +277,8 @@ class PlainSlopes(Alibi):
 
 class Counts(nn.Module):
     """Wrong under a compiler: a Python number that changes with every length."""
+
+    way, width = "rotate", 16
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,6 +293,8 @@ class Counts(nn.Module):
 class HalfAngles(nn.Module):
     """Wrong in every dtype alike: the angle itself is rounded to bfloat16."""
 
+    way, width = "rotate", 16
+
     def forward(self, x, positions):
         angle = positions[:, None].bfloat16() * frequencies(x.shape[-1]).bfloat16()
         return turn(x, angle.float())
@@ -278,6 +302,8 @@ class HalfAngles(nn.Module):
 
 class MixedLayouts(nn.Module):
     """Wrong: neighbours exchanged, with the cosines and sines of halves."""
+
+    way, width = "rotate", 16
 
     def forward(self, q, k, positions):
         angle = positions[..., None].float() * frequencies(q.shape[-1])
@@ -308,6 +334,8 @@ class KeysOneLater(Turned):
 class ByCounts(nn.Module):
     """Right, as T5's: told how many queries and keys, it takes the queries for the first."""
 
+    way, width = "bias", 64
+
     def forward(self, query_length: int, key_length: int) -> Tensor:
         far = torch.arange(key_length) - torch.arange(query_length)[:, None]
         return -(2.0 ** -torch.arange(1.0, 4)[:, None, None] * far.abs().clamp(max=40))
@@ -323,6 +351,8 @@ class IgnoresPositions(Turned):
 class AddsMask(nn.Module):
     """No position module: adds its mask."""
 
+    way, width = "add", 16
+
     def forward(self, x, attention_mask=None):
         return x if attention_mask is None else x + attention_mask[..., None]
 
@@ -330,12 +360,16 @@ class AddsMask(nn.Module):
 class Noise(nn.Module):
     """Random."""
 
+    way, width = "add", 16
+
     def forward(self, x):
         return x + torch.rand_like(x)
 
 
 class NeedsData(nn.Module):
     """Nothing says what `graph` is."""
+
+    way, width = "add", 16
 
     def forward(self, graph, position_ids):
         return graph[position_ids]

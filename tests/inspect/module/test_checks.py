@@ -1,19 +1,26 @@
 """Every check says yes to a right module and no to one with the mistake that it looks for."""
 
+import copy
 import warnings
 
 import pytest
 import torch
 
-from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.sheet import CHECKS, verdicts
-from tests.inspect.module import planted
+from posenc.inspect.module.subject import find_subject
+from tests.inspect.module import mistakes, planted
 
 ACTIVATIONS = "bfloat16 activations keep positions"
 CAST = "module.bfloat16() keeps positions"
 HISTORY = "earlier calls leave no trace"
 GROWTH = "a position keeps its values as the sequence grows"
 ALONE = "a token alone is the token in its sequence"
+STILL = "position 0 leaves content as it is"
+PAIRS = "pairs of channels are rotated"
+SHIFT = "scores depend on distance only"
+FREQUENCIES = "frequencies are those of its base and width"
+PAST = "keys before a query differ by distance"
+UNTOUCHED = "what it is given stays as it is"
 APART = "positions stay distinct"
 ALIKE = "queries and keys are rotated alike"
 BESIDE = "a row does not depend on the batch's farthest"
@@ -25,14 +32,78 @@ GRAPHS = "one compiled graph works for all lengths"
 USED = "positions that it takes are used"
 
 RIGHT = {
-    planted.CosSin: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
-    planted.Turned: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, ALIKE, REACH, GRAPHS},
-    planted.Tutorial: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
-    planted.Table: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, START, GRAPHS},
-    planted.Alibi: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, SLOPES, GRAPHS},
-    planted.CachedKeys: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, ALIKE, GRAPHS},
-    planted.ByCounts: {CAST, HISTORY, GROWTH, GRAPHS},
-    planted.Rebuilt: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
+    planted.CosSin: {
+        STILL,
+        PAIRS,
+        UNTOUCHED,
+        APART,
+        ACTIVATIONS,
+        CAST,
+        HISTORY,
+        GROWTH,
+        ALONE,
+        BESIDE,
+        REACH,
+        GRAPHS,
+    },
+    planted.Turned: {
+        STILL,
+        PAIRS,
+        SHIFT,
+        UNTOUCHED,
+        APART,
+        ACTIVATIONS,
+        CAST,
+        HISTORY,
+        GROWTH,
+        ALONE,
+        ALIKE,
+        REACH,
+        GRAPHS,
+    },
+    planted.Tutorial: {UNTOUCHED, REACH, APART, ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
+    planted.Table: {
+        UNTOUCHED,
+        APART,
+        ACTIVATIONS,
+        CAST,
+        HISTORY,
+        GROWTH,
+        ALONE,
+        BESIDE,
+        START,
+        GRAPHS,
+    },
+    planted.Alibi: {PAST, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, SLOPES, GRAPHS},
+    planted.CachedKeys: {
+        STILL,
+        PAIRS,
+        SHIFT,
+        UNTOUCHED,
+        REACH,
+        APART,
+        ACTIVATIONS,
+        CAST,
+        HISTORY,
+        GROWTH,
+        ALONE,
+        ALIKE,
+        GRAPHS,
+    },
+    planted.ByCounts: {PAST, CAST, HISTORY, GROWTH, GRAPHS},
+    planted.Rebuilt: {
+        STILL,
+        PAIRS,
+        SHIFT,
+        UNTOUCHED,
+        REACH,
+        APART,
+        ACTIVATIONS,
+        CAST,
+        HISTORY,
+        GROWTH,
+        GRAPHS,
+    },
 }
 WRONG = {
     planted.MadeInDtype: {ACTIVATIONS, CAST},
@@ -51,19 +122,24 @@ WRONG = {
     planted.EndsEarly: {BEYOND},
     planted.PlainSlopes: {SLOPES},
     planted.Counts: {GRAPHS},
-    planted.HalfAngles: {APART, REACH},
-    planted.MixedLayouts: {REACH},
+    planted.HalfAngles: {APART, REACH, FREQUENCIES, SHIFT},
+    planted.MixedLayouts: {REACH, PAIRS, SHIFT},
     planted.KeysByHalves: {ALIKE},
-    planted.KeysOneLater: {ALIKE},
-    planted.IgnoresPositions: {USED, ALONE},
+    planted.KeysOneLater: {ALIKE, STILL},
+    planted.IgnoresPositions: {USED},
 }
+
+
+def subject_of(module):
+    """The module called in the way of its class."""
+    return find_subject(lambda: copy.deepcopy(module).eval(), module.way, width=module.width)
 
 
 def checked(module_class) -> dict[str, tuple[bool | None, str]]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = verdicts(find_subject(module_class().eval()))
+        found = verdicts(subject_of(module_class()))
     return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
 
 
@@ -83,12 +159,9 @@ def test_each_mistake_is_found(module_class):
 def test_every_check_is_seen_both_ways():
     """BEYOND has no yes: what a module does not refuse, it does not promise in vain."""
     yes, no = set().union(*RIGHT.values()), set().union(*WRONG.values())
+    yes |= {FREQUENCIES}  # tests/inspect/module/test_mistakes.py
+    no |= set(mistakes.MISTAKES.values())
     assert yes == set(CHECKS) - {BEYOND} and no == {*CHECKS, USED}
-
-
-def test_cosines_and_sines_of_different_widths_are_not_judged():
-    with pytest.raises(ValueError, match="returns cosines and sines of 7 and 8 channels"):
-        find_subject(planted.OtherWidths())
 
 
 def test_a_bias_counts_within_its_rows_in_logits():
@@ -100,6 +173,6 @@ def test_a_bias_counts_within_its_rows_in_logits():
 
 
 def test_lengths_are_those_that_the_module_can_do():
-    assert find_subject(planted.Table(rows=300)).length == 300
-    found = find_subject(planted.Tutorial(max_len=77))
+    assert subject_of(planted.Table(rows=300)).length == 300
+    found = subject_of(planted.Tutorial(max_len=77))
     assert found.length == 77 and found.limit is not None and found.limit.tokens == 78

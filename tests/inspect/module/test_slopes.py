@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from posenc.inspect.module.checks.slopes import slopes as check
-from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.sheet import measure_module
+from posenc.inspect.module.subject import find_subject
 
 COUNTS = (1, 2, 3, 5, 8, 12, 20, 32, 40)
 
@@ -34,7 +34,7 @@ class Linear(nn.Module):
 
 
 def judged(slopes: list[float], **stated) -> tuple[bool | None, str]:
-    return check(find_subject(Linear(slopes, **stated)))
+    return check(find_subject(lambda: Linear(slopes, **stated), "bias"))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -123,10 +123,13 @@ class Off(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize("arguments", [(), ("num_heads=8",), ("num_heads=12",)])
-def test_a_module_that_adds_to_scores_gets_as_many_heads_as_it_has(arguments, tmp_path):
+@pytest.mark.parametrize("heads", [8, 12])
+def test_a_module_that_adds_to_scores_gets_as_many_heads_as_are_said(heads, tmp_path):
     path = tmp_path / "off.py"
     path.write_text(OFF, encoding="utf-8")
-    sheet = measure_module(f"{path}:Off", arguments)
+    arguments = {"num_heads": heads}
+    sheet = measure_module(f"{path}:Off", "scores", arguments=arguments, heads=heads)
     assert [verdict.check for verdict in sheet.wrong] == ["slopes of ALiBi are the authors'"]
     assert "counted from 0, not from 1" in sheet.wrong[0].measured
+    with pytest.raises(ValueError, match=r"--width and --heads are 64 and 3"):
+        measure_module(f"{path}:Off", "scores", arguments=arguments, heads=3)

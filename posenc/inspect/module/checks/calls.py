@@ -53,6 +53,20 @@ def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dt
     return []
 
 
+def untouched(subject: Subject) -> Measured:
+    """Compare what the module was given with copies that were made before."""
+    ordered, named = subject.form.arguments(subject.inputs(min(64, subject.length)))
+    given = dict(zip(subject.form.in_order, ordered, strict=True)) | named
+    copies = {word: v.clone() for word, v in given.items() if isinstance(v, Tensor)}
+    if not copies:
+        return None, "is given no tensor"
+    subject.fresh()(*ordered, **named)
+    changed = [word for word, before in copies.items() if not torch.equal(given[word], before)]
+    if changed:
+        return False, f"writes into {' and '.join(changed)}"
+    return True, f"{' and '.join(copies)} as before"
+
+
 def growth(subject: Subject) -> Measured:
     """Compare the first positions of a long call with those of a short one."""
     count = min(NEAR, subject.length)
@@ -79,22 +93,25 @@ def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
 
 def alone(subject: Subject) -> Measured:
     """Compare the last token of a call with the same token by itself, as in decoding."""
-    roles, count = subject.form.roles, min(64, subject.length)
+    words, count = subject.form.words, min(64, subject.length)
     whole, place = subject.see(subject.inputs(count)), count - 1
-    if {"q", "k"} <= roles and not subject.form.places_tokens:
+    if {"q", "k"} <= words and not subject.form.places_tokens:
         return _cached_keys(subject, whole, count)
-    if {"q_positions", "kv_positions"} <= roles or {"q_len", "kv_len"} <= roles:
+    if {"q_len", "kv_len"} <= words:
         one = subject.see(subject.inputs(count, last=1))
         if subject.view.kind != "bias" or one.shape[-1] != count:
             return None, "returns no row of a bias"
         last = torch.tensor([place])
         full = below_largest(whole, last)
         worst = (below_largest(one[:, -1:], last) - full).abs().max().item()
-        counted = not {"q_positions", "offset"} & {*roles, *subject.form.optional}
+        counted = "offset" not in subject.form.on_request
         if worst > CLOSE and counted and same(one[:, -1], whole[:, 0], CLOSE):
             return None, f"given only counts, it takes one query over {count} keys for the first"
-    elif subject.view.kind != "bias" and "positions" in roles:
+    elif subject.view.kind != "bias" and "positions" in words:
         one = subject.see(subject.inputs(torch.tensor([place])))
+        worst = error(subject.view.kind, one, whole[-1:]).worst
+    elif subject.view.kind != "bias" and "offset" in subject.form.on_request:
+        one = subject.see(subject.inputs(1, offset=place))
         worst = error(subject.view.kind, one, whole[-1:]).worst
     else:
         return None, "cannot be asked for one token"
@@ -108,7 +125,7 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
         one = subject.form.call(subject.fresh(), subject.inputs(count, last=1))
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
-    if subject.view.how != "turned content" or len(subject.view.axes) != 2:
+    if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
     single = subject.view.sides(one)
     both = whole.chunk(2, dim=-1)
@@ -117,6 +134,9 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
     if got.shape != want.shape:
         return None, "returns other shapes for one query"
     worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+    first = both[0][:1] * both[1].conj()
+    if worst > CLOSE and (got - first).abs().max() <= CLOSE * first.abs().max():
+        return None, f"given no positions, it takes one query with {count} keys for the first"
     said = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
     return worst <= CLOSE, said
 
@@ -126,7 +146,7 @@ def sides(subject: Subject) -> Measured:
     token's distance to itself is not zero."""
     if subject.view.how == "values" and subject.view.pairs:
         return False, "queries and keys rotate other pairs of channels"
-    if subject.view.how != "turned content" or len(subject.view.axes) != 2:
+    if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
     queries, keys = subject.see(subject.inputs(min(64, subject.length))).chunk(2, dim=-1)
     worst = (queries * keys.conj()).angle().abs().max().item()
@@ -135,7 +155,7 @@ def sides(subject: Subject) -> Measured:
 
 def beside(subject: Subject) -> Measured:
     """Compare a row of near positions by itself with the same row in a batch with a far one."""
-    if "positions" not in subject.form.roles and "q_positions" not in subject.form.roles:
+    if not subject.form.places_tokens:
         return None, "takes no positions"
     near = torch.arange(min(NEAR, subject.length))
     last = (subject.stated or subject.length * 8) if subject.limit is None else subject.length
@@ -156,25 +176,24 @@ def beside(subject: Subject) -> Measured:
 def own_start(subject: Subject) -> Measured:
     """Check that the module's own offset, or first real token, shifts the positions by as much."""
     found: list[Measured] = []
-    counting = subject.form.without_positions()
-    if counting is None or subject.view.kind == "bias" or {"q", "k"} <= counting.roles:
+    counting = subject.form.counting()
+    if counting is None or subject.view.kind == "bias":
         return None, "has no argument for where it starts"
     whole = subject.see(subject.inputs(NEAR), form=counting)
     later: dict[str, dict[str, Any]] = {
         "offset": {"offset": _LATER},
         "starts": {"starts": torch.tensor([0, _LATER])},
     }
-    for role, given in later.items():
-        if role not in counting.optional and role not in counting.roles:
+    for name, given in later.items():
+        if name not in counting.on_request:
             continue
-        name = counting.optional.get(role, role)
         try:
             moved = subject.see(subject.inputs(NEAR - _LATER, **given), form=counting, row=-1)
         except Exception as failed:
             found.append((False, f"{name}: {one_line(failed)}"))
             continue
-        want = whole[_LATER:] if role == "offset" else whole[: len(moved) - _LATER]
-        got = moved if role == "offset" else moved[_LATER:]
+        want = whole[_LATER:] if name == "offset" else whole[: len(moved) - _LATER]
+        got = moved if name == "offset" else moved[_LATER:]
         worst = error(subject.view.kind, got, want).worst
         found.append((worst <= CLOSE, f"{name} = {_LATER} is off by {worst:.2g}"))
     if not found:

@@ -25,18 +25,19 @@ def one_graph(subject: Subject) -> Measured:
         return module.forward
 
     made = []
-    target = subject.form.target(subject.fresh())
+    module = subject.fresh()
     torch._dynamo.reset()
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
     logger.setLevel(logging.ERROR)  # graph breaks of others are no news on stderr
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        compiled = torch.compile(target, backend=count)
+        compiled = torch.compile(module, backend=count)
         try:
             for length in lengths:
                 before = graphs
-                compiled(**subject.form.arguments(subject.inputs(length)))
+                ordered, named = subject.form.arguments(subject.inputs(length))
+                compiled(*ordered, **named)
                 made.append(graphs - before)
         except Exception as failed:  # the tracers have classes of their own for what they lack
             return None, f"does not compile: {one_line(failed)}"

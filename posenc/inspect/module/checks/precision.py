@@ -1,32 +1,45 @@
 """Check how exact positions are: all distinct, also in bfloat16, and right as far as stated."""
 
 import inspect
+import math
 import re
 
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.build import Function, ScoreMod
 from posenc.inspect.module.errors import bound, distinct, error
-from posenc.inspect.module.subject import Measured, Subject
+from posenc.inspect.module.subject import Measured, Subject, modules_of
 from posenc.report.page.failure import one_line
 
 _NARROW = torch.bfloat16
-_ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}
+_ACTIVATIONS = {"x", "q", "k", "scores", "score", "dtype"}
 
 
 def apart(subject: Subject) -> Measured:
     """Check that no two positions give the same rotation in float32. Angles that were rounded to
     half precision are coarse in every dtype, so comparing two dtypes would not show it."""
-    if subject.view.kind != "rotation":
-        return None, "a bias or a table may give several places the same"
+    if subject.view.kind == "bias":
+        return None, "a bias may give several places the same"
+    if subject.view.kind == "values":
+        return _repeated(subject)
     have, count = distinct("rotation", subject.see(subject.inputs(subject.length)))
     return have == count, f"{have:,} of {count:,} positions distinct in float32"
 
 
+def _repeated(subject: Subject) -> Measured:
+    """Check that no row of a table is that of an earlier place, as where numbers of 8 bits wrap."""
+    count = min(subject.length, subject.stated or subject.length)
+    seen = subject.see(subject.inputs(count))
+    have, _ = distinct("values", seen)
+    is_last = have < count and bool((seen[have:] == seen[-1]).all())
+    if is_last and subject.stated is None:
+        return None, f"{have:,} of {count:,} rows distinct, the last for all that follow"
+    return have == count, f"{have:,} of {count:,} rows distinct in float32"
+
+
 def activations(subject: Subject) -> Measured:
     """Compare results for bfloat16 activations with those for float32 activations."""
-    if not subject.form.roles & _ACTIVATIONS:
+    if not subject.form.words & _ACTIVATIONS:
         return None, "takes no activations"
     exact = subject.see(subject.inputs(subject.length))
     rounded = subject.see(subject.inputs(subject.length, dtype=_NARROW))
@@ -35,7 +48,7 @@ def activations(subject: Subject) -> Measured:
 
 def cast(subject: Subject) -> Measured:
     """Check the same after module.bfloat16()."""
-    if isinstance(subject.module, (Function, ScoreMod)):
+    if not any(modules_of(subject.module)):
         return None, "a function holds no numbers"
     exact = subject.see(subject.inputs(subject.length))
     inputs = subject.inputs(subject.length, dtype=_NARROW)
@@ -70,16 +83,17 @@ _KEEPS = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", 
 
 
 def reach(subject: Subject) -> Measured:
-    """Find up to where differences of positions rotate by the angle that they have at the start."""
+    """Find up to where differences of positions rotate by the angle that they have at the start,
+    and twice a position by twice its angle."""
     differences = _differences(subject)
     if differences is None:
-        return None, "shows no angles" if subject.view.kind != "bias" else "a bias"
+        return _counted(subject)
     claimed = subject.stated or UNSTATED
     try:
         start = differences(0)
-        near = _gap(differences(100), start)
+        near = _worse(_gap(differences(100), start), _doubled(subject, 100))
         if not near <= BOUND:
-            turns = subject.view.kind == "rotation" and "positions" in subject.form.roles
+            turns = subject.view.kind == "rotation" and "positions" in subject.form.words
             said = f"at position 100 a difference is off by {near:.2g} from the same at 0"
             return False if turns else None, said  # tables of places owe nothing to differences
     except Exception as failed:
@@ -87,7 +101,7 @@ def reach(subject: Subject) -> Measured:
     good, worst = 0, 0.0
     for last in sorted({*(2**i for i in range(8, 25)), claimed}):
         try:
-            off = _gap(differences(last - _ROWS), start)
+            off = _worse(_gap(differences(last - _ROWS), start), _doubled(subject, last - 1))
         except Exception as failed:  # a table ends somewhere
             if last <= claimed:
                 return None, f"right up to {good:,}; {last:,} positions: {one_line(failed)}"
@@ -97,11 +111,46 @@ def reach(subject: Subject) -> Measured:
         if not off <= BOUND:
             break
         good = last
+    if math.isnan(worst) and not subject.stated:  # as xPos, whose scales leave float32 far away
+        return None, f"right to {good:,}; no number at {claimed:,}, which it does not state"
     said = f"states {claimed:,}" if subject.stated else f"states no limit, judged at {claimed:,}"
     return worst <= BOUND, (
         f"right to {good:,}{' and more' if good == _MOST else ''}; {said}, off by {worst:.2g} rad "
         f"there (allowed {BOUND:.2g})"
     )
+
+
+def _counted(subject: Subject) -> Measured:
+    """Return the same for a module that counts its positions, as far as it was run."""
+    if subject.view.kind != "rotation":
+        return None, "a bias" if subject.view.kind == "bias" else "shows no angles"
+    seen = subject.see(subject.inputs(subject.length))
+    by_first = seen * seen[0].conj()
+    half = (subject.length + 1) // 2
+    worst = _gap(by_first[: 2 * half : 2], by_first[:half] ** 2)
+    said = f"twice a position is off by {worst:.2g} rad from twice its angle"
+    return worst <= BOUND, f"{said}, up to {subject.length:,} (allowed {BOUND:.2g})"
+
+
+def _doubled(subject: Subject, last: int) -> float:
+    """Return how far twice a position is from twice its angle, for a module of angles."""
+    if subject.view.kind != "rotation":
+        return 0.0
+    half = last // 2
+    if subject.form.places_tokens:
+        first, middle, end = subject.see(subject.inputs(torch.tensor([0, half, 2 * half])))
+    else:
+        counting = subject.form.counting()
+        first, middle, end = (
+            subject.see(subject.inputs(1, offset=start), form=counting)[0]
+            for start in (0, half, 2 * half)
+        )
+    return _gap(end * first.conj(), (middle * first.conj()) ** 2)
+
+
+def _worse(a: float, b: float) -> float:
+    """Return the larger of two errors; NaN if one is."""
+    return torch.tensor([a, b]).max().item()
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
@@ -112,11 +161,11 @@ def _gap(a: Tensor, b: Tensor) -> float:
 def _differences(subject: Subject):
     """Return the effect of moving by three positions, by start: the rotation of each pair, or the
     cosine of two rows. None if there is nothing to compare."""
-    counting = subject.form.without_positions()
+    counting = subject.form.counting()
     if subject.view.kind == "bias":
         return None
-    placed = "positions" in subject.form.roles
-    if not placed and (counting is None or "offset" not in {*counting.optional, *counting.roles}):
+    placed = subject.form.places_tokens
+    if not placed and (counting is None or "offset" not in counting.on_request):
         return None
 
     def differences(start: int) -> Tensor:

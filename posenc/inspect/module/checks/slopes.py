@@ -10,6 +10,8 @@ from posenc.encodings import ALiBi
 from posenc.inspect.module.subject import Measured, Subject
 
 _CLOSE = 1e-3
+_ROUNDING = 2**-7
+"""Largest relative error of a number that was rounded to bfloat16."""
 _USUAL = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
@@ -27,6 +29,8 @@ def slopes(subject: Subject) -> Measured:
     rewarded = bool((found < 0).all())
     if not (rewarded or (found > 0).all()):
         return None, "does not fall with distance"
+    if rounded := _rounded(subject, found):
+        return False, rounded
     size, count = found.abs(), len(found)
     shown = f"{count} heads: {_few(found)}, ...{_ahead(bias)}"
     power = _stated_power(subject.module)
@@ -40,6 +44,35 @@ def slopes(subject: Subject) -> Measured:
     if wrong:
         return False, f"{shown}; the authors' {_few(authors)}, ...: {'; '.join(wrong)}"
     return True, shown
+
+
+def past(subject: Subject) -> Measured:
+    """Check that keys before a query differ by distance. Where only those after it do, the sign of
+    the distance is exchanged."""
+    if subject.view.kind != "bias":
+        return None, "no bias"
+    bias = subject.see(subject.inputs(min(64, subject.length)))
+    if bias.shape[1] == 1:
+        return None, "a bias by key"
+    before, after = (max(len(head.unique()) for head in row) for row in (bias[:, -1], bias[:, 0]))
+    if before > 1 or after == 1:
+        return (True if before > 1 else None), f"{before} values over {bias.shape[-1]} keys"
+    said = "all keys before the query have one value, and those after it"
+    return False, f"{said} {after}: the sign of the distance is exchanged"
+
+
+def _rounded(subject: Subject, slopes: Tensor) -> str:
+    """Return that far distances are rounded, where a line that is straight near the query has steps
+    far from it; "" if it has none."""
+    row = subject.see(subject.inputs(subject.length))[:, -1]
+    far = torch.arange(row.shape[-1] - 1, -1, -1, dtype=torch.float64)
+    line = row[:, -1:] - slopes[:, None] * far
+    off = (row - line).abs() / (slopes.abs()[:, None] * far.clamp(min=1))
+    worst, at = off.max().item(), int(far[off.amax(0).argmax()])
+    if not _CLOSE < worst <= _ROUNDING:
+        return ""
+    have, count = max(len(head.unique()) for head in row), row.shape[-1]
+    return f"distances are rounded: off by {worst:.2g} of {at:,}; {have:,} of {count:,} distinct"
 
 
 def _mistake(found: Tensor, usual: float) -> str | None:

@@ -1,0 +1,221 @@
+"""Call a module in one of five ways, and make what it is given."""
+
+import inspect
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HEADS, WIDTH = 8, 64
+"""Heads, and channels of a token or of a head, unless the command says others."""
+
+SCORE_MOD = ("score", "batch", "head", "q_idx", "kv_idx")
+"""Arguments of FlexAttention's score_mod."""
+
+WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "cos-sin": (("x", "positions"), ("positions",)),
+    "rotate": (("q", "k", "positions"), ("x", "positions"), ("x",)),
+    "bias": (("q_len", "kv_len"), ("n",)),
+    "scores": (("scores",), SCORE_MOD),
+    "add": (("x",), ("x", "positions")),
+}
+"""What the required arguments of a module get, in order, by the word of --as."""
+
+RETURNS = {
+    "cos-sin": "cosines and sines by position, or both as one complex tensor",
+    "rotate": "the rotated queries and keys, or x rotated, in the same shape",
+    "bias": "a bias (heads, q_len, kv_len) of the scores",
+    "scores": "the scores with the bias added",
+    "add": "x with its positions added, or a row for each position",
+}
+
+WORDS = frozenset(("x", "q", "k", "positions", "n", "q_len", "kv_len", "scores", "dtype"))
+"""Names of arguments that say by themselves what they get, as in an adapter."""
+ON_REQUEST = frozenset(("offset", "starts"))
+"""Optional arguments by name: a number added to the positions that the module counts, and for each
+row of the batch the index of its first token that is no padding."""
+
+CONTENTS = {"rotate": ("bhnw", "bnw"), "add": ("bnw", "nbw")}
+"""Shapes of x, q and k to try, in this order: b rows, h heads, n tokens, w channels."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of one forward call of the module under inspection.
+
+    positions: (len) or (batch, len), int64. width: width of one token, or of one head.
+    probe: the content (width) of every token; None: random, and the same for all tokens, so that
+        rows can differ by position only. changed: index of a token that has another content.
+    heads: heads of queries, keys and scores.
+    last: the number of tokens at the end that are queries; None: all.
+    offset: a number that the module adds to the positions it counts itself, as after a cache.
+    starts: (batch), the index of each sequence's first token that is not padding.
+    """
+
+    positions: Tensor
+    width: int = WIDTH
+    dtype: torch.dtype = torch.float32
+    probe: Tensor | None = None
+    changed: int | None = None
+    heads: int = HEADS
+    last: int | None = None
+    offset: int = 0
+    starts: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
+        return rows if self.starts is None else len(self.starts)
+
+    def value(self, word: str, content: str, flat: bool) -> Any:
+        """Return the value of an argument.
+
+        content: the shape of x, q and k. flat: positions are (n) for a batch of one, and not
+        (1, n).
+        """
+        match word:
+            case "positions":
+                given = self.positions.clone()  # which the module may write into
+                return given if flat or given.ndim == 2 else given[None]
+            case "x" | "q" | "k":
+                rows = self._content(word)
+                if word == "q" and self.last is not None:
+                    rows = rows[:, -self.last :]
+                if content == "bhnw":
+                    return rows[:, None].repeat(1, self.heads, 1, 1)
+                return rows if content == "bnw" else rows.transpose(0, 1).contiguous()
+            case "n" | "kv_len":
+                return self.count
+            case "q_len":
+                return self.count if self.last is None else self.last
+            case "scores":
+                return torch.zeros(1, self.heads, self.count, self.count, dtype=self.dtype)
+            case "score":
+                return torch.zeros(self.heads, self.count, self.count, dtype=self.dtype)
+            case "batch":
+                return torch.tensor(0)
+            case "head":
+                return torch.arange(self.heads)[:, None, None]
+            case "q_idx":
+                return torch.arange(self.count)[:, None]
+            case "kv_idx":
+                return torch.arange(self.count)
+            case "dtype":
+                return self.dtype
+            case "offset":
+                return self.offset
+            case "starts":
+                return self.starts
+        raise AssertionError(word)
+
+    def _content(self, name: str) -> Tensor:
+        """Return content (batch, len, width) that bfloat16 represents exactly, different for each
+        name."""
+        if self.probe is None:
+            seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            row = torch.randn(self.width, generator=seed).bfloat16()
+        else:
+            row = self.probe
+        rows = row.to(self.dtype).repeat(self.batch, self.count, 1)
+        if self.changed is not None:
+            rows[:, self.changed] = -2 * rows[:, self.changed].flip(-1) + 1
+        return rows
+
+
+@dataclass(frozen=True)
+class Form:
+    """One call of a module. in_order: the words of arguments by place. by_name: those by keyword.
+    may_count: True if it counts positions where it is given none. on_request: optional arguments
+    that are given only where a check asks. content, flat: see Inputs.value.
+    """
+
+    in_order: tuple[str, ...]
+    by_name: tuple[str, ...]
+    may_count: bool
+    on_request: frozenset[str]
+    content: str
+    flat: bool
+
+    @property
+    def words(self) -> frozenset[str]:
+        return frozenset((*self.in_order, *self.by_name))
+
+    @property
+    def places_tokens(self) -> bool:
+        """Return True if it gets the positions of its tokens; otherwise it counts from zero."""
+        return "positions" in self.words
+
+    @property
+    def name(self) -> str:
+        """Return the call as text, with the shape of the content."""
+        given = [*self.in_order, *self.by_name]
+        shape = ", ".join({"b": "1", "h": "heads", "n": "n", "w": "width"}[c] for c in self.content)
+        seen = [word for word in ("x", "q", "k") if word in self.words]
+        return f"({', '.join(given)})" + (f", {' and '.join(seen)} ({shape})" if seen else "")
+
+    def counting(self) -> "Form | None":
+        """Return the form without positions, by which the module counts; None if it needs them."""
+        if not self.may_count:
+            return None
+        return replace(self, by_name=tuple(w for w in self.by_name if w != "positions"))
+
+    def arguments(self, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
+        """Return the values by place, and those by keyword."""
+        by_name = list(self.by_name)
+        by_name += ["offset"] if inputs.offset and "offset" in self.on_request else []
+        by_name += ["starts"] if inputs.starts is not None else []
+        ordered = [inputs.value(word, self.content, self.flat) for word in self.in_order]
+        return ordered, {word: inputs.value(word, self.content, self.flat) for word in by_name}
+
+    def call(self, module: nn.Module, inputs: Inputs) -> Any:
+        ordered, named = self.arguments(inputs)
+        return module(*ordered, **named)
+
+
+def calls_of(way: str) -> str:
+    """Return the calls of a way as text.
+
+    >>> calls_of("add")
+    '(x) or (x, positions)'
+    """
+    return " or ".join(f"({', '.join(words)})" for words in WAYS[way])
+
+
+class Unbound(ValueError):
+    """A module whose required arguments are not those of a way to call it."""
+
+
+def forms(module: nn.Module, way: str) -> Iterator[Form]:
+    """Yield the call of `way`, in each layout of its content and positions.
+
+    Required arguments that all have names of WORDS get what the names say, and any others get what
+    their number says. Raises: Unbound, with the calls of this way.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p for p in plain if p.default is p.empty]
+    names = {p.name for p in required}
+    in_order: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
+    if names and names <= WORDS:
+        by_name = tuple(p.name for p in required)
+    else:
+        fitting = [words for words in WAYS[way] if len(words) == len(required)]
+        if not fitting or any(p.kind is p.KEYWORD_ONLY for p in required):
+            takes = ", ".join(p.name for p in required)
+            raise Unbound(f"it takes ({takes}), and --as {way} calls {calls_of(way)}")
+        in_order = fitting[0]
+    optional = {p.name for p in plain if p.default is not p.empty}
+    by_name += tuple(word for word in ("positions", "dtype") if word in optional)
+    may_count = "positions" in optional or "positions" not in (*in_order, *by_name)
+    flats = (True, False) if "positions" in (*in_order, *by_name) else (True,)
+    for content, flat in product(CONTENTS.get(way, ("bnw",)), flats):
+        yield Form(in_order, by_name, may_count, ON_REQUEST & optional, content, flat)

@@ -1,0 +1,237 @@
+"""Check that a rotation is one: of pairs, from none at position 0, alike for queries and keys, at
+the stated frequencies."""
+
+import inspect
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.inspect.module.subject import Measured, Subject, modules_of
+
+CLOSE = 1e-3
+"""Radians, or parts of a length: what float32 adds up to over a few positions."""
+_PLACES = torch.tensor([0, 1, 4, 9, 3, 7, 12])
+_STEP = 3
+_SHIFTED = ((0, 4), (1, 2), (2, 5), (3, 6))
+"""Indices of places, each with that of the place `_STEP` later."""
+
+_BASES = ("base", "theta", "rope_theta", "rotary_emb_base", "rope_base")
+_SCALED = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
+_PLAIN = ("default", "lang")
+"""Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
+_USUAL = (10000.0, 500000.0, 1000000.0)
+"""Bases at which a module that states none is looked for rounded frequencies."""
+
+
+def still(subject: Subject) -> Measured:
+    """Check that position 0 is not rotated. Where it is, cosines and sines are exchanged, or the
+    positions begin elsewhere."""
+    if subject.view.kind != "rotation" or subject.view.how == "sinusoids":
+        return None, "rotates nothing"
+    first = subject.see(subject.inputs(min(8, subject.length)))[0]
+    worst = first.angle().abs().max().item()
+    quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= CLOSE
+    said = f"position 0 is rotated by up to {worst:.2g} rad"
+    return worst <= CLOSE, said + ("; cosines and sines are exchanged" if quarter else "")
+
+
+def pairs(subject: Subject) -> Measured:
+    """Check that each pair of channels is rotated and scaled, and nothing else: both channels by
+    the same cosine, and by sines of opposite signs."""
+    if subject.view.how in ("cos and sin", "complex"):
+        lengths = subject.see(subject.inputs(min(24, subject.length))).abs()
+        worst = (lengths / lengths[:1] - 1).abs().max().item()
+        return worst <= CLOSE, f"cos² + sin² changes by up to {worst:.2g} with the position"
+    if subject.view.how != "rotated content":
+        return None, "rotates nothing"
+    first, second = (list(side) for side in zip(*subject.view.pairs, strict=True))
+    worst, signs, scale = 0.0, 0.0, 0.0
+    for side in _matrices(subject):
+        a, b = side[:, first, first], side[:, first, second]
+        c, d = side[:, second, first], side[:, second, second]
+        scale = max(scale, side.abs().max().item())
+        worst = max(worst, (a - d).abs().max().item(), (b + c).abs().max().item())
+        signs = max(signs, (b - c).abs().max().item())
+    said = f"the two channels of a pair differ from a rotation by up to {worst / scale:.2g}"
+    if worst > CLOSE * scale and signs <= CLOSE * scale:
+        said += "; both sines have the same sign, as in rotate_half without its minus"
+    return worst <= CLOSE * scale, said
+
+
+def shift(subject: Subject) -> Measured:
+    """Check that the score of a query and a key, of any content, is the same where both stand
+    later."""
+    if subject.way != "rotate":
+        return None, "rotates nothing"
+    if subject.view.how != "rotated content":
+        return None, "its pairs of channels are not known"
+    sides = _matrices(subject)
+    if len(sides) == 1:
+        lengths = sides[0].norm(dim=-2)
+        if ((lengths / lengths[:1] - 1).abs() > CLOSE).any():
+            return None, "scales what it rotates, and shows one side only"
+    queries, keys = sides[0], sides[-1]
+    worst = 0.0
+    for i, later_i in _SHIFTED:
+        for j, later_j in _SHIFTED:
+            score = queries[i].mT @ keys[j]
+            moved = queries[later_i].mT @ keys[later_j] - score
+            worst = max(worst, (moved.abs().max() / score.abs().max()).item())
+    said = f"scores change by up to {worst:.2g} of their size where both tokens stand {_STEP} later"
+    return worst <= CLOSE, said
+
+
+def _matrices(subject: Subject) -> list[Tensor]:
+    """Return the linear map of each side at _PLACES: (places, channels out, channels in)."""
+    last = int(_PLACES.max()) + 1
+    module, columns = subject.fresh(), []
+    for unit in torch.eye(subject.width):
+        returned = subject.form.call(module, subject.inputs(last, probe=unit))
+        columns.append([side[_PLACES] for side in subject.view.channels(returned)])
+    return [torch.stack(side, dim=-1) for side in zip(*columns, strict=True)]
+
+
+def frequencies(subject: Subject) -> Measured:
+    """Compare the frequencies with those of the module's own base for its number of pairs."""
+    if subject.view.kind != "rotation":
+        return None, "rotates nothing"
+    found = _found(subject)
+    if found is None:
+        return None, "some pairs are not rotated, or it is asked for too few positions"
+    count, bases = len(found), _stated(subject, _BASES)
+    is_scaled = _is_scaled(subject)
+    if len(set(bases)) != 1 or subject.view.how == "sinusoids":
+        return _unstated(found)
+    (base,) = set(bases)
+    if _equal(found, _of(base, count)):
+        return True, f"those of base {base:g} for {count} pairs"
+    if is_scaled:
+        return None, f"scaled, as it states; base {base:g}"
+    for name, mistaken in _mistakes(found, base):
+        if _equal(found, mistaken):
+            return False, f"states base {base:g} for {count} pairs: {name}"
+    return None, f"frequencies of its own for base {base:g}"
+
+
+def _unstated(found: Tensor) -> Measured:
+    """Return what the frequencies of a module are that states no base."""
+    count = len(found)
+    for base in _USUAL:
+        for name, mistaken in _rounded(base, count):
+            if _equal(found, mistaken) and not _equal(found, _of(base, count)):
+                return False, f"those of base {base:g}, {name}"
+    base = _geometric(found)
+    if base is None:
+        return None, "states no base; frequencies of its own"
+    times = "" if abs(found[0] - 1) <= CLOSE else f"{found[0]:.4g} times "
+    return None, f"states no base; {times}those of base {base:.6g} for {count} pairs"
+
+
+def _mistakes(found: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield names of known mistakes, with the frequencies that they give."""
+    count = len(found)
+    exact = _of(base, count)
+    yield from _rounded(base, count)
+    yield "they begin at i = 1, not 0", exact * base ** (-1 / count)
+    yield f"they are {found[0]:.4g} times those", exact * found[0]
+    other = _geometric(found)
+    if other is None or abs(found[0] - 1) > CLOSE:
+        return
+    width = 2 * count * math.log(base) / math.log(other)
+    yield (
+        f"they are those of base {other:.6g}, or of a width of {width:.4g} instead of {2 * count}",
+        _of(other, count),
+    )
+
+
+def _rounded(base: float, count: int) -> Iterator[tuple[str, Tensor]]:
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        yield f"rounded to {name}", _of(base, count).to(dtype).double()
+
+
+def _of(base: float, count: int) -> Tensor:
+    """Return RoPE's frequencies of `count` pairs: base^(-i / count)."""
+    return base ** (-torch.arange(count, dtype=torch.float64) / count)
+
+
+def _geometric(found: Tensor) -> float | None:
+    """Return the base of frequencies that fall by one ratio; None if they do not."""
+    ratios = found[1:] / found[:-1]
+    if len(found) < 3 or not (ratios / ratios[0] - 1).abs().max() <= CLOSE or ratios[0] >= 1:
+        return None
+    return float((found[-1] / found[0]) ** (-len(found) / (len(found) - 1)))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(((a - b).abs() <= 2e-4 * b + 1e-7).all())
+
+
+def _found(subject: Subject) -> Tensor | None:
+    """Return the frequency of each pair, in radians per position, the highest first; None where
+    they are not seen."""
+    if subject.length < 65:
+        return None
+    seen = subject.see(subject.inputs(65))
+    if subject.view.how == "rotated content":  # queries and keys are alike, or another check fails
+        seen = seen[:, : len(subject.view.pairs)]
+    steps = [(seen[n] * seen[0].conj()).angle() for n in (1, 8, 64)]
+    found = steps[0]
+    for n, angle in zip((8, 64), steps[1:], strict=True):  # each step refines the one before
+        off = torch.remainder(angle - n * found + math.pi, 2 * math.pi) - math.pi
+        found = found + off / n
+    found = found.abs().sort(descending=True).values
+    while len(found) and len(found) % 2 == 0 and (found[::2] - found[1::2]).abs().max() <= 1e-8:
+        found = found[::2]  # a cosine for each channel or head, and not for each pair
+    return None if not len(found) or found[-1] < 1e-9 else found
+
+
+def _stated(subject: Subject, names: tuple[str, ...]) -> list[float]:
+    """Return the numbers of these names that the module states: as an attribute, in its config, or
+    as a default of its constructor."""
+    found: list[Any] = [subject.given[name] for name in names if name in subject.given]
+    if found:
+        return [float(value) for value in found if isinstance(value, int | float)]
+    for each in modules_of(subject.module):
+        config = getattr(each, "config", None)
+        held = [vars(each), getattr(config, "__dict__", {}), _rope_parameters(config)]
+        said = [values[name] for values in held for name in names if name in values]
+        if not said:
+            said = [p.default for p in _parameters(each) if p.name in names]
+        found += said
+    return [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _is_scaled(subject: Subject) -> bool:
+    """Return True if the module, its config or its arguments state a scaling of frequencies."""
+    stated: dict[str, Any] = {}
+    for each in modules_of(subject.module):
+        config = getattr(each, "config", None)
+        stated |= {p.name: p.default for p in _parameters(each) if p.default is not p.empty}
+        stated |= vars(each) | vars(each).get("_buffers", {}) | _rope_parameters(config)
+    stated |= subject.given
+    if stated.get("rope_type", "default") != "default":
+        return True
+    named = [value for name, value in stated.items() if _SCALED.search(name)]
+    return any(not callable(value) and not _is_plain(value) for value in named)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for a value that scales nothing."""
+    return value is None or (isinstance(value, int | float | str) and value in (0, 1, *_PLAIN))
+
+
+def _rope_parameters(config: Any) -> dict[str, Any]:
+    found = getattr(config, "rope_parameters", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _parameters(module: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(type(module).__init__).parameters.values())
+    except (TypeError, ValueError):
+        return []

@@ -1,0 +1,1 @@
+"""Adapters of other libraries, as docs/inspect.md shows them."""

@@ -1,0 +1,420 @@
+"""A textbook's rotation, table, ALiBi and T5 bias, and each with one mistake that people make.
+
+MISTAKES names the check that finds it. Formulas are written out here; nothing is taken from posenc.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+STILL = "position 0 leaves content as it is"
+PAIRS = "pairs of channels are rotated"
+SHIFT = "scores depend on distance only"
+FREQUENCIES = "frequencies are those of its base and width"
+PAST = "keys before a query differ by distance"
+UNTOUCHED = "what it is given stays as it is"
+HISTORY = "earlier calls leave no trace"
+ALONE = "a token alone is the token in its sequence"
+APART = "positions stay distinct"
+ALIKE = "queries and keys are rotated alike"
+BESIDE = "a row does not depend on the batch's farthest"
+START = "its own start moves its positions"
+REACH = "positions are right as far as it states"
+SLOPES = "slopes of ALiBi are the authors'"
+CAST = "module.bfloat16() keeps positions"
+ACTIVATIONS = "bfloat16 activations keep positions"
+USED = "positions that it takes are used"
+
+HEADS = 8
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([-b, a], dim=-1)
+
+
+def rotate_neighbours(x: Tensor) -> Tensor:
+    return torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
+
+
+class Rotary(nn.Module):
+    """Right: queries and keys of (batch, heads, tokens, dim), in halves."""
+
+    way, width = "rotate", 64
+
+    def __init__(self, dim: int = 64, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+
+    def inv_freq(self) -> Tensor:
+        return self.base ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+
+    def places(self, positions: Tensor) -> Tensor:
+        return positions
+
+    def angles(self, positions: Tensor) -> Tensor:
+        return self.places(positions)[..., None].float() * self.inv_freq()
+
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self.angles(positions)
+        angles = torch.cat([angles, angles], dim=-1)
+        if angles.ndim == 3:  # (batch, tokens, dim)
+            angles = angles[:, None]
+        return angles.cos(), angles.sin()
+
+    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = (t.to(x.dtype) for t in self.table(positions))
+        return x * cos + rotate_half(x) * sin
+
+    def queries(self, q: Tensor, positions: Tensor) -> Tensor:
+        return self.rotated(q, positions)
+
+    def keys(self, k: Tensor, positions: Tensor) -> Tensor:
+        return self.rotated(k, positions)
+
+    def forward(self, q, k, positions):
+        return self.queries(q, positions), self.keys(k, positions)
+
+
+class KeysInterleaved(Rotary):
+    def keys(self, k, positions):
+        angles = self.angles(positions).repeat_interleave(2, dim=-1)
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        return k * angles.cos().to(k.dtype) + rotate_neighbours(k) * angles.sin().to(k.dtype)
+
+
+class HalvesWithInterleavedAngles(Rotary):
+    def table(self, positions):
+        angles = self.angles(positions).repeat_interleave(2, dim=-1)
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        return angles.cos(), angles.sin()
+
+
+class Exchanged(Rotary):
+    def table(self, positions):
+        cos, sin = super().table(positions)
+        return sin, cos
+
+
+class KeysExchanged(Rotary):
+    def keys(self, k, positions):
+        cos, sin = (t.to(k.dtype) for t in self.table(positions))
+        return k * sin + rotate_half(k) * cos
+
+
+class NoMinus(Rotary):
+    def rotated(self, x, positions):
+        cos, sin = (t.to(x.dtype) for t in self.table(positions))
+        a, b = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([b, a], dim=-1) * sin
+
+
+class NoMinusOfKeys(Rotary):
+    def keys(self, k, positions):
+        return NoMinus.rotated(self, k, positions)  # type: ignore[arg-type]
+
+
+class KeysBackwards(Rotary):
+    def keys(self, k, positions):
+        return self.rotated(k, -positions)
+
+
+class OtherBase(Rotary):
+    def inv_freq(self):
+        return 1000.0 ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+
+
+class OtherWidth(Rotary):
+    def inv_freq(self):
+        return self.base ** (-torch.arange(0, self.dim, 2).float() / (2 * self.dim))
+
+
+class NotTwice(Rotary):
+    """i / dim in place of 2i / dim."""
+
+    def inv_freq(self):
+        return self.base ** (-torch.arange(self.dim // 2).float() / self.dim)
+
+
+class FromOne(Rotary):
+    def inv_freq(self):
+        return self.base ** (-torch.arange(2, self.dim + 2, 2).float() / self.dim)
+
+
+class Halved(Rotary):
+    def inv_freq(self):
+        return super().inv_freq() / 2
+
+
+class CoarseFrequencies(Rotary):
+    def inv_freq(self):
+        return super().inv_freq().bfloat16().float()
+
+
+class CoarseAngles(Rotary):
+    def angles(self, positions):
+        return super().angles(positions).bfloat16().float()
+
+
+class LaterQueries(Rotary):
+    def queries(self, q, positions):
+        return self.rotated(q, positions + 1)
+
+
+class LaterBoth(Rotary):
+    def places(self, positions):
+        return positions + 1
+
+
+class Ignored(Rotary):
+    def places(self, positions):
+        return torch.arange(positions.shape[-1])
+
+
+class Bytes(Rotary):
+    def places(self, positions):
+        return positions.to(torch.uint8)
+
+
+class Shorts(Rotary):
+    def places(self, positions):
+        return positions.to(torch.int16)
+
+
+class Clamped(Rotary):
+    max_position_embeddings = 2048
+
+    def places(self, positions):
+        return positions.clamp(max=511)
+
+
+class FirstRow(Rotary):
+    def places(self, positions):
+        return positions if positions.ndim == 1 else positions[:1].expand_as(positions)
+
+
+class Sticky(Rotary):
+    """The table of the first call serves every later one of the same length."""
+
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def table(self, positions):
+        if self.kept is None or self.kept[0].shape[-2] != positions.shape[-1]:
+            self.kept = super().table(positions)
+        return self.kept
+
+
+class KeptInItsDtype(Rotary):
+    kept: Tensor | None = None
+
+    def rotated(self, x, positions):
+        if self.kept is None:
+            self.kept = self.inv_freq().to(x.dtype)
+        angles = self.places(positions)[..., None].float() * self.kept.float()
+        angles = torch.cat([angles, angles], dim=-1)
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        return x * angles.cos().to(x.dtype) + rotate_half(x) * angles.sin().to(x.dtype)
+
+
+class BufferOfFrequencies(Rotary):
+    """module.bfloat16() rounds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Buffer(super().inv_freq())
+
+    def inv_freq(self):
+        return self.kept.float()
+
+
+class InPlace(Rotary):
+    def queries(self, q, positions):
+        return q.copy_(self.rotated(q, positions))
+
+
+class XPos(Rotary):
+    """Right: queries grow and keys shrink."""
+
+    powers = (1.0, -1.0)
+
+    def scaled(self, x: Tensor, positions: Tensor, power: float) -> Tensor:
+        i = torch.arange(0, self.dim, 2).float() / self.dim
+        scale = ((i + 0.4) / 1.4) ** (power * positions[..., None].float() / 512)
+        scale = torch.cat([scale, scale], dim=-1)
+        return x * (scale[:, None] if scale.ndim == 3 else scale).to(x.dtype)
+
+    def queries(self, q, positions):
+        return self.scaled(self.rotated(q, positions), positions, self.powers[0])
+
+    def keys(self, k, positions):
+        return self.scaled(self.rotated(k, positions), positions, self.powers[1])
+
+
+class XPosAlike(XPos):
+    powers = (1.0, 1.0)
+
+
+class Counting(nn.Module):
+    """Right: rotates x, counts tokens itself, and goes on after `offset` in decoding."""
+
+    way, width = "rotate", 64
+
+    def __init__(self, dim: int = 64, base: float = 10000.0) -> None:
+        super().__init__()
+        self.inner = Rotary(dim, base)
+
+    def start(self, x: Tensor, offset: int) -> int:
+        return offset
+
+    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
+        first = self.start(x, offset)
+        return self.inner.rotated(x, torch.arange(x.shape[-2]) + first)
+
+
+class LaterInDecoding(Counting):
+    def start(self, x, offset):
+        return offset + 1 if offset else 0
+
+
+class NoOffset(Counting):
+    def start(self, x, offset):
+        return 0
+
+
+class CountsHeads(Counting):
+    def forward(self, x, offset=0):
+        return self.inner.rotated(x.transpose(1, 2), torch.arange(x.shape[1])).transpose(1, 2)
+
+
+class Learned(nn.Module):
+    """Right: rows of a table."""
+
+    way, width = "add", 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(1024, 32)
+
+    def places(self, positions: Tensor) -> Tensor:
+        return positions
+
+    def forward(self, x, positions):
+        return x + self.rows(self.places(positions)).to(x.dtype)
+
+
+class LearnedBytes(Learned):
+    def places(self, positions):
+        return positions.to(torch.uint8).long()
+
+
+class LearnedInPlace(Learned):
+    def forward(self, x, positions):
+        x += self.rows(positions).to(x.dtype)
+        return x
+
+
+class Alibi(nn.Module):
+    """Right: the authors' slopes of eight heads."""
+
+    way, width, heads = "scores", 64, HEADS
+
+    def slopes(self) -> Tensor:
+        return 2.0 ** -torch.arange(1, self.heads + 1).float()
+
+    def distances(self, n: int) -> Tensor:
+        return (torch.arange(n)[:, None] - torch.arange(n)).abs().float()
+
+    def forward(self, scores):
+        far = self.distances(scores.shape[-1])
+        return scores - (self.slopes()[:, None, None] * far).to(scores.dtype)
+
+
+class AlibiFromZero(Alibi):
+    def slopes(self):
+        return 2.0 ** -torch.arange(self.heads).float()
+
+
+class AlibiOfTwelve(Alibi):
+    heads = 12
+
+    def slopes(self):
+        return 2.0 ** (-8 * torch.arange(1, 13).float() / 12)
+
+
+class AlibiGrows(Alibi):
+    def slopes(self):
+        return -super().slopes()
+
+
+class AlibiReversed(Alibi):
+    def slopes(self):
+        return super().slopes().flip(0)
+
+
+class AlibiCoarse(Alibi):
+    def distances(self, n):
+        return super().distances(n).bfloat16().float()
+
+
+class T5(nn.Module):
+    """Right: buckets of earlier keys, as in a decoder."""
+
+    way, width, sign = "bias", 64, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(32, HEADS)
+
+    def forward(self, q_len: int, kv_len: int) -> Tensor:
+        queries, keys = torch.arange(kv_len - q_len, kv_len)[:, None], torch.arange(kv_len)
+        far = (self.sign * (queries - keys)).clamp(min=0)
+        log = (far.float() / 16).clamp(min=1).log() / math.log(128 / 16) * 16
+        bucket = torch.where(far < 16, far, (16 + log.long()).clamp(max=31))
+        return self.rows(bucket).permute(2, 0, 1)
+
+
+class T5Backwards(T5):
+    sign = -1
+
+
+RIGHT = (Rotary, XPos, Counting, Learned, Alibi, T5)
+MISTAKES = {
+    KeysInterleaved: ALIKE,
+    HalvesWithInterleavedAngles: PAIRS,
+    Exchanged: STILL,
+    KeysExchanged: ALIKE,
+    NoMinus: PAIRS,
+    NoMinusOfKeys: PAIRS,
+    KeysBackwards: ALIKE,
+    OtherBase: FREQUENCIES,
+    OtherWidth: FREQUENCIES,
+    NotTwice: FREQUENCIES,
+    FromOne: FREQUENCIES,
+    Halved: FREQUENCIES,
+    CoarseFrequencies: FREQUENCIES,
+    CoarseAngles: APART,
+    LaterQueries: ALIKE,
+    LaterBoth: STILL,
+    Ignored: USED,
+    Bytes: REACH,
+    Shorts: REACH,
+    Clamped: REACH,
+    FirstRow: BESIDE,
+    Sticky: HISTORY,
+    KeptInItsDtype: HISTORY,
+    BufferOfFrequencies: CAST,
+    InPlace: UNTOUCHED,
+    XPosAlike: SHIFT,
+    LaterInDecoding: ALONE,
+    NoOffset: START,
+    LearnedBytes: APART,
+    LearnedInPlace: UNTOUCHED,
+    AlibiFromZero: SLOPES,
+    AlibiOfTwelve: SLOPES,
+    AlibiGrows: SLOPES,
+    AlibiReversed: SLOPES,
+    AlibiCoarse: SLOPES,
+    T5Backwards: PAST,
+}
+"""The check that finds each mistake; others may fail with it. `CountsHeads` is refused instead."""

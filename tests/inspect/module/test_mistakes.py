@@ -1,0 +1,63 @@
+"""Each mistake that people make is found by its check, and right modules fail none."""
+
+import copy
+import warnings
+
+import pytest
+
+from posenc.inspect.module.sheet import verdicts
+from posenc.inspect.module.subject import find_subject
+from tests.inspect.module import mistakes
+
+
+def checked(module_class) -> dict[str, tuple[bool | None, str]]:
+    module, heads = module_class().eval(), getattr(module_class, "heads", mistakes.HEADS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        subject = find_subject(
+            lambda: copy.deepcopy(module), module.way, width=module.width, heads=heads
+        )
+        found = verdicts(subject)
+    return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
+
+
+@pytest.mark.parametrize("module_class", mistakes.RIGHT, ids=lambda c: c.__name__)
+def test_a_right_module_fails_no_check(module_class):
+    found = checked(module_class)
+    cast = {mistakes.CAST, mistakes.ACTIVATIONS}  # bfloat16 rounds learned rows as they are
+    wrong = {check: said for check, (holds, said) in found.items() if holds is False}
+    assert not {check: said for check, said in wrong.items() if check not in cast}, wrong
+    rotates = module_class in (mistakes.Rotary, mistakes.XPos, mistakes.Counting)
+    assert found[mistakes.FREQUENCIES][0] is (True if rotates else None)
+
+
+@pytest.mark.parametrize("module_class", mistakes.MISTAKES, ids=lambda c: c.__name__)
+def test_a_mistake_is_found_by_its_check(module_class):
+    holds, said = checked(module_class)[mistakes.MISTAKES[module_class]]
+    assert holds is False, said
+
+
+@pytest.mark.parametrize(
+    ("module_class", "said"),
+    [
+        (mistakes.NoMinus, "as in rotate_half without its minus"),
+        (mistakes.Exchanged, "cosines and sines are exchanged"),
+        (mistakes.OtherBase, "they are those of base 1000"),
+        (mistakes.OtherWidth, "a width of 128 instead of 64"),
+        (mistakes.FromOne, "they begin at i = 1"),
+        (mistakes.Halved, "they are 0.5 times those"),
+        (mistakes.CoarseFrequencies, "rounded to bfloat16"),
+        (mistakes.AlibiCoarse, "distances are rounded"),
+        (mistakes.AlibiGrows, "the sign: distance is rewarded"),
+        (mistakes.T5Backwards, "the sign of the distance is exchanged"),
+        (mistakes.InPlace, "writes into q"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_mistake_has_its_name(module_class, said):
+    assert said in checked(module_class)[mistakes.MISTAKES[module_class]][1]
+
+
+def test_a_module_that_takes_heads_for_tokens_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="takes the heads for tokens"):
+        find_subject(mistakes.CountsHeads, "rotate")
