@@ -11,9 +11,22 @@ from torch import nn
 
 from posenc.arguments import FARTHEST, check_count, check_flag, check_number, instead_of, misfit
 
-_FROM_ONE = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
-_FROM_ONE += ("max_positions", "max_distance", "clamp_len", "extent", "num_profiles", "floor_scale")
+_FROM_ONE = (
+    "embed_dim",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_width",
+    "max_positions",
+    "max_distance",
+    "clamp_len",
+    "extent",
+    "num_profiles",
+    "floor_scale",
+)
+"""Arguments of posenc's encodings that are at least 1, wherever they occur."""
 _POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor", "scale_base")
+"""Arguments of posenc's encodings that are above 0."""
 
 
 class UnknownOption(ValueError):
@@ -34,7 +47,8 @@ class UnknownOption(ValueError):
 def checked(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor so that arguments annotated bool, int or float (or None) must match. Raise
     TypeError if they do not, and ValueError for NaN and infinity."""
-    signature, ours = inspect.signature(init), init.__module__.startswith("posenc.")
+    signature = inspect.signature(init)
+    ours = init.__module__.startswith("posenc.")
 
     @functools.wraps(init)
     def built(*args: Any, **kwargs: Any) -> None:
@@ -42,48 +56,62 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             raise TypeError(misfit(init, args, kwargs)) from None
-        given = dict(bound.arguments)
-        own = list(given.items())[1:]
-        vars(args[0]).setdefault("_given", dict(own))  # unchanged, to be saved in files
-        bound.apply_defaults()
-        kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
-        vars(args[0]).setdefault("_arguments", kept)
-        # the outermost constructor's arguments, for `described`
-        texts = {name: text for name, value in given.items() if (text := _shown(value))}
-        vars(args[0]).setdefault("_built_with", texts)
-        owner = type(args[0]).__name__
-        for name, value in given.items():
+        encoding = args[0]
+        owner = type(encoding).__name__
+        with_self = dict(bound.arguments)
+        _record(encoding, bound)
+        for name, value in with_self.items():
             _check(owner, name, value, signature.parameters[name].annotation, ours)
         early = None
         try:
             init(*args, **kwargs)
         except AttributeError as error:  # torch's, if super().__init__() was not called
             early = error
-        if "_parameters" not in vars(args[0]):
+        if "_parameters" not in vars(encoding):
             raise TypeError(f"{owner}: __init__ must call super().__init__() first.") from early
         if early is not None:
             raise early
-        vars(args[0])["_attributes"] = tuple(vars(args[0]))  # the outermost constructor's are all
+        # Overwritten by the constructors of subclasses: the outermost one's are all.
+        vars(encoding)["_attributes"] = tuple(vars(encoding))
 
     return built
 
 
+def _record(encoding: Any, bound: inspect.BoundArguments) -> None:
+    """Store the arguments of the outermost constructor, which is called first, in three forms:
+
+    _given: as they were given, without defaults, to be saved in files.
+    _arguments: with defaults, in a form that compares equal, for `alike`.
+    _built_with: as texts, for `described`.
+    """
+    with_self = dict(bound.arguments)
+    without_self = dict(list(with_self.items())[1:])
+    vars(encoding).setdefault("_given", without_self)
+    bound.apply_defaults()
+    comparable = {name: _comparable(v) for name, v in list(bound.arguments.items())[1:]}
+    vars(encoding).setdefault("_arguments", comparable)
+    texts = {name: text for name, value in with_self.items() if (text := _shown(value))}
+    vars(encoding).setdefault("_built_with", texts)
+
+
 def alike(a: nn.Module, b: nn.Module) -> bool:
     """Return True if two encodings have equal classes and arguments, their submodules included."""
-    own, other = a.__dict__, b.__dict__
-    prepared = own.get("_arguments") is other.get("_arguments")  # one is a shallow copy
-    if prepared and own["_modules"] is other["_modules"]:
+    of_a = a.__dict__
+    of_b = b.__dict__
+    same_call = of_a.get("_arguments") is of_b.get("_arguments")  # one is a shallow copy
+    if same_call and of_a["_modules"] is of_b["_modules"]:
         return type(a) is type(b)
     return likeness(a) == likeness(b)
 
 
 def likeness(encoding: nn.Module) -> tuple[Any, ...]:
     """Return class and arguments of each module. A computed default replaces None."""
-    return tuple(
-        (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
-        for m in encoding.modules()
-        for arguments in [vars(m).get("_arguments", {})]
-    )
+    likenesses = []
+    for module in encoding.modules():
+        recorded = vars(module).get("_arguments", {})
+        now = (_comparable(vars(module).get(name, given)) for name, given in recorded.items())
+        likenesses.append((type(module), *now))
+    return tuple(likenesses)
 
 
 def _comparable(value: Any) -> Any:
@@ -105,8 +133,9 @@ def described(built: Any) -> str:
     for name, parameter in inspect.signature(type(built)).parameters.items():
         given = getattr(built, "_built_with", {}).get(name) or _shown(parameter.default)
         text = _shown(vars(built)[name]) if name in vars(built) else given
-        default = parameter.default is parameter.empty or text != _shown(parameter.default)
-        if text and (default or name in _ALWAYS):
+        required = parameter.default is parameter.empty
+        differs = required or text != _shown(parameter.default)
+        if text and (differs or name in _ALWAYS):
             shown.append(f"{name}={text}")
     return ", ".join(shown)
 
@@ -124,7 +153,8 @@ def _shown(value: Any) -> str:
 
 def _text(value: Any) -> str:
     """Return an argument as text; "" for tensors and modules, which repr shows separately."""
-    if not (value is None or isinstance(value, str | int | float | tuple) or is_dataclass(value)):
+    plain = value is None or isinstance(value, str | int | float | tuple)
+    if not plain and not is_dataclass(value):
         return ""
     if isinstance(value, tuple) and not all(map(_text, value)):
         return ""
@@ -135,22 +165,29 @@ def _text(value: Any) -> str:
 
 
 def _check(owner: str, name: str, value: Any, annotation: Any, ours: bool) -> None:
+    """Check an argument that is annotated bool, int or float, or one of them and None.
+
+    `ours`: the constructor is posenc's, so that the name of an argument says what it means.
+    """
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))
-    if (
-        kind not in ("bool", "int", "float")
-        or others not in ([], ["None"])
-        or (others and value is None)
-    ):
+    optional = others == ["None"]
+    if kind not in ("bool", "int", "float") or (others and not optional):
+        return
+    if optional and value is None:
         return
     if kind == "bool":
         check_flag(owner, name, value)
         return
     check_number(owner, name, value, whole=kind == "int")
-    if not -FARTHEST < value < FARTHEST and kind == "int":
+    if kind == "int" and not -FARTHEST < value < FARTHEST:
         raise ValueError(f"{owner}: {name} must be below 2^62, got {value}.")
-    if not ours:  # the names may mean something else
-        return
+    if ours:
+        _check_by_name(owner, name, value)
+
+
+def _check_by_name(owner: str, name: str, value: float) -> None:
+    """Raise ValueError for a size below 1, a negative deviation or a base that is not positive."""
     if name in _FROM_ONE:
         check_count(owner, name, value)
     if name == "init_std" and value < 0:

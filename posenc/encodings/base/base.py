@@ -123,13 +123,13 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = [name for name, value in vars(cls).items() if _is_default(name, value)]
-        cls._defaults = tuple(dict.fromkeys([*cls._defaults, *own]))
+        new = [name for name, value in vars(cls).items() if _is_default(name, value)]
+        cls._defaults = tuple(dict.fromkeys([*cls._defaults, *new]))
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
         for method, places in _PLACES.items():
-            own = getattr(cls, method) is not getattr(PositionEncoding, method)
-            if own and not set(places) & set(cls.claims.places):
+            overrides = getattr(cls, method) is not getattr(PositionEncoding, method)
+            if overrides and not set(places) & set(cls.claims.places):
                 raise TypeError(
                     f"{cls.__name__} overrides {method} without claiming place "
                     f"{' or '.join(map(str, places))}: it would never be called. "
@@ -144,13 +144,15 @@ class PositionEncoding(nn.Module):
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
             raise UnknownOption(cls.__name__, options, accepted)
-        needs = [n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED]
-        if missing := [name for name in needs if name not in {**fields, **options}]:
+        required = [n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED]
+        missing = [name for name in required if name not in fields and name not in options]
+        if missing:
             raise TypeError(
                 f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
                 f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(fields)}."
             )
-        return cls(**{name: fields[name] for name in accepted if name in fields} | options)
+        from_shape = {name: fields[name] for name in accepted if name in fields}
+        return cls(**{**from_shape, **options})
 
     @property
     def num_parameters(self) -> int:
@@ -180,9 +182,9 @@ class PositionEncoding(nn.Module):
         prepared._kept = Kept()
         return prepared
 
-    def kept(self, key: Any, compute: Callable[[], T], *given: Shaped[Tensor, "..."] | None) -> T:
-        """Return `compute()`. A prepared encoding caches it until a tensor of `given` changes."""
-        return compute() if self._kept is None else self._kept(key, compute, *given)
+    def kept(self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None) -> T:
+        """Return `compute()`. A prepared encoding caches it until a tensor of `reads` changes."""
+        return compute() if self._kept is None else self._kept(key, compute, *reads)
 
     def for_layer(self, index: int) -> "PositionEncoding":
         """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the

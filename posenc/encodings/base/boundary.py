@@ -94,8 +94,8 @@ def check_embedded(
     if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
         raise ValueError(f"{owner}: {name} must be {wanted}, got {tuple(x.shape)}.")
     _check_floating(owner, name, x)
-    own = "positions" if name == "x" else f"{name}_positions"
-    return positions_of(x.shape[:-1], x, owner, own, positions, num_axes)
+    argument = "positions" if name == "x" else f"{name}_positions"
+    return positions_of(x.shape[:-1], x, owner, argument, positions, num_axes)
 
 
 def check_pair(
@@ -131,7 +131,9 @@ def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens")
 
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless batch, heads, lengths and head_dim of q, k and v fit together."""
-    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+    same_width = q.shape[-1] == k.shape[-1]
+    same_batch = q.shape[0] == k.shape[0]
+    if not same_width or not same_batch or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
             "k and v share heads and length, q and k share head_dim, all share the batch."
@@ -206,9 +208,9 @@ def either(encoding: Any, prepared: Any) -> Any:
     prepared = require_encoding("attention: prepared", prepared)
     if encoding is None:
         return prepared
-    of = require_encoding("attention", encoding)
-    parameters = zip(of.parameters(), prepared.parameters(), strict=False)
-    if not alike(prepared, of) or any(own is not other for own, other in parameters):
+    encoding = require_encoding("attention", encoding)
+    pairs = zip(encoding.parameters(), prepared.parameters(), strict=False)
+    if not alike(prepared, encoding) or any(a is not b for a, b in pairs):
         raise ValueError(
             f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
             "Pass encoding.prepare(positions) of the same encoding, with the same parameters."

@@ -1,6 +1,6 @@
 """Combine several encodings in one attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -57,65 +57,84 @@ class Compose(PositionEncoding):
 
     def __init__(self, *encodings: PositionEncoding) -> None:
         super().__init__()
-        each = [require_encoding("Compose", e) for e in encodings]
-        flat = [part for e in each for part in (e.encodings if isinstance(e, Compose) else [e])]
+        flat: list[PositionEncoding] = []
+        for encoding in encodings:
+            encoding = require_encoding("Compose", encoding)
+            flat += encoding.encodings if isinstance(encoding, Compose) else [encoding]
         if len(flat) < 2:
             raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
         self.encodings = nn.ModuleList(flat)
         self._ready: tuple[PositionEncoding, ...] | None = None
-        members = self.members
-        for e in members:
+        self._refuse_encodings_by_layer()
+        self._owners = {
+            method: _owner(method, what, self.members) for method, what in _SINGLE.items()
+        }
+        self._refuse_two_at_the_values()
+        self._refuse_a_changed_scale()
+        self.claims = self._claims()
+
+    def _refuse_encodings_by_layer(self) -> None:
+        for e in self.members:
             if _overrides(e, "for_layer"):
                 raise ValueError(
                     f"Compose: {type(e).__name__} differs per layer; compose within each layer: "
                     "PerLayer([Compose(a, b), ...])."
                 )
-        self._owners = {method: _owner(method, what, members) for method, what in _SINGLE.items()}
-        at_values = [e for e in members if 4 in e.claims.places]
+
+    def _refuse_two_at_the_values(self) -> None:
+        at_values = [e for e in self.members if 4 in e.claims.places]
         if len(at_values) > 1:
             raise ValueError(_contradiction(at_values, "change of the values"))
+
+    def _refuse_a_changed_scale(self) -> None:
+        """Raise ValueError if one member changes the scale with which another multiplies."""
         scaling = self._owner("scale")
-        readers = [e for e in members if e.claims.reads_scale and e is not scaling]
+        readers = [e for e in self.members if e.claims.reads_scale and e is not scaling]
         if scaling is not None and readers:
             raise ValueError(
                 f"Compose: {_names(readers)} multiplies terms of its own with the usual scale, "
                 f"which {type(scaling).__name__} changes."
             )
-        self.claims = self._claims()
 
     def _claims(self) -> Claims:
+        has_layers = any(e.claims.scope == "layer" for e in self.members)
+        return replace(
+            Claims.all([member.claims for member in self.members]),
+            num_axes=self._num_axes(),
+            scope="layer" if has_layers else "model",
+            shared_parameters=tuple(self._shared_parameters()),
+        )
+
+    def _num_axes(self) -> int:
+        """Return the number of components of a position. Raise ValueError unless all members that
+        read positions take the same kind."""
         members = self.members
-        acting = [e for e in members if e.claims.places] or list(members)
-        passing = self._owner("passes")
-        seeing = acting if passing is None else [*acting, passing]
-        axes = {e.claims.num_axes for e in seeing}
+        reading = [e for e in members if e.claims.places] or list(members)
+        mapping = self._owner("passes")
+        if mapping is not None:
+            reading.append(mapping)
+        axes = {e.claims.num_axes for e in reading}
         if len(axes) > 1:
             raise ValueError(
                 f"Compose: positions have one number of components, but {_names(members)} take "
                 f"{', '.join(str(e.claims.num_axes) for e in members)}."
             )
-        coordinates = {e.claims.coordinates for e in seeing}
+        coordinates = {e.claims.coordinates for e in reading}
         if len(coordinates) > 1:
             raise ValueError(
                 f"Compose: {_names(members)} get the same positions, but one takes rows and "
                 "columns and another coordinates from -1 to 1 (normalized). Use one kind."
             )
-        own = any(e.claims.scope == "layer" for e in members)
-        shared = tuple(
-            f"encodings.{i}.{name}"
-            for i, e in enumerate(members)
-            for name in (
-                e.claims.shared_parameters
-                if e.claims.scope == "layer"
-                else dict(e.named_parameters())
-            )
-        )
-        return replace(
-            Claims.all([member.claims for member in members]),
-            num_axes=axes.pop(),
-            scope="layer" if own else "model",
-            shared_parameters=shared,
-        )
+        return axes.pop()
+
+    def _shared_parameters(self) -> Iterator[str]:
+        """Yield the names of parameters that all layers share: what a member of scope "layer" says,
+        and everything of one that serves all layers."""
+        for i, e in enumerate(self.members):
+            by_layer = e.claims.scope == "layer"
+            shared = e.claims.shared_parameters if by_layer else dict(e.named_parameters())
+            for name in shared:
+                yield f"encodings.{i}.{name}"
 
     def reset_parameters(self) -> None:
         for e in self.members:
@@ -125,13 +144,15 @@ class Compose(PositionEncoding):
         """Return the encoding without members that act only at the embeddings."""
         if 1 not in self.claims.places:
             return self
-        acting = [e for e in self.members if e.claims.places != (1,)]
-        if not acting:
-            left = without_position(self.claims.num_axes)
+        in_attention = [e for e in self.members if e.claims.places != (1,)]
+        if not in_attention:
+            remaining = without_position(self.claims.num_axes)
+        elif len(in_attention) == 1:
+            remaining = in_attention[0].shallow_copy()
         else:
-            left = Compose(*acting) if len(acting) > 1 else acting[0].shallow_copy()
-        left.embedded_by = _names([e for e in self.members if 1 in e.claims.places])
-        return left
+            remaining = Compose(*in_attention)
+        remaining.embedded_by = _names([e for e in self.members if 1 in e.claims.places])
+        return remaining
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
@@ -165,20 +186,25 @@ class Compose(PositionEncoding):
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         for e in self.members:
             new_q, new_k = e.transform(self._seen_by(e, q), self._seen_by(e, k))
-            q, k = q.given(new_q), k.given(new_k)
+            q = q.given(new_q)
+            k = k.given(new_k)
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
-        changed = [
-            (e, moved) for e in self.members if (moved := e.move_keys(k, before, after)) is not k
-        ]
-        if len(changed) > 1:  # their changes need not commute
+        moving = []
+        moved = k
+        for e in self.members:
+            own = e.move_keys(k, before, after)
+            if own is not k:
+                moving.append(e)
+                moved = own
+        if len(moving) > 1:  # their changes need not commute
             raise ValueError(
-                f"KVCache.shift: {_names([e for e, _ in changed])} both change keys by their "
+                f"KVCache.shift: {_names(moving)} both change keys by their "
                 "positions, so cached keys cannot be moved exactly. Compute them again."
             )
-        return changed[0][1] if changed else k
+        return moved
 
     def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
         for e in self.members:  # one at most changes them
@@ -202,7 +228,9 @@ class Compose(PositionEncoding):
             term = e.term(self._seen_by(e, q), keys)
             if term is not None:
                 terms.append(term)
-        return Chain(q, k, terms) if len(terms) > 1 else next(iter(terms), None)
+        if not terms:
+            return None
+        return terms[0] if len(terms) == 1 else Chain(q, k, terms)
 
     def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
         """Return the tokens for one member: without the state of another member, and at their true
@@ -217,26 +245,29 @@ class Compose(PositionEncoding):
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
     def _owner(self, method: str) -> PositionEncoding | None:
+        """Return the member that defines one of the methods in _SINGLE; None if none does."""
         index = self._owners[method]
         return None if index is None else self.members[index]
 
 
 def _overrides(encoding: PositionEncoding, method: str) -> bool:
+    """Return True if the class of the encoding defines `method` itself."""
     return getattr(type(encoding), method) is not getattr(PositionEncoding, method)
 
 
 def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
     """Return the index of the only member that defines `method`; None if no member does."""
-    if method == "scale":
-        claimants = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
+    if method == "scale":  # most classes that override it return the usual scale by default
+        owners = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:
-        claimants = [i for i, e in enumerate(members) if _overrides(e, method)]
-    if len(claimants) > 1:
-        raise ValueError(_contradiction([members[i] for i in claimants], what))
-    return next(iter(claimants), None)
+        owners = [i for i, e in enumerate(members) if _overrides(e, method)]
+    if len(owners) > 1:
+        raise ValueError(_contradiction([members[i] for i in owners], what))
+    return owners[0] if owners else None
 
 
 def _contradiction(members: Sequence[PositionEncoding], what: str) -> str:
+    """Return the message for members that define `what`, which only one may."""
     return f"Compose: {_names(members)} each decide the {what}, and there is only one."
 
 

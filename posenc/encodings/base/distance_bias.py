@@ -89,7 +89,7 @@ class DistanceBias(PositionEncoding):
         def compute() -> Tensor:
             return self.run(farthest, count, double, like.device).to(at_least_float32(like.dtype))
 
-        reads = vars(type(self)).get("reads")
+        reads = vars(type(self)).get("reads")  # not inherited
         if reads is None or not self.computes_as(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
@@ -99,9 +99,10 @@ class DistanceBias(PositionEncoding):
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute what `falling` returns; in float64 if `double`."""
-        falling = torch.arange(farthest, farthest - count, -1, device=device)
-        falling = falling.double() if double else falling
-        return self._checked(falling[None]).squeeze(1)  # own classes may rely on two axes
+        distance = torch.arange(farthest, farthest - count, -1, device=device)
+        if double:
+            distance = distance.double()
+        return self._checked(distance[None]).squeeze(1)  # own classes may rely on two axes
 
     def computes_as(self, own: type["DistanceBias"]) -> bool:
         """Return True unless a subclass of `own`, or this object, may compute another bias."""
@@ -109,20 +110,23 @@ class DistanceBias(PositionEncoding):
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None
-        heads, double = q.x, q.x.dtype == torch.float64
-        one_for_all = "num_heads" not in vars(self).get("_arguments", ())
+        x = q.x
+        double = x.dtype == torch.float64
+        one_row = "num_heads" not in vars(self).get("_arguments", ())
 
-        def for_heads(values: Tensor, after: int) -> Tensor:
-            if one_for_all and values.shape[-after - 1] == 1:
-                return values.expand(*values.shape[: -after - 1], heads.shape[1], *[-1] * after)
-            return values
+        def for_heads(bias: Tensor, head_axis: int) -> Tensor:
+            """Repeat the row of a class without num_heads for each head, without copying it."""
+            if not one_row or bias.shape[head_axis] != 1:
+                return bias
+            after = [-1] * (-head_axis - 1)
+            return bias.expand(*bias.shape[:head_axis], x.shape[1], *after)
 
-        def values(q: Tokens, k: Tokens) -> Tensor:
-            values = for_heads(self.dense(q.positions, k.positions, double), 2)
-            check_heads(self, values.shape[-3], heads)
-            return values
+        def by_pair(q: Tokens, k: Tokens) -> Tensor:
+            bias = for_heads(self.dense(q.positions, k.positions, double), head_axis=-3)
+            check_heads(self, bias.shape[-3], x)
+            return bias
 
-        def row(farthest: int, count: int, like: Tensor) -> Tensor:
-            return for_heads(self.falling(farthest, count, like), 1)
+        def by_distance(farthest: int, count: int, like: Tensor) -> Tensor:
+            return for_heads(self.falling(farthest, count, like), head_axis=-2)
 
-        return Dense(q, k, values, by_distance=row)
+        return Dense(q, k, by_pair, by_distance=by_distance)

@@ -72,11 +72,12 @@ class PerLayer(PositionEncoding):
         self.repeat = repeat
         self._ready: tuple[PositionEncoding, ...] | None = None
         self._check_each_acts()
-        own = repeat and any(e.claims.scope == "layer" for e in layers)
+        # Without `repeat` there is an encoding for each layer already, and nothing to copy.
+        to_copy = repeat and any(e.claims.scope == "layer" for e in layers)
         self.claims = replace(
-            Claims.all([each.claims for each in layers]),
+            Claims.all([e.claims for e in layers]),
             source=self.claims.source,
-            scope="layer" if own else "model",
+            scope="layer" if to_copy else "model",
         )
 
     @classmethod
@@ -111,8 +112,11 @@ class PerLayer(PositionEncoding):
                 f"{owner}: {name} has encodings for {self.period} layers, and the model has "
                 f"{num_layers}, so that the last ones never act. Give one for each layer."
             )
-        shorter = f", or a pattern of at most {num_layers}" if num_layers > 1 else ""
-        shorter += f" (such as every={num_layers})" if shorter and self.period > 2 else ""
+        shorter = ""
+        if num_layers > 1:
+            shorter = f", or a pattern of at most {num_layers}"
+            if self.period > 2:
+                shorter += f" (such as every={num_layers})"
         raise ValueError(
             f"{owner}: {name} repeats after {self.period} layers, and the model has {num_layers}, "
             f"so that a part of it never acts. Use {self.period} layers or more{shorter}."
@@ -120,8 +124,8 @@ class PerLayer(PositionEncoding):
 
     def member(self, index: int) -> PositionEncoding:
         """Return the encoding that acts in layer `index`, also of a PerLayer among the members."""
-        found = self.members[index % len(self.members)]
-        return found.member(index) if isinstance(found, PerLayer) else found
+        member = self.members[index % len(self.members)]
+        return member.member(index) if isinstance(member, PerLayer) else member
 
     def _check_each_acts(self) -> None:
         """Raise ValueError if an encoding acts in no layer: in "rnope/alibi" RNoPE has the even
@@ -137,10 +141,10 @@ class PerLayer(PositionEncoding):
 
     def _leaves(self) -> list[PositionEncoding]:
         """Return all members, those of a PerLayer among them instead of itself."""
-        found: list[PositionEncoding] = []
-        for each in self.members:
-            found += each._leaves() if isinstance(each, PerLayer) else [each]
-        return found
+        leaves: list[PositionEncoding] = []
+        for member in self.members:
+            leaves += member._leaves() if isinstance(member, PerLayer) else [member]
+        return leaves
 
     def reset_parameters(self) -> None:
         for encoding in dict.fromkeys(self.members):
@@ -179,10 +183,11 @@ class PerLayer(PositionEncoding):
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
         """Return the encodings of the layers; prepared ones if this one was prepared."""
-        return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
+        return tuple(self.layers) if self._ready is None else self._ready  # type: ignore[return-value]
 
 
 def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
+    """Return the encoding with a window of so many keys, or with a mask."""
     if window is None:
         return encoding
     mask = window if isinstance(window, Mask) else sliding_window(window)

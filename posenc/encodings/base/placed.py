@@ -34,15 +34,15 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
 
     Raises: as check_positions.
     """
-    q_positions, kv_positions = (
-        _as_tensor(owner, name, t) if isinstance(t, range) else t
-        for name, t in (("q_positions", q_positions), ("kv_positions", kv_positions))
-    )
-    for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
-        _check_kind(owner, name, positions)
+    if isinstance(q_positions, range):
+        q_positions = _as_tensor(owner, "q_positions", q_positions)
+    if isinstance(kv_positions, range):
+        kv_positions = _as_tensor(owner, "kv_positions", kv_positions)
+    _check_kind(owner, "q_positions", q_positions)
+    _check_kind(owner, "kv_positions", kv_positions)
     check_flat(q_positions, kv_positions)
-    rows = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
-    if len(rows) > 1:
+    batch_sizes = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
+    if len(batch_sizes) > 1:
         raise ValueError(
             f"{owner}: q_positions and kv_positions must have the same batch size, "
             f"got {tuple(q_positions.shape)} and {tuple(kv_positions.shape)}."
@@ -72,33 +72,48 @@ def positions_of(
     """Return the checked positions of x, whose batch and length are `sizes`."""
     if isinstance(positions, range):
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
-        if num_axes == 1 and positions.step == 1 and positions.stop - positions.start == sizes[-1]:
+        one_each = positions.step == 1 and positions.stop - positions.start == sizes[-1]
+        if num_axes == 1 and one_each:
             _check_span(owner, name, positions.start, positions.stop)
             return positions
         positions = _as_tensor(owner, name, positions, x.device)
     _check_kind(owner, name, positions)
     if positions.device != x.device:
         positions = positions.to(x.device)
-    tokens = positions.shape[: positions.ndim - (num_axes > 1)]
-    components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
-    # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.
-    fits = 1 <= len(tokens) <= len(sizes) and tokens[-1] == sizes[-1]
-    if fits:
-        for axis in range(2, len(tokens) + 1):  # torch 2.6 traces no zip of different lengths
-            fits = fits and (tokens[-axis] == 1 or tokens[-axis] == sizes[-axis])
-    if not fits or not components:
-        axis = f", {num_axes}" if num_axes > 1 else ""
-        comma = "" if axis else ","
-        rows = "".join(f"{size}, " for size in sizes[:-1])
-        batched = f"or ({rows}{sizes[-1]}{axis}), " if rows else ""
+    tokens = positions.shape if num_axes == 1 else positions.shape[:-1]
+    has_components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
+    if not has_components or not _one_for_each_token(tokens, sizes):
         raise ValueError(
-            f"{owner}: {name} must have shape ({sizes[-1]}{axis or comma}) "
-            f"{batched}one for each token of a tensor of shape "
-            f"{tuple(x.shape)}; got {tuple(positions.shape)}."
+            f"{owner}: {name} must have shape {_wanted_shapes(sizes, num_axes)}one for each token "
+            f"of a tensor of shape {tuple(x.shape)}; got {tuple(positions.shape)}."
             + (_LAYOUT if x.ndim == 4 and tokens and tokens[-1] == x.shape[1] else "")
         )
     positions = _numbers(owner, name, positions, num_axes)
-    return positions[0] if len(tokens) == 2 and tokens[0] == 1 else positions
+    one_row = len(tokens) == 2 and tokens[0] == 1
+    return positions[0] if one_row else positions
+
+
+def _one_for_each_token(tokens: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return True if positions of shape `tokens` broadcast to the batch and length `sizes`, and
+    have its length: (len), (1, len) or (batch, len)."""
+    # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.
+    if not 1 <= len(tokens) <= len(sizes) or tokens[-1] != sizes[-1]:
+        return False
+    fits = True
+    for axis in range(2, len(tokens) + 1):  # torch 2.6 traces no zip of different lengths
+        fits = fits and (tokens[-axis] == 1 or tokens[-axis] == sizes[-axis])
+    return fits
+
+
+def _wanted_shapes(sizes: Sequence[int], num_axes: int) -> str:
+    """Return the shapes that positions may have, for an error: "(5,) or (2, 5), "."""
+    *batch, length = sizes
+    axis = f", {num_axes}" if num_axes > 1 else ""
+    flat = f"({length}{axis or ','}) "
+    if not batch:
+        return flat
+    rows = "".join(f"{size}, " for size in batch)
+    return f"{flat}or ({rows}{length}{axis}), "
 
 
 def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:

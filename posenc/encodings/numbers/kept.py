@@ -33,20 +33,23 @@ class Kept:
     def __init__(self) -> None:
         self._last: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
 
-    def __call__(self, key: Hashable, compute: Callable[[], T], *given: Tensor | None) -> T:
+    def __call__(self, key: Hashable, compute: Callable[[], T], *reads: Tensor | None) -> T:
         """Return `compute()`, or its cached result for this key and equal tensors. Do not write to
         it."""
-        made_from = tuple(t for t in given if t is not None)
+        made_from = tuple(t for t in reads if t is not None)
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
         if tracked or torch.compiler.is_compiling() or not all(map(readable, made_from)):
             return compute()
+        # Tensors made in inference mode cannot be saved for a backward pass.
         key = key, torch.is_inference_mode_enabled()
-        before = self._last.get(key)
-        if before is not None and _equal(before[0], made_from):
-            return before[1]
-        self._last.pop(key, None)
+        if key in self._last:
+            made_from_before, table = self._last[key]
+            if _equal(made_from_before, made_from):
+                return table
+            del self._last[key]
         if len(self._last) == MOST:
-            del self._last[next(iter(self._last))]
+            oldest = next(iter(self._last))
+            del self._last[oldest]
         table = compute()
         self._last[key] = tuple(t.detach().clone() for t in made_from), table
         return table
