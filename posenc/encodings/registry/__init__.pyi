@@ -1,10 +1,10 @@
 from posenc.encodings.registry.build import create as create
 from posenc.encodings.registry.build import encoding_class as encoding_class
 from posenc.encodings.registry.entries import Entry as Entry
+from posenc.encodings.registry.grammar import Spec as Spec
+from posenc.encodings.registry.grammar import SpecError as SpecError
 from posenc.encodings.registry.grammar import parse as parse
 from posenc.encodings.registry.known import entry as entry
 from posenc.encodings.registry.known import names as names
 from posenc.encodings.registry.known import problems as problems
 from posenc.encodings.registry.known import register as register
-from posenc.encodings.registry.spec import Spec as Spec
-from posenc.encodings.registry.spec import SpecError as SpecError

@@ -10,40 +10,17 @@ from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.per_layer import PerLayer
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry.code import load
-from posenc.encodings.registry.entries import _ENTRIES
-from posenc.encodings.registry.grammar import parse
-from posenc.encodings.registry.known import class_of, entry
-from posenc.encodings.registry.spec import Part, Spec, SpecError
+from posenc.encodings.registry.code import class_of_part
+from posenc.encodings.registry.grammar import Part, Spec, parse
+from posenc.encodings.registry.known import entry
 
 
 def encoding_class(text: str) -> type[PositionEncoding]:
     """Return the class that a text names: a registered name, module:Class or file.py:Class."""
     spec = parse(text)
-    part, *more = spec.parts
-    if more:
+    if len(spec.parts) > 1:
         raise ValueError(f"{text!r} names {len(spec.parts)} encodings; expected one class.")
-    return class_of_part(spec, part)
-
-
-def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
-    """Return the class of one part of a text. Raise SpecError with the column of a mistake."""
-    try:
-        if part.attribute and part.where not in _ENTRIES:
-            return load(part.where, part.attribute)
-        found = class_of(part.where)
-    except SpecError:
-        raise
-    except ValueError as error:
-        if spec.text.strip() == part.where:  # the message has the whole text already
-            raise
-        raise spec.error(part.column, str(error)) from error
-    if part.attribute:
-        raise spec.error(
-            part.attribute_column,
-            f"an option of {part.where} is key=value; {part.attribute!r} has no value.",
-        )
-    return found
+    return class_of_part(spec, spec.parts[0])
 
 
 @answered
@@ -90,9 +67,9 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     layers = [_layer(spec, layer, shape) for layer in spec.layers]
     if len(layers) == 1:
         return layers[0]
-    each = dict(zip(spec.layers, layers, strict=True))
+    built = dict(zip(spec.layers, layers, strict=True))  # a layer that appears twice is shared
     try:
-        return PerLayer([each[layer] for layer in spec.pattern], repeat=True)
+        return PerLayer([built[layer] for layer in spec.pattern], repeat=True)
     except ValueError as error:
         raise spec.error(1, str(error)) from error
 
@@ -106,9 +83,10 @@ def named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
     if not isinstance(encoding, str):
         return encoding
     built = create(encoding, shape)
-    others = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
+    other_values = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
     for field in unknown:
-        if not alike(built, create(encoding, replace(shape, **{field: others[field]}))):
+        other_shape = replace(shape, **{field: other_values[field]})
+        if not alike(built, create(encoding, other_shape)):
             raise ValueError(
                 f"{owner}: {encoding!r} is built from {field}, which {owner} does not know. Pass "
                 f"posenc.create({encoding!r}, posenc.ModelShape(..., {field}=...))."
@@ -117,6 +95,7 @@ def named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
 
 
 def _layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:
+    """Build the encoding of one layer from the parts between two slashes."""
     members = [_build(spec, part, shape, {}) for part in parts]
     if len(members) == 1:
         return members[0]
@@ -127,18 +106,20 @@ def _layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEn
 
 
 def _build(spec: Spec, part: Part, shape: ModelShape, options: dict[str, Any]) -> PositionEncoding:
+    """Build one encoding with the registry's options, those of the text and `options`, of which
+    later ones win."""
     cls = class_of_part(spec, part)
     defaults = {} if part.attribute else entry(part.where).defaults
-    given = {option.key: option.value for option in part.options}
+    in_text = {option.key: option.value for option in part.options}
     try:
-        return cls.from_shape(shape, **{**defaults, **given, **options})
+        return cls.from_shape(shape, **{**defaults, **in_text, **options})
     except UnknownOption as error:
         columns = {option.key: option.column for option in part.options}
         if error.name not in columns:
             raise
         raise spec.error(columns[error.name], str(error)) from error
     except (ValueError, TypeError) as error:
-        told = [o for o in part.options if re.search(rf"\b{re.escape(o.key)}\b", str(error))]
-        if not told:
-            raise
-        raise spec.error(told[0].column, str(error)) from error
+        for option in part.options:  # the first that the message names
+            if re.search(rf"\b{re.escape(option.key)}\b", str(error)):
+                raise spec.error(option.column, str(error)) from error
+        raise

@@ -1,5 +1,10 @@
-"""Load encoding classes from the file or module that a text names."""
+"""Load encoding classes from the file or module that a text names, and hash what they are made of.
 
+The hash stands next to stored results, so that those of an edited encoding are not used again: it
+is of the named file and of the files next to it, or on PYTHONPATH, that it imports.
+"""
+
+import ast
 import contextlib
 import difflib
 import hashlib
@@ -9,15 +14,40 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.registry.entries import _ENTRIES
+from posenc.encodings.registry.grammar import Part, Spec, SpecError, parse
+from posenc.encodings.registry.known import class_of, entry
 
+_POSENC = Path(__file__).resolve().parents[2]
 MODULE = "posenc_file_"
 """Prefix in sys.modules of modules that were loaded by path."""
+
+
+def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
+    """Return the class of one part of a text. Raise SpecError with the column of a mistake."""
+    try:
+        if part.attribute and part.where not in _ENTRIES:
+            return load(part.where, part.attribute)
+        cls = class_of(part.where)
+    except SpecError:
+        raise
+    except ValueError as error:
+        if spec.text.strip() == part.where:  # the message has the whole text already
+            raise
+        raise spec.error(part.column, str(error)) from error
+    if part.attribute:
+        raise spec.error(
+            part.attribute_column,
+            f"an option of {part.where} is key=value; {part.attribute!r} has no value.",
+        )
+    return cls
 
 
 def load(where: str, attribute: str) -> type[PositionEncoding]:
@@ -26,23 +56,23 @@ def load(where: str, attribute: str) -> type[PositionEncoding]:
     Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
     module = imported(where)
-    own = [
+    defined = [
         name
         for name, value in vars(module).items()
         if is_encoding(value) and value.__module__ == module.__name__
     ]
-    defined = f"it defines {', '.join(own)}" if own else "it defines none"
+    it_defines = f"it defines {', '.join(defined)}" if defined else "it defines none"
     try:
-        found = find(where, attribute)
+        loaded = find(where, attribute)
     except AttributeError:
-        near = difflib.get_close_matches(attribute, own, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f": {defined}."
+        near = difflib.get_close_matches(attribute, defined, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": {it_defines}."
         raise ValueError(f"{where} has no class {attribute!r}{hint}") from None
-    if is_encoding(found):
-        return found
-    kind = "class" if isinstance(found, type) else type(found).__name__
+    if is_encoding(loaded):
+        return loaded
+    kind = "class" if isinstance(loaded, type) else type(loaded).__name__
     raise ValueError(
-        f"{where}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {defined}."
+        f"{where}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {it_defines}."
     )
 
 
@@ -54,10 +84,10 @@ def find(where: str, attribute: str) -> Any:
     Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
     attribute is missing.
     """
-    found: Any = imported(where)
+    inner: Any = imported(where)
     for name in attribute.split("."):
-        found = getattr(found, name)
-    return found
+        inner = getattr(inner, name)
+    return inner
 
 
 def path_of(kind: type) -> str:
@@ -68,9 +98,9 @@ def path_of(kind: type) -> str:
     return f"{module}:{kind.__qualname__}"
 
 
-def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
+def is_encoding(value: Any) -> TypeGuard[type[PositionEncoding]]:
     """Return True if the object is a subclass of PositionEncoding."""
-    return isinstance(found, type) and issubclass(found, PositionEncoding)
+    return isinstance(value, type) and issubclass(value, PositionEncoding)
 
 
 def imported(where: str) -> ModuleType:
@@ -81,20 +111,21 @@ def imported(where: str) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     """Import a file, again only if its content has changed."""
     if not path.is_file():
-        near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        hint = difflib.get_close_matches(path.name, near, n=1)
-        end = f"; did you mean {path.with_name(hint[0])}?" if hint else "."
-        raise ValueError(f"there is no file {path}{end}")
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else "."
+        raise ValueError(f"there is no file {path}{hint}")
     path = path.resolve()
     source = path.read_bytes()
-    place = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{MODULE}{place}_{path.stem}"
+    hash_of_path = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{MODULE}{hash_of_path}_{path.stem}"
     content = hashlib.sha256(source).hexdigest()
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "_content", None) == content:
-        return known
+    imported_before = sys.modules.get(name)
+    if imported_before is not None and getattr(imported_before, "_content", None) == content:
+        return imported_before
     module = ModuleType(name)
-    module.__file__, vars(module)["_content"] = str(path), content
+    module.__file__ = str(path)
+    vars(module)["_content"] = content
     _search_last(path.parent)
     sys.modules[name] = module
     try:
@@ -113,7 +144,8 @@ def _module(name: str) -> ModuleType:
         with _no_output():
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # Otherwise the module is there, and it is one of its own imports that is missing.
         if missing and (name == missing or name.startswith(f"{missing}.")):
             raise ValueError(
                 f"there is no module {missing!r}, neither installed nor in the current folder."
@@ -131,7 +163,8 @@ def _own_line(path: Path, error: BaseException) -> str:
 def own_line(error: BaseException) -> str:
     """Return "file:line" of the deepest frame outside posenc, Python and installed packages, which
     is in the user's code; "" if there is none."""
-    stdlib, posenc = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[2]
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    posenc = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & set(path.parts)
@@ -142,8 +175,9 @@ def own_line(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return said.rstrip(".: ") + "."
+    """Return the error's class and message in one line, which ends in one full stop."""
+    message = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {message}".rstrip(".: ") + "."
 
 
 @contextlib.contextmanager
@@ -154,7 +188,149 @@ def _no_output() -> Iterator[None]:
 
 
 def _search_last(folder: Path) -> None:
+    """Append the folder to the import path, where it shadows no library."""
     text = str(folder.resolve())
     if text not in sys.path:
         sys.path.append(text)
         importlib.invalidate_caches()
+
+
+def code_of(text: str) -> str:
+    """Hash the source files of the encodings that a text names; "" if all are posenc's own."""
+    spec = parse(text)
+    return hash_of([module for part in spec.parts for module in _modules_of(spec, part)])
+
+
+def source_of(text: str) -> str:
+    """Hash posenc's current files behind an encoding, and the options that are registered with it.
+
+    A class outside posenc may use any encoding of posenc, so it counts all of them.
+    """
+    spec = parse(text)
+    digests = []
+    for part in spec.parts:
+        modules = _modules_of(spec, part)
+        if all(map(_is_posencs, modules)):
+            files: Iterable[Path] = files_of(modules[0])
+        else:
+            files = sorted((_POSENC / "encodings").rglob("*.py"))
+        options = {} if part.attribute else entry(part.where).defaults
+        digests.append(_hash(files) + repr(sorted(options.items())))
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
+def hash_of(modules: Iterable[str]) -> str:
+    """Hash the source files of modules to twelve digits; "" if all are posenc's own."""
+    files: dict[Path, None] = {}  # in order, each once
+    for module in modules:
+        if not _is_posencs(module):
+            files.update(dict.fromkeys(files_of(module)))
+    return _hash(files) if files else ""
+
+
+def files_of(module: str) -> tuple[Path, ...]:
+    """Return the file of a module, and the files that it imports, also indirectly, from the folder
+    that its own import path begins in, and from PYTHONPATH."""
+    name = getattr(sys.modules.get(module), "__file__", None)
+    if name is None:
+        return ()
+    file = Path(name).resolve()
+    # a.b.c is in the folder "a/b" below its root, or in "a/b/c" if it is a package.
+    folders = 0 if module.startswith(MODULE) else module.count(".")
+    if file.name == "__init__.py":
+        folders += 1
+    return tuple(sorted(_with_imports(file, root=file.parents[folders])))
+
+
+def _modules_of(spec: Spec, part: Part) -> list[str]:
+    """Return the module of a part's class, and the one that the part names, which may make it."""
+    named = [imported(part.where).__name__] if part.attribute else []
+    return [class_of_part(spec, part).__module__, *named]
+
+
+def _is_posencs(module: str) -> bool:
+    return module.partition(".")[0] == "posenc"
+
+
+def _hash(files: Iterable[Path]) -> str:
+    digests = [hashlib.sha256(_bytes(file)).hexdigest() for file in files]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
+class _Imported(NamedTuple):
+    """Hold a file and the folder from which it is imported."""
+
+    file: Path
+    root: Path
+
+
+def _with_imports(start: Path, root: Path) -> set[Path]:
+    """Return the file `start` and all files that it imports, also indirectly.
+
+    For a user's file these are the files below `root` or on PYTHONPATH; for one of an installed
+    package the files of that package; for one of posenc's own those of posenc.
+    """
+    is_posencs = start.is_relative_to(_POSENC)
+    installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
+    package = start.relative_to(root).parts[0].removesuffix(".py") if root in installed else None
+    roots = [root]
+    if package is None and not is_posencs:
+        roots += _python_path()
+
+    files: set[Path] = set()
+    waiting = [_Imported(start, root)]
+    while waiting:
+        file, above = waiting.pop()
+        if file in files:
+            continue
+        if not is_posencs and file.resolve().is_relative_to(_POSENC):
+            continue  # posenc's own files, from a copy on PYTHONPATH, are not the user's
+        files.add(file)
+        for name in _names(_bytes(file), file.relative_to(above).parent.parts):
+            if package is None or name.partition(".")[0] == package:
+                for place in roots:
+                    waiting += [_Imported(f, place) for f in _modules(place, name.split("."))]
+    return files
+
+
+def _python_path() -> list[Path]:
+    """Return the folders on PYTHONPATH, without those of installed packages."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [Path(folder).resolve() for folder in folders if folder and "-packages" not in folder]
+
+
+@lru_cache(maxsize=512)
+def _names(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the full names of modules that a file may import."""
+    try:
+        return tuple(_imports(ast.parse(source), package))
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names that a module of `package` imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # One dot is the package itself, each further one a folder above it.
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*above, node.module] if node.module else above)
+            yield from (f"{start}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _modules(root: Path, names: list[str]) -> Iterator[Path]:
+    """Yield the files below `root` that an import of a.b.c runs."""
+    for depth in range(1, len(names) + 1):
+        place = root.joinpath(*names[:depth])
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                yield file.resolve() if file.resolve().is_relative_to(root) else file
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # deleted after it was imported
+        return b""

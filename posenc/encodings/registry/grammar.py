@@ -12,15 +12,155 @@ my.py:Mine" is two layers. `A/B every 4` uses B at each fourth layer; `A/B/C` re
 """
 
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NoReturn
 
-from posenc.encodings.registry.spec import PATH, Option, Part, Spec, SpecError, Value, read
+Value = int | float | bool | str | tuple["Value", ...] | None
+"""Type of an option's value."""
 
+_WORD = re.compile(r"[^\W\d][\w.-]*")
+_NUMBER_WORD = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
+"""Regular expression of paths that need no quotes."""
+
+
+class SpecError(ValueError):
+    """Report a mistake in a text that names an encoding. The message has the column, from 1."""
+
+    def __init__(self, text: str, column: int, problem: str) -> None:
+        where = "" if column <= 1 else f", column {column}"
+        super().__init__(f"{text!r}{where}: {problem}")
+        self.column = column
+
+
+@dataclass(frozen=True)
+class Option:
+    """Hold an option key=value, with its column in the text."""
+
+    key: str
+    value: Value
+    column: int = field(default=1, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.key}={written(self.value)}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Hold one encoding named in a text.
+
+    where: a registered name; if there is an `attribute`, a module or the path of a file.
+    attribute: the class there; "" for a registered name.
+    """
+
+    where: str
+    attribute: str = ""
+    options: tuple[Option, ...] = ()
+    column: int = field(default=1, compare=False)
+    attribute_column: int = field(default=1, compare=False)
+
+    @property
+    def is_file(self) -> bool:
+        return bool(self.attribute) and self.where.endswith(".py")
+
+    @property
+    def target(self) -> str:
+        """Return the text of the part without its options."""
+        where = self.where
+        if self.is_file and not PATH.fullmatch(where):
+            where = _quoted(where)
+        return f"{where}:{self.attribute}" if self.attribute else where
+
+    def __str__(self) -> str:
+        options = ",".join(map(str, sorted(self.options, key=lambda o: o.key)))
+        return f"{self.target}:{options}" if options else self.target
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Hold a parsed text; `str` returns its canonical form.
+
+    layers: the encodings of successive layers, repeated; each is a tuple of parts to compose.
+    every: None, or n of "every n": the second of two layers is used at each n-th layer.
+    label: the name that the user gave it; "" means its canonical text.
+    """
+
+    layers: tuple[tuple[Part, ...], ...]
+    every: int | None = None
+    label: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for layer in self.layers for part in layer)
+
+    @property
+    def pattern(self) -> tuple[tuple[Part, ...], ...]:
+        """Return the layers of one period: for "A/B every 3" A, A and B."""
+        if self.every is None:
+            return self.layers
+        most_layers, every_nth = self.layers
+        return (*[most_layers] * (self.every - 1), every_nth)
+
+    def error(self, column: int, problem: str) -> SpecError:
+        return SpecError(self.text, column, problem)
+
+    def __str__(self) -> str:
+        text = ""
+        for layer in self.layers:
+            if text:  # spaces separate a path from the slash before it
+                text += " / " if layer[0].is_file else "/"
+            text += "+".join(map(str, layer))
+        return text if self.every is None else f"{text} every {self.every}"
+
+
+def written(value: Value) -> str:
+    """Return a value as text of the grammar, whole numbers without a decimal point."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, tuple):
+        return f"[{','.join(map(written, value))}]"
+    plain = _WORD.fullmatch(value) and value not in ("true", "false", "none", "null")
+    return value if plain else _quoted(value)
+
+
+def read(word: str) -> Value:
+    """Convert an unquoted word to a value.
+
+    >>> read("1e3"), read("true"), read("none"), read("half")
+    (1000, True, None, 'half')
+    """
+    if word in ("true", "false"):
+        return word == "true"
+    if word in ("none", "null"):
+        return None
+    if not _NUMBER_WORD.fullmatch(word):
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        number = float(word)
+        return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+# What the reader takes at one place of the text.
 _LABEL = re.compile(r"\s*([^:+/=\[\]'\",$]*?)\s*=")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=")
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
+_COLON_BEFORE_A_CLASS = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*")
+_NUMBER_THEN_END = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
 _BARE = re.compile(r"[^\s,+/:=\[\]'\"]+")
 _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 _EVERY = re.compile(r"\s+every\b")
@@ -45,8 +185,11 @@ def parse(text: str) -> Spec:
 
 
 class _Reader:
+    """Read a text from left to right, by a method for each line of the grammar."""
+
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.at = 0
 
     def spec(self) -> Spec:
         label = self._take(_LABEL)
@@ -72,40 +215,44 @@ class _Reader:
     def _part(self) -> Part:
         self._skip()
         start = self.at
-        if self.text[start : start + 1] in ("'", '"'):
-            where, file = self._quoted(), True
-            if not where.endswith(".py"):
-                self._refuse(f"{where!r} in quotes must be the path of a .py file", start)
-        elif found := self._take(PATH):
-            where, file = found[0], True
-        else:
-            where, file = self._name(), False
-        attribute, at = self._attribute(where, file)
-        if file and not attribute:
+        path = self._path()
+        where = self._name() if path is None else path
+        is_file = path is not None
+        attribute, attribute_column = self._attribute(where, is_file)
+        if is_file and not attribute:
             self._refuse(f"name a class of the file, as in {where}:MyEncoding")
         if "." in where and not attribute:
             self._refuse(f"name a class of the module, as in {where}:MyEncoding")
         options = self._options() if self._take(re.compile(r"\s*:")) else ()
-        return Part(where, attribute, options, start + 1, at)
+        return Part(where, attribute, options, start + 1, attribute_column)
+
+    def _path(self) -> str | None:
+        """Read the path of a file, quoted or not; None if there is none here."""
+        start = self.at
+        if self._quote_begins():
+            path = self._quoted()
+            if not path.endswith(".py"):
+                self._refuse(f"{path!r} in quotes must be the path of a .py file", start)
+            return path
+        match = self._take(PATH)
+        return None if match is None else match[0]
 
     def _name(self) -> str:
-        found = self._take(_DOTTED)
-        if found is None:
+        name = self._take(_DOTTED)
+        if name is None:
             rest = self.text[self.at :]
             what = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
             self._refuse(f"expected an encoding (a name, module:Class or file.py:Class), {what}")
-        return found[0]
+        return name[0]
 
-    def _attribute(self, where: str, file: bool) -> tuple[str, int]:
+    def _attribute(self, where: str, is_file: bool) -> tuple[str, int]:
         """Read a colon and a class name, with its column; "" if an option follows the colon."""
-        found = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*").match(self.text, self.at)
-        if found is None:
+        if self._take(_COLON_BEFORE_A_CLASS) is None:
             return "", self.at + 1
-        self.at = found.end()
         column = self.at + 1
         name = self._take(_DOTTED)
         if name is None:
-            wanted = "a class" if file or "." in where else "a class or key=value"
+            wanted = "a class" if is_file or "." in where else "a class or key=value"
             self._refuse(f"expected {wanted} after the colon")
         return name[0], column
 
@@ -125,19 +272,20 @@ class _Reader:
 
     def _value(self, depth: int = 0) -> Value:
         self._skip()
-        if self.text[self.at : self.at + 1] in ("'", '"'):
+        if self._quote_begins():
             return self._quoted()
         if self._take(re.compile(r"\[")):
             if depth == DEEPEST:
                 self._refuse("lists are nested too deeply", self.at - 1)
             return self._list(depth + 1)
-        word = self._take(_NUMBER) or self._take(_BARE)
+        word = self._take(_NUMBER_THEN_END) or self._take(_BARE)
         if word is None:
             self._refuse("a value is missing after the equals sign or comma")
         return read(word[0])
 
     def _list(self, depth: int) -> Value:
-        start, values = self.at - 1, []
+        start = self.at - 1
+        values: list[Value] = []
         if self._take(re.compile(r"\s*\]")):
             return ()
         while True:
@@ -147,11 +295,17 @@ class _Reader:
             if not self._take(re.compile(r"\s*,")):
                 self._refuse("the list that begins here is not closed", start)
 
+    def _quote_begins(self) -> bool:
+        return self.text.startswith(("'", '"'), self.at)
+
     def _quoted(self) -> str:
-        start, found = self.at, self._take(_TEXT)
-        if found is None:
+        start = self.at
+        match = self._take(_TEXT)
+        if match is None:
             self._refuse("the quote that begins here is not closed", start)
-        return re.sub(r"\\(.)", r"\1", found[1] if found[1] is not None else found[2])
+        in_single, in_double = match.groups()
+        escaped = in_double if in_single is None else in_single
+        return re.sub(r"\\(.)", r"\1", escaped)
 
     def _every(self, layers: int) -> int:
         column = self.at
@@ -165,13 +319,17 @@ class _Reader:
         return int(count[1])
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self.text, self.at)
-        if found is not None:
-            self.at = found.end()
-        return found
+        """Match the pattern here and go on behind it; None if it does not match."""
+        match = pattern.match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+        return match
 
     def _skip(self) -> None:
+        """Go on behind white space."""
         self._take(re.compile(r"\s*"))
 
     def _refuse(self, problem: str, at: int | None = None) -> NoReturn:
-        raise SpecError(self.text, (self.at if at is None else at) + 1, f"{problem}.")
+        """Raise SpecError with the column of `at`, or of the place that was reached."""
+        place = self.at if at is None else at
+        raise SpecError(self.text, place + 1, f"{problem}.")

@@ -1,4 +1,12 @@
-"""Look up encodings by name: posenc's own, registered ones and those of other packages."""
+"""Look up encodings by name: posenc's own, registered ones and those of other packages.
+
+A name that only this process knows is replaced, for another process, by the file and class that it
+stands for:
+
+>>> from posenc.encodings.registry.grammar import parse
+>>> str(anywhere(parse("rope/alibi")))  # known everywhere
+'rope/alibi'
+"""
 
 import difflib
 import functools
@@ -7,10 +15,13 @@ import inspect
 import os
 import re
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.arguments import answered
 from posenc.encodings.registry.entries import _ENTRIES, Entry
+from posenc.encodings.registry.grammar import Option, Part, Spec, SpecError
 from posenc.encodings.registry.other_names import meant_by
 
 if TYPE_CHECKING:
@@ -55,26 +66,29 @@ def _nearest(name: str) -> str:
     meant = meant_by(name)
     if meant is not None and meant[1]:
         return meant[1]
-    known = names()
-    spelt = name.lower()
-    alike = {each: difflib.SequenceMatcher(None, each, spelt).ratio() for each in known}
-    near = max(known, key=alike.__getitem__)  # the first of equals: rope, not rove, for roep
-    return near if alike[near] > 0.6 else ""
+    nearest = ""
+    best = 0.6
+    for known in names():
+        likeness = difflib.SequenceMatcher(None, known, name.lower()).ratio()
+        if likeness > best:  # the first of equals: rope, not rove, for roep
+            nearest = known
+            best = likeness
+    return nearest
 
 
 def class_of(name: str) -> "type[PositionEncoding]":
     """Return the class of a name. Raise ValueError if it is unknown, or if another package's class
     does not import."""
-    found = entry(name)
+    known = entry(name)
     if name in _classes:
         return _classes[name]
     from posenc.encodings.registry.code import load  # and with it torch, which names do without
 
-    module, _, attribute = found.path.partition(":")
+    module, _, attribute = known.path.partition(":")
     try:
         return load(module, attribute)
     except ValueError as error:
-        raise ValueError(f"{name!r}, defined by {found.origin}: {error}") from error
+        raise ValueError(f"{name!r}, defined by {known.origin}: {error}") from error
 
 
 @answered
@@ -115,53 +129,96 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
     _classes[name] = encoding
 
 
-def portable(name: str) -> tuple[str, str] | None:
-    """Return module or file, and class name, from which a new process can load a name that
-    `register` gave. Return None for other names, which every process knows.
-
-    Raises: ValueError for a class that is not at the top of a file.
-    """
-    if name not in _classes:
-        return None
-    cls = _classes[name]
-    module = sys.modules.get(cls.__module__)
-    file = inspect.getsourcefile(cls) if cls.__module__ == "__main__" else None
-    own = module is not None and getattr(module, "__file__", None)
-    if "<locals>" in cls.__qualname__ or not own:
-        raise ValueError(
-            f"{name!r} is a class that another process cannot import: define {cls.__qualname__} at "
-            "the top of a file."
-        )
-    return (file or cls.__module__, cls.__qualname__)
-
-
 def problems() -> tuple[str, ...]:
     """Return a line about each encoding of other packages that cannot be used by its name."""
     return tuple(_installed()[1].values())
 
 
+def anywhere(spec: Spec) -> Spec:
+    """Replace names that `register` gave by the file or module of their class, so that another
+    process, started in the same folder, can build the spec. Raise SpecError if it could not."""
+    layers = tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
+    return replace(spec, layers=layers)
+
+
+def tidy(spec: Spec) -> Spec:
+    """Replace file names in the spec by paths relative to the current folder."""
+    return replace(spec, layers=tuple(tuple(map(_tidy, layer)) for layer in spec.layers))
+
+
+def _anywhere(spec: Spec, part: Part) -> Part:
+    if part.attribute or part.where not in _classes:
+        return _tidy(part)
+    try:
+        where, attribute = _importable(part.where)
+    except ValueError as error:
+        raise spec.error(part.column, str(error)) from error
+    options_in_text = {option.key for option in part.options}
+    defaults = []
+    for key, value in entry(part.where).defaults.items():
+        if key in options_in_text:
+            continue
+        if not isinstance(value, int | float | bool | str | None):
+            why = (
+                f"{part.where} was registered with {key}={value!r}, which cannot be "
+                "passed to another process; give numbers, words, true or false."
+            )
+            raise SpecError(spec.text, part.column, why)
+        defaults.append(Option(key, value))
+    return _tidy(Part(where, attribute, (*defaults, *part.options), column=part.column))
+
+
+def _importable(name: str) -> tuple[str, str]:
+    """Return module or file, and class name, from which another process can load a name that
+    `register` gave.
+
+    Raises: ValueError for a class that is not at the top of a file.
+    """
+    cls = _classes[name]
+    has_file = bool(getattr(sys.modules.get(cls.__module__), "__file__", None))
+    if "<locals>" in cls.__qualname__ or not has_file:
+        raise ValueError(
+            f"{name!r} is a class that another process cannot import: define {cls.__qualname__} at "
+            "the top of a file."
+        )
+    # The program itself is another module in another process, so it is named by its file.
+    file = inspect.getsourcefile(cls) if cls.__module__ == "__main__" else None
+    return file or cls.__module__, cls.__qualname__
+
+
+def _tidy(part: Part) -> Part:
+    """Return the part with its file relative to the current folder, if it is inside of it."""
+    if not part.is_file:
+        return part
+    path = Path(part.where).expanduser().resolve()
+    here = Path.cwd().resolve()
+    where = path.relative_to(here) if path.is_relative_to(here) else path
+    return replace(part, where=where.as_posix())
+
+
 @functools.cache
 def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
     """Return entries of other packages by name, without importing them, and problems by name."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     wrong: dict[str, str] = {}
     try:
         points = list(importlib.metadata.entry_points(group=GROUP))
     except Exception as error:  # one broken package must not break posenc
         return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
     for point in points:
-        name, origin = point.name, _package(point)
+        name = point.name
+        origin = _package(point)
         if not _is_name(name):
             wrong[name] = f"{origin} names an encoding {name!r}, which is no valid name."
         elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
             wrong[name] = f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
         elif name in _ENTRIES:
             wrong[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
-        elif name in found and found[name].path != point.value:
-            wrong[name] = f"{found[name].origin} and {origin} both define an encoding {name!r}."
+        elif name in entries and entries[name].path != point.value:
+            wrong[name] = f"{entries[name].origin} and {origin} both define an encoding {name!r}."
         else:
-            found[name] = Entry(point.value, "unchecked", {}, origin)
-    return {name: each for name, each in found.items() if name not in wrong}, wrong
+            entries[name] = Entry(point.value, "unchecked", {}, origin)
+    return {name: known for name, known in entries.items() if name not in wrong}, wrong
 
 
 def _package(point: importlib.metadata.EntryPoint) -> str:

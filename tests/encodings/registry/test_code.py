@@ -10,7 +10,7 @@ import pytest
 import posenc
 from posenc import ModelShape, create
 from posenc.encodings.registry import encoding_class
-from posenc.encodings.registry.content import files_of, hash_of
+from posenc.encodings.registry.code import files_of, hash_of
 
 SHAPE = ModelShape(64, 4, train_length=32)
 MINE = """\
