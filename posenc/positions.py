@@ -160,8 +160,9 @@ def goes_back(
     count.
 
     Repeats (0, 0, 1, 1), another order (5, 6, 0, 1) and padding on the left, as in Hugging Face's
-    generate (1, 1, 1, 0, 1, 2), are no restarts. Positions are read only on
-    the CPU and not while tracing, where this needs no synchronisation.
+    generate (1, 1, 1, 0, 1, 2), are no restarts. Nor is 0, 0, 1, 2: a first document of one token
+    looks like two events at one time, or like padding. Positions are read only on the CPU and not
+    while tracing, where this needs no synchronisation.
     """
     if isinstance(positions, range) or not _readable(positions):
         return False
@@ -185,6 +186,37 @@ def goes_back(
     repeated = (ordered[..., 1:] == ordered[..., :-1]) & (here != before)
     padding = padded & (before == 0) & (here == 1)
     return bool((repeated & ~padding).any())
+
+
+def text_returns(
+    positions: Real[Tensor, "*#batch len axes"], valid: Bool[Tensor, "*#rows len"] | None = None
+) -> bool:
+    """Return True if positions of several components are known to return to the text that begins
+    their row, as in packed documents of M-RoPE.
+
+    Tokens of a text have one number on all axes, which grows by one. So a row begins with a text if
+    its first two tokens are (p, p, p) and (p + 1, p + 1, p + 1), and returns to it where the same
+    two follow one another again. Grids have no such pair, row by row or column by column, and may
+    repeat their places. Tokens that are not `valid` do not count; positions are read as by
+    `goes_back`.
+    """
+    if positions.shape[-2] < 4 or not _readable(positions):
+        return False
+    if valid is not None and not _readable(valid):
+        return False
+    number = positions[..., 0]
+    in_text = (positions == number[..., None]).all(-1)
+    if valid is not None:
+        in_text = in_text & valid
+        number = number.expand(in_text.shape)
+    goes_on = in_text[..., 1:] & in_text[..., :-1] & (number[..., 1:] == number[..., :-1] + 1)
+    number = number[..., :-1]
+    first = torch.zeros_like(number[..., :1], dtype=torch.long)
+    if valid is not None:
+        first = valid[..., :-1].int().argmax(-1, keepdim=True).expand(first.shape)
+    begins = goes_on.gather(-1, first)
+    like_first = goes_on & (number == number.gather(-1, first))
+    return bool((begins[..., 0] & (like_first.sum(-1) > 1)).any())
 
 
 def ends_differ(

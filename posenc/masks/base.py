@@ -20,6 +20,7 @@ from posenc.positions import (
     length_of,
     same,
     take,
+    text_returns,
 )
 
 Predicate = Callable[["Sight"], Tensor]
@@ -235,6 +236,12 @@ _PACKED = (
     "ids = posenc.positions.documents_from_positions(positions), or increasing positions."
 )
 
+_PACKED_TEXT = (
+    "attention: keys return to the text that begins their row, as packed documents do, and this "
+    "mask, which compares the order in memory, shows one document to another. Use "
+    "mask & posenc.masks.document(ids), with the number of each token's document."
+)
+
 
 def check_documents(mask: Mask) -> None:
     """Raise ValueError if positions show packed documents that a bound mask does not separate."""
@@ -255,11 +262,14 @@ def bind_in_memory(
     the last tokens. With more queries than keys, the first queries precede all keys.
 
     Raises: ValueError if the mask compares positions, and these, read on the CPU only and not while
-    tracing, show that the order in memory is not meant: the last queries are elsewhere than the
-    last keys. Packed documents are not found: add `& document(ids)`.
+    tracing, show that the order in memory is not meant, because the last queries are elsewhere than
+    the last keys, or that the row returns to its first text and the mask does not separate the two.
     """
     if _compares(mask) and ends_differ(q_positions, kv_positions):
         raise ValueError(_ELSEWHERE)
+    by_position = _sees_others(mask) is _Others.BY_POSITION
+    if by_position and text_returns(kv_positions, _valid_keys(mask)):
+        raise ValueError(_PACKED_TEXT)
     q_len, kv_len = q_positions.shape[-2], kv_positions.shape[-2]
     device = kv_positions.device
     return mask.bind(counted(kv_len - q_len, q_len, device), counted(0, kv_len, device))

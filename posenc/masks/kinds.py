@@ -28,11 +28,13 @@ causal = Mask(_not_later, causal=True, exact=True, separates=False)
 Documents packed into one row, each with positions from 0 on, see one another: add `&
 document(ids)`. Without it attention raises ValueError if keys return to earlier positions, and so
 it does for every mask that compares positions, however joined. Positions are checked on the CPU
-only, and not under torch.compile, export or tracing.
+only, and not under torch.compile, export or tracing. A first document of one token is not noticed
+by itself: 0, 0, 1, 2 may also be two events at one time.
 
 With positions of several components (M-RoPE, rows and columns) it compares the order in memory, and
 queries are the last tokens: attention raises ValueError if they are not those of the last keys.
-Packed documents are not found there.
+There, packed documents are noticed where a row begins with a text, (p, p, p) and (p + 1, p + 1, p +
+1), and returns to it. Grids may repeat their places, and are not.
 """
 
 

@@ -169,6 +169,98 @@ def test_it_goes_back_as_the_words_say():
     assert seen == {True, False}
 
 
+MROPE = posenc.MRoPE(8, sections=(2, 1, 1), interleaved=False)
+PICTURES = [
+    posenc.mrope_positions(segments) for segments in ([5], [3, (1, 2, 2), 2], [2, (2, 1, 2)])
+]
+PACKED_PICTURES = torch.cat(PICTURES)
+OF_PICTURES = torch.repeat_interleave(torch.arange(3), torch.tensor([len(p) for p in PICTURES]))
+
+
+def attend_pictures(positions: torch.Tensor, mask: masks.Mask, encoding=MROPE) -> torch.Tensor:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, positions.shape[-2], 8) for _ in range(3))
+    where = {"q_positions": positions, "kv_positions": positions}
+    return posenc.attention(q, k, v, encoding, **where, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [masks.causal, masks.causal & masks.sliding_window(3), masks.causal | masks.prefix(2),
+     masks.causal & masks.padding(torch.ones(2, len(OF_PICTURES))),
+     masks.causal | masks.document(OF_PICTURES)],
+)  # fmt: skip
+@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("rows", [None, 1, 2])
+def test_packed_texts_with_pictures_are_refused(mask, start, rows):
+    positions = PACKED_PICTURES + start
+    positions = positions if rows is None else positions.expand(rows, -1, -1)
+    said = f"return to the text that begins their row.*{REFUSED}"
+    with pytest.raises(ValueError, match=said):
+        attend_pictures(positions, mask)
+    attend_pictures(positions, mask & masks.document(OF_PICTURES))
+    attend_pictures(positions, masks.full)
+
+
+def test_packed_texts_with_pictures_are_refused_in_any_row_and_beside_padding():
+    one = posenc.mrope_positions([len(OF_PICTURES)])
+    with pytest.raises(ValueError, match=REFUSED):
+        attend_pictures(torch.stack([one, PACKED_PICTURES]), masks.causal)
+    padded = torch.cat([torch.ones(2, 3, dtype=torch.long), PACKED_PICTURES])
+    real = (torch.arange(len(padded)) >= 2).expand(2, -1)
+    with pytest.raises(ValueError, match=REFUSED):
+        attend_pictures(padded, masks.causal & masks.padding(real))
+
+
+def cells(*sizes: int) -> torch.Tensor:
+    return torch.cartesian_prod(*(torch.arange(n) for n in sizes))
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        posenc.mrope_positions([3, (1, 2, 2), 2, (4, 2, 2), 3]),
+        posenc.mrope_positions([(1, 3, 3), 4, (1, 3, 3)]),  # it begins with a picture
+        torch.cat([torch.ones(3, 3, dtype=torch.long), posenc.mrope_positions([3, (1, 2, 2)])]),
+        torch.cat([posenc.mrope_positions([3, (1, 2, 2)]), torch.ones(3, 3, dtype=torch.long)]),
+        torch.cat([cells(1, 3, 4)] * 3),
+        torch.cat([cells(2, 2, 2).flip(-1)] * 3),
+        posenc.mrope_positions([9]).roll(4, 0),  # a ring buffer
+        posenc.mrope_positions([3])[:1].expand(6, 3),
+    ],
+)
+def test_neither_grids_nor_padding_return_to_a_text(positions):
+    attend_pictures(positions, masks.causal)
+    attend_pictures(torch.stack([positions, positions]), masks.causal)
+
+
+def test_grids_that_repeat_their_places_are_no_texts():
+    axial = posenc.AxialRoPE(8, interleaved=False)
+    classes = torch.cat([posenc.positions.grid(3, 3, class_tokens=1)] * 2)
+    for positions in (torch.cat([cells(3, 3)] * 4), classes, torch.cat([cells(3, 3).flip(-1)] * 4)):
+        attend_pictures(positions, masks.causal, axial)
+
+
+def test_padding_that_repeats_a_text_does_not_count():
+    text = posenc.mrope_positions([4])
+    positions = torch.cat([text, text[:3]])
+    hidden = masks.padding((torch.arange(7) < 4).expand(2, -1))
+    attend_pictures(positions, masks.causal & hidden)
+    with pytest.raises(ValueError, match=REFUSED):
+        attend_pictures(positions, masks.causal)
+
+
+def test_a_first_document_of_one_token_is_not_noticed_by_itself():
+    """As `causal` says: it looks like two events at one time."""
+    positions = torch.tensor([0, 0, 1, 2, 3])
+    attend(positions, masks.causal)
+    ids = torch.tensor([0, 1, 1, 1, 1])
+    apart = attend(positions, masks.causal & masks.document(ids))
+    assert not torch.allclose(attend(positions, masks.causal)[:, :, 1:], apart[:, :, 1:])
+    with pytest.raises(ValueError, match=REFUSED):
+        attend(torch.tensor([0, 0, 1, 2, 0, 1]), masks.causal)  # another begins
+
+
 @needs_whole_graphs
 def test_nothing_is_read_in_a_trace():
     def call(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

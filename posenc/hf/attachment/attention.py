@@ -231,7 +231,7 @@ def _mask(
     if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
         return None
     if several or all(as_range(t) is not None for t in (q_positions, kv_positions)):
-        return causal
+        return causal if apart is None else causal & apart
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
     if apart is not None:
         in_memory = in_memory & apart

@@ -19,6 +19,7 @@ from posenc.positions import (
     goes_back,
     positions_from_mask,
     tensor,
+    text_returns,
 )
 
 
@@ -178,7 +179,14 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is not None:
-        return _converted(ids, axes, packed=past == 0 and _may_be_packed(ids, mask))
+        numbers, ids = _numbers_and_positions(ids, axes)
+        positions = _positions_of(ids, axes)
+        if past:
+            return positions, None
+        if numbers is None:
+            _refuse_packed_text(ids, mask)
+            return positions, None
+        return positions, _documents(numbers, mask)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
@@ -214,22 +222,54 @@ def _repeats(ids: Tensor, valid: Tensor) -> bool:
     return any(bool((row[1:] == row[:-1]).any()) for row in read)
 
 
-def _converted(ids: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
-    """Convert position_ids to posenc's shape. Return also the document of each token, if positions
-    restart in a packed row."""
-    if ids.ndim == 3 and axes > 1 and ids.shape[0] == axes + 1:
-        ids = ids[1:]  # generate() puts the token's number before its components
+def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:
+    """Return the number of each token in its text, None if position_ids do not have it, and the
+    positions. Where positions have several components, generate() puts the number before them."""
+    if axes == 1:
+        return (ids if ids.ndim <= 2 else None), ids
+    if ids.ndim == 3 and ids.shape[0] == axes + 1:
+        return ids[0], ids[1:]
+    return None, ids
+
+
+def _documents(numbers: Tensor, mask: Any) -> Tensor | None:
+    """Return the document of each token in packed rows; None if there is only one."""
+    if numbers.is_floating_point() or not _may_be_packed(numbers, mask):
+        return None
+    documents = documents_from_positions(_one_row(numbers))
+    return documents if bool((documents > 0).any()) else None
+
+
+def _refuse_packed_text(ids: Tensor, mask: Any) -> None:
+    """Raise ValueError if positions of several components return to the text that begins a row."""
+    if ids.ndim != 3:
+        return
+    valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
+    if text_returns(ids.movedim(0, -1), valid):
+        axes = len(ids)
+        raise ValueError(
+            f"posenc: position_ids of {axes} components return to the text that begins their row, "
+            "as packed texts do, and only a number for each token says where a text ends. Put it "
+            f"before the components: position_ids of shape ({axes + 1}, batch, len), whose first "
+            "entry counts from 0 in each text."
+        )
+
+
+def _positions_of(ids: Tensor, axes: int) -> Tensor:
+    """Convert position_ids to posenc's shape."""
     if ids.ndim == 3 or axes > 1:
         if ids.ndim != 3 or ids.shape[0] != axes:
             raise ValueError(
                 f"posenc: the encoding takes positions of {axes} components, and position_ids have "
                 f"shape {tuple(ids.shape)}."
             )
-        return ids.movedim(0, -1).contiguous(), None
+        return ids.movedim(0, -1).contiguous()
+    return _one_row(ids)
+
+
+def _one_row(ids: Tensor) -> Tensor:
+    """Return position_ids without their batch if all rows are known to be equal."""
     on_cpu = ids.device.type == "cpu"
     if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):
-        ids = ids[0].contiguous()
-    if not packed or ids.is_floating_point():
-        return ids, None
-    documents = documents_from_positions(ids)
-    return ids, documents if bool((documents > 0).any()) else None
+        return ids[0].contiguous()
+    return ids

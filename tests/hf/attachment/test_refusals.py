@@ -127,13 +127,18 @@ def test_a_name_that_create_does_not_know_leaves_the_model_as_it_was():
         detach(model)
 
 
-def test_several_components_are_refused_before_generate_and_three_run():
+def model_of_pictures():
     sizes = COMMON | {"head_dim": 8, "rope_parameters": {"mrope_section": [2, 1, 1]}}
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16,
               "out_hidden_size": 32, "patch_size": 4, "deepstack_visual_indexes": [0]}  # fmt: skip
     sizes["rope_parameters"] |= {"rope_type": "default", "rope_theta": 1e4}
     config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=vision)
-    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    torch.manual_seed(0)
+    return transformers.Qwen3VLForConditionalGeneration(config).eval()
+
+
+def test_several_components_are_refused_before_generate_and_three_run():
+    model = model_of_pictures()
     refused(model, "positions of three components, and ALiBi takes one")
     rope = posenc.MRoPE(head_dim=8, sections=(2, 1, 1), interleaved=False)
     tokens = torch.arange(3, 9)[None]
@@ -163,3 +168,29 @@ def test_another_implementation_set_later(family, implementation):
     model.set_attn_implementation("posenc")
     torch.testing.assert_close(model(**given)[0], want)
     detach(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("padded", [0, 2])
+def test_packed_texts_of_three_components_are_apart_or_refused(use_cache, padded):
+    model = model_of_pictures().model.language_model
+    for parameter in model.parameters():
+        parameter.data = 0.3 * torch.randn_like(parameter)
+    tokens = torch.arange(3, 12)[None]
+    counted = torch.tensor([*range(4), *range(5), *range(padded)])[None]
+    places = torch.arange(9).expand(3, 1, 9)
+    rope = posenc.MRoPE(head_dim=8, sections=(2, 1, 1), interleaved=False)
+    attach(model, rope, example={"input_ids": tokens, "position_ids": places})
+    told = {"use_cache": use_cache}
+    apart = [model(part, position_ids=places[..., : part.shape[1]]).last_hidden_state
+             for part in (tokens[:, :4], tokens[:, 4:])]  # fmt: skip
+    if padded:
+        told["attention_mask"] = torch.tensor([[1] * 9 + [0] * padded])
+    row = torch.cat([tokens, tokens[:, :padded]], dim=1)
+    packed = model(row, position_ids=counted.expand(4, 1, -1), **told).last_hidden_state
+    torch.testing.assert_close(packed[:, :9], torch.cat(apart, 1), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"return to the text.* shape \(4, batch, len\)"):
+        model(row, position_ids=counted.expand(3, 1, -1), **told)
+    texts = {"attention_mask": torch.tensor([[1] * 4 + [0] * (5 + padded)]), "use_cache": use_cache}
+    model(row, position_ids=counted.expand(3, 1, -1), **texts)  # what returns is padding
