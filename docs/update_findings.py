@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from agreement import sign_agreement
 from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
@@ -18,7 +19,6 @@ from posenc.compare.page import figures, page, task_page
 from posenc.compare.page.rows import best_first
 from posenc.compare.results import Study
 from posenc.report.page.drawing import INK, figure, legend_above, line_styles, write_svg
-from posenc.statistics.agreement import sign_agreement
 from posenc.tasks.known import TEXT
 
 FIGURES = Path(__file__).parent / "figures"
@@ -122,7 +122,7 @@ def published() -> Drawn:
     of_tasks = (found for found in published_pairs(OF_TASKS) if not found[0].multiple)
     for each, told in (*of_text, *of_tasks):
         name, known = each.table.partition(" (")[0], "pairs that its seeds separate"
-        if not each.told:
+        if not each.separated:
             known = "all pairs of a table of one seed"
         agreeing, pairs = sign_agreement(each.ours, told)
         before = counts.get(name, (0, 0, ""))

@@ -16,8 +16,16 @@ from itertools import combinations, permutations
 from pathlib import Path
 from statistics import fmean
 
+from agreement import (
+    TEXT_TABLES,
+    Agreement,
+    agreement_p,
+    agreements,
+    read_tables,
+    sign_agreement,
+)
+
 from posenc.compare.judge.answer import limits
-from posenc.compare.judge.published import TEXT_TABLES, Agreement, agreements, read_tables
 from posenc.compare.judge.standing import (
     Standing,
     standing_at,
@@ -29,7 +37,6 @@ from posenc.compare.reports import leaderboard
 from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult
 from posenc.sentence import listed, speaking
-from posenc.statistics.agreement import agreement_p, sign_agreement
 from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
@@ -173,7 +180,7 @@ def published_pairs(study: str, begin: str = "") -> Iterator[tuple[Agreement, li
     better first: those that seeds separate, or all of a table of one seed."""
     for each in agreements(studies()[study]):
         if each.table.startswith(begin) and each.multiple != 1:
-            yield each, list(each.told) or _ordered(each)
+            yield each, list(each.separated) or _ordered(each)
 
 
 def _ordered(each: Agreement) -> list[tuple[str, str]]:

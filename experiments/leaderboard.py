@@ -166,7 +166,7 @@ def run_pieces(given: argparse.Namespace) -> None:
     if own := [each.text for each in read_encodings(names) if each.code]:
         raise ValueError(
             f"{own[0]}: the leaderboard has posenc's own encodings only, and this one is of a "
-            "file. Compare it with posenc compare --suite, then posenc leaderboard --mine."
+            "file. Compare it with one of them in one posenc compare."
         )
     pieces = [piece(names, task, given.seeds, given) for task in given.tasks]
     check_runs(pieces)

@@ -40,7 +40,7 @@ NEEDS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
 """The extra that is enough for a command; "torch" for others."""
 
 PANELS = {
-    "What": "to method mine published only suite task task_trials objective budget seeds unchecked "
+    "What": "to method only suite task task_trials objective budget seeds unchecked "
     "windows search_evaluations allow_cache_unsafe lm_eval compare arguments way explain "
     "length for_ ask ignore with_ overrides fix like layout convert_layout each strict quick every "
     "repeats",
@@ -81,6 +81,7 @@ def app() -> Any:
         else:
             application.command(name)(found)
     group: Any = typer.main.get_command(application)
+    group.commands = {name: group.commands[name] for name in COMMANDS}  # groups would be last
     _finish(group, application)
     return group
 

@@ -282,7 +282,7 @@ def agreed(study, source):
 
 
 def published(name):
-    return json.loads((ROOT / f"posenc/compare/judge/{name}.json").read_text(encoding="utf-8"))
+    return json.loads((ROOT / f"results/papers/{name}.json").read_text(encoding="utf-8"))
 
 
 def against_text(study, table):

@@ -13,8 +13,6 @@ COMMANDS = [
     "explore --out",
     "extend {model} --to 128 --bytes --report",
     "extend {model} --to 128 --bytes --out",
-    "leaderboard --out",
-    "leaderboard --figures",
     "report run run --out",
 ]
 
@@ -34,11 +32,9 @@ def never(monkeypatch):
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    from posenc.compare.reports import leaderboard
     from tests.compare.test_tasks import result, study_of
 
     run = study_of(*(result("rope", seed, (1.0, 0.6), "copy") for seed in (0, 1)))
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"tasks": run})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "study.json").write_text(run.to_json(), encoding="utf-8")

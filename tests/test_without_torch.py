@@ -74,7 +74,7 @@ def test_the_table_is_what_the_command_prints():
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("compare", "compare"), ("report runs", "compare"), ("leaderboard --out new", "compare"),
+    [("compare", "compare"), ("report runs", "compare"),
      ("inspect encoding rope", "compare"), ("inspect model model", "hf"),
      ("extend model --to 64", "hf"),
      ("bench", "torch"), ("list rope", "torch"),
@@ -99,7 +99,6 @@ def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, 
         ("transformers", "hf", "extend model --to 64"),
         ("transformers", "hf", "bench --only decode"),
         ("scipy", "compare", "compare rope --task copy --out new"),
-        ("scipy", "compare", "leaderboard --out new"),
         ("matplotlib", "compare", "inspect encoding rope"),
         ("lm_eval", "lm-eval", "extend model --to 64 --out new --lm-eval piqa"),
         ("ray", "ray", "compare rope --task copy --out new --engine ray"),

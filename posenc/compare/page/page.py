@@ -1,10 +1,8 @@
 """report.html of a study: the answer first, then one table, the curves, and details to unfold."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from posenc.compare.judge import published
-from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.page.task_tables import by_task, page_table
@@ -31,9 +29,8 @@ from posenc.tasks.known import TASKS, TEXT
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
-def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Page:
-    """Return the page of a study, finished or not; it says what is missing and what failed. With
-    `agreements` also how far its order agrees with published tables."""
+def make_page(study: Study) -> Page:
+    """Return the page of a study, finished or not; it says what is missing and what failed."""
     page = Page(phrase("Which position encoding?"), _what_was_tried(study), contents=True)
     page.section("", *_answer(study))
     text = study.of_task(TEXT)
@@ -44,8 +41,6 @@ def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Pa
         page.section(phrase("Curves"), *_curves(text))
     if study.tasks:
         page.section(phrase("Tasks by length"), *task_page.figures_of(study))
-    if agreements is not None:
-        page.section(phrase("Agreement with published orders"), *_agreement(agreements))
     page.section(phrase("Details"), *_details(study))
     return page
 
@@ -105,14 +100,6 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
     said = f"{loss.apart} {phrase(loss.verdict)}".strip()
     return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
-
-
-def _agreement(found: Sequence[Agreement]) -> Iterator[Block]:
-    """Yield the sums over all published tables, and the tables to unfold."""
-    header, cells = [*map(phrase, published.HEADER)], list(published.rows(found))
-    yield Table(header, cells[len(found) :], cards=True)
-    yield phrase("explain agreement")
-    yield Fold(phrase("Every published table"), [Table(header, cells[: len(found)], cards=True)])
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:

@@ -17,15 +17,13 @@ from posenc.sentence import in_english, phrase, speaking
 from posenc.tasks.known import TEXT
 
 
-def write_page(study: Study, folder: Path, published: bool = False) -> None:
-    """Write report.html, with `published` also how far it agrees with others, and results.csv."""
-    from posenc.compare.judge.published import agreements
+def write_page(study: Study, folder: Path) -> None:
+    """Write report.html and results.csv."""
     from posenc.compare.page.page import make_page
 
     shown = _shown(study)
     write_atomically(folder / "results.csv", tables.csv_text(shown))
-    page = make_page(shown, agreements(study) if published else None)
-    page.write(folder / "report.html")
+    make_page(shown).write(folder / "report.html")
 
 
 def _shown(study: Study) -> Study:

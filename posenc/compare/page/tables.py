@@ -7,8 +7,6 @@ from typing import Any
 
 from rich.table import Table
 
-from posenc.compare.judge import published
-from posenc.compare.judge.published import Agreement
 from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
@@ -44,14 +42,6 @@ def rate_tables(study: Study) -> list[Table]:
     found, title = settings.rate_rows(study), phrase("title of learning rates")
     style: dict[str, Any] = {"named": phrase("encoding"), "title_justify": "left"}
     return [text_table(found[0], found[1:], title=title, **style)] if found else []
-
-
-def agreement_table(found: list[Agreement]) -> Table:
-    """Return the agreement of a study with published tables."""
-    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
-    title, caption = phrase("Agreement with published orders"), phrase("explain agreement")
-    header, rows = [*map(phrase, published.HEADER)], published.rows(found)
-    return text_table(header, rows, title=title, caption=caption, **left)
 
 
 def notes(study: Study) -> list[str]:

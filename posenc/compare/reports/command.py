@@ -23,9 +23,6 @@ def report(
             shown="a folder below runs/ named by the trials",
         ),
     ] = None,
-    published: Annotated[
-        bool, option("Compare the order with published tables, with p-values.", "--published")
-    ] = False,
     figures: Figures = None,
     lang: Lang = None,
     as_json: Json = False,
@@ -33,38 +30,11 @@ def report(
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
     from posenc.compare.reports import report_runs
 
-    report_runs.report_runs(runs, out, published, figures, as_json, lang)
+    report_runs.report_runs(runs, out, figures, as_json, lang)
 
 
-def leaderboard(
-    mine: Annotated[
-        list[Path] | None,
-        option(
-            "A run of `posenc compare --suite` to add to the published trials, if it has the "
-            "same recipe; may be repeated."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            "Folder for the pages, one below it for each study.  ",
-            shown="a folder below runs/ named by the trials",
-        ),
-    ] = None,
-    figures: Figures = None,
-    lang: Lang = None,
-    as_json: Json = False,
-) -> None:
-    """Show the published leaderboard: the best encodings for each task, with significance.
+def leaderboard(lang: Lang = None, as_json: Json = False) -> None:
+    """Print the published leaderboard: the best encodings for each task, with significance."""
+    from posenc.compare.reports.board import show_published
 
-    Without options it prints the stored answer. --mine, --out and --figures compute the answer
-    again from the trials and write the page.
-    """
-    if not mine and out is None and figures is None:
-        from posenc.compare.reports.board import show_published
-
-        show_published(as_json, lang)
-        return
-    from posenc.compare.reports import report_runs
-
-    report_runs.show_leaderboard(mine or [], out, figures, as_json, lang)
+    show_published(as_json, lang)

@@ -1,4 +1,4 @@
-"""The leaderboard: one row for each trial, kept as lines of JSON, and studies made from them.
+"""The published trials: a row for each, kept as lines of JSON, and the studies that they make.
 
 Each file of rows is a study: of one text, or of tasks. If its learning rates were chosen, the rows
 of the trials that chose them are in a file of the same name with RATES.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posenc.compare.reports.board import BOARD, ROWS, published_file
-from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
+from posenc.compare.reports.merge import joined, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult, chosen_rates
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.material import check_scores
@@ -18,7 +18,7 @@ from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import Record
 from posenc.sentence import listed
 
-RATES, HERE = "_rates", Path("the leaderboard")
+RATES = "_rates"
 
 
 @dataclass(frozen=True)
@@ -130,67 +130,3 @@ def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
         said += [missing] if len(fields["lr"]) > 1 and of.endswith(".jsonl") else []
         if said:
             raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(said)}.")
-
-
-def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """Return the leaderboard joined with your runs, for tasks that one of yours has with the same
-    recipe, and a line about each encoding of a run and each task that is left out.
-
-    Raises: ValueError where no task is left.
-    """
-    tasks = list(dict.fromkeys(t.task for t in board.trials))
-    yours = [(run, study.of_task(*tasks)) for run, study in mine]
-    runs, lines = _of_one_code([(HERE, board), *yours])
-    kept: list[str] = []
-    left: dict[str, list[str]] = {}
-    for task in tasks:
-        parts = [(run, part) for run, study in runs[1:] if (part := study.of_task(task)).trials]
-        try:
-            for folder, part in parts:
-                check_recipe(HERE, board.of_task(task), folder, part)
-        except ValueError as error:
-            left.setdefault(str(error), []).append(task)
-            continue
-        lost = any(study.of_task(task).trials for _, study in mine)
-        why = "your trials of it are of other code." if lost else "you have no trial of it."
-        (kept if parts else left.setdefault(why, [])).append(task)
-    said = "{} {} left out: {}".format
-    lines += [said(listed(t), "are" if t[1:] else "is", reason) for reason, t in left.items()]
-    if not kept:
-        raise ValueError(" ".join(lines))
-    parts = [(run, part) for run, study in runs if (part := study.of_task(*kept)).trials]
-    merged, conflicts = merge_checked(parts)
-    text = any(trial.of_text for trial in merged.trials)
-    return replace(merged, corpus=board.corpus if text else None), lines + conflicts
-
-
-def _of_one_code(runs: Sequence[tuple[Path, Study]]) -> tuple[list[tuple[Path, Study]], list[str]]:
-    """Return runs without the encodings whose code is another one in an earlier run, and a line
-    about each. Sources are removed, because older rows have none."""
-    seen: dict[str, tuple[Path, str]] = {}
-    kept: list[tuple[Path, Study]] = []
-    lines: list[str] = []
-    for run, study in runs:
-        other: dict[str, str] = {}
-        for name, code in dict.fromkeys((t.encoding, t.source) for t in study.trials if t.source):
-            where, known = seen.setdefault(name, (run, code))
-            if code != known:
-                cure = "Run it again."
-                cure = "The leaderboard is of another version." if where == HERE else cure
-                other[name] = (
-                    f"{name} was other code in {run} (hash {code}) than in {where} (hash {known}), "
-                    f"and that of {run} is left out. {cure}"
-                )
-        lines += other.values()
-        trials = [t for t in study.trials if t.encoding not in other]
-        results = [r for r in study.results if r.config.encoding not in other]
-        part = replace(
-            study,
-            trials=tuple(replace(t, source="") for t in trials),
-            results=tuple(replace(r, config=replace(r.config, source="")) for r in results),
-            labels={name: label for name, label in study.labels.items() if name not in other},
-            unchecked={name: why for name, why in study.unchecked.items() if name not in other},
-            rates=tuple(check for check in study.rates if check.encoding not in other),
-        )
-        kept.append((run, part))
-    return kept, lines

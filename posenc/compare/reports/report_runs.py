@@ -2,38 +2,28 @@
 
 import errno
 import hashlib
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from posenc.compare.judge import published as publications
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
-from posenc.compare.page.as_json import as_text, board_of
 from posenc.compare.page.show import show_study, write_figures_of, write_page
-from posenc.compare.reports import leaderboard
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
-from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.machine.options import spoken
-from posenc.report.page.console import stderr, stdout
+from posenc.report.page.console import stderr
 from posenc.report.page.progress import say
-from posenc.report.page.visible import visible
-from posenc.sentence import phrase
 
 
 def report_runs(
     folders: Sequence[Path],
     out: Path | None = None,
-    published: bool = False,
     figures: Path | None = None,
     as_json: bool = False,
     lang: str | None = None,
@@ -65,93 +55,20 @@ def report_runs(
         study, lines = conclude(study), damaged + conflicts
         home = _new_folder(study.trials, out, "report")
         with spoken(lang):
-            write_page(study, home, published)
+            write_page(study, home)
     with spoken(lang):
-        _tell(study, lines, home, published, figures, as_json)
+        _tell(study, lines, home, figures, as_json)
     return study
 
 
-def show_leaderboard(
-    mine: Sequence[Path] = (),
-    out: Path | None = None,
-    figures: Path | None = None,
-    as_json: bool = False,
-    lang: str | None = None,
-) -> dict[str, Study]:
-    """Write and print the studies of the published leaderboard, with runs of yours beside them.
-
-    Each study has a folder of its name for its page, in `out`, and for its figures.
-
-    Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
-    """
-    require("scipy", "the verdict")
-    check_outputs(figures)
-    spoken(lang)
-    lines: list[str] = []
-    boards = leaderboard.boards()
-    if mine:
-        boards, notes = _beside(boards, [_collected(folder, lines) for folder in mine])
-        lines += notes
-    trials = [trial for study in boards.values() for trial in study.trials]
-    home, console = _new_folder(trials, out, "leaderboard"), stderr()
-    for name, board in boards.items():
-        _new_folder(board.trials, home / name, name)
-    command = shlex.join(["posenc", *sys.argv[1:]])
-    with spoken(lang):
-        drawing = "Drawing the pages of the published trials: about half a minute each."
-        say(console, phrase(drawing))
-        for line in lines:
-            say(console, line)
-        for name, board in boards.items():
-            boards[name] = study = replace(conclude(board), command=command)
-            write_page(study, home / name, published=True)
-            if not as_json:
-                _tell(study, [], home / name, True, figures and figures / name, False)
-    if as_json:
-        print(visible(as_text(board_of(boards, home))))
-    return boards
-
-
-def _beside(
-    boards: Mapping[str, Study], runs: Sequence[tuple[Path, Study]]
-) -> tuple[dict[str, Study], list[str]]:
-    """Return the boards that have a task of your runs, joined with them, and notes.
-
-    Raises: ValueError where there is none.
-    """
-    joint: dict[str, Study] = {}
-    lines: list[str] = []
-    for name, board in boards.items():
-        try:
-            joint[name], notes = leaderboard.beside(board, runs)
-        except ValueError as error:
-            notes = [str(error)]
-        lines += notes if len(boards) == 1 else [f"{name}: {note}" for note in notes]
-    if not joint:
-        raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
-    return joint, lines
-
-
 def _tell(
-    study: Study,
-    lines: Sequence[str],
-    home: Path,
-    published: bool,
-    figures: Path | None,
-    as_json: bool,
+    study: Study, lines: Sequence[str], home: Path, figures: Path | None, as_json: bool
 ) -> None:
-    """Print notes, figures, tables and the agreement with published orders."""
+    """Print notes, figures and tables."""
     console = stderr()
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console, as_json)
-    if as_json:
-        return
-    found = publications.agreements(study) if published else []
-    if found:
-        stdout(160).print(tables.agreement_table(found))
-    elif published:
-        say(console, phrase("no published table"))
 
 
 def _read(folder: Path) -> Study:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.judge import published
 from posenc.compare.judge.answer import (
     ANSWER_WORDS,
     LIMIT_WORDS,
@@ -81,10 +80,8 @@ def words(text: str) -> set[str]:
 
 def english_in(text: str, study: Study) -> set[str]:
     """Words that are neither in the study's data nor names."""
-    tables = map(published.read_tables, (published.TEXT_TABLES, published.TASK_TABLES))
-    data = json.dumps([json.loads(study.to_json()), *tables])
     options = {"unscaled", "true"}  # of t5, which older rows are called by
-    return words(text) - words(" ".join(texts(json.loads(data)))) - DATA - options
+    return words(text) - words(" ".join(texts(json.loads(study.to_json())))) - DATA - options
 
 
 def texts(data: object) -> Iterator[str]:
@@ -111,7 +108,7 @@ def text_of(page: str) -> str:
 def test_nothing_is_left_in_english(name, tmp_path, capsys):
     study = STUDIES[name]()
     with speaking("zh"):
-        write_page(study, tmp_path, published=name != "one seed")
+        write_page(study, tmp_path)
         show_study(study, tmp_path, stderr())
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<html lang="zh-CN">' in page
@@ -203,32 +200,19 @@ def test_an_unknown_language_is_refused_before_anything_is_written(run, tmp_path
     for refused in (
         lambda: make_plan(Options(lang="fr")),
         lambda: report_runs.report_runs([run], lang="fr"),
-        lambda: report_runs.show_leaderboard(out=tmp_path / "board", lang="fr"),
         lambda: board.show_published(False, "fr"),
     ):
         with pytest.raises(ValueError, match="--lang must be en or zh, got 'fr'"):
             refused()
-    assert sorted(run.rglob("*")) == before and not (tmp_path / "board").exists()
+    assert sorted(run.rglob("*")) == before
 
 
 def test_the_published_leaderboard_is_printed_in_chinese(capsys):
     board.show_published(False, "zh")
     shown = capsys.readouterr().out
     assert "复制与召回：dape（3 个任务的平均名次" in shown and "短上下文：dape（" in shown
-    tasks = {"ruler", *"needle by meaning common words variables".split()}
-    assert english_in(shown, of_tasks()) <= {"leaderboard", "out", "folder"} | ENCODINGS | tasks
-
-
-def test_the_pages_of_the_leaderboard_are_announced_in_chinese(tmp_path, capsys, monkeypatch):
-    study = of_tasks()
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"tasks": study})
-    monkeypatch.setattr(report_runs, "write_page", lambda *given, **options: None)
-    report_runs.show_leaderboard(out=tmp_path, lang="zh")
-    shown = capsys.readouterr()
-    assert "正在绘制已发布试验的页面" in shown.err
-    data = dataclasses.replace(study, recommendation="", limits="")
-    said = (shown.out + shown.err).replace(str(tmp_path), "")
-    assert english_in(said, data) <= {"report", "html", "tasks"}
+    tasks = {"ruler", "reverse", *"needle by meaning common words variables".split()}
+    assert english_in(shown, of_tasks()) <= {"leaderboard", "json"} | ENCODINGS | tasks
 
 
 @needs_chromium

@@ -19,7 +19,6 @@ from posenc.report.files.record import SEAL
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
-from tests.compare.reports.test_leaderboard import rows
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.test_numbers import bits, rank
 
@@ -61,18 +60,14 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     assert json.loads(done.stdout)["studies"]["tasks"]["use"] == ["dape"]
 
 
-def test_the_command_shows_the_stored_answer_and_says_what_takes_long(call, tmp_path, monkeypatch):
+def test_the_command_shows_the_stored_answer(call, tmp_path, monkeypatch):
     def never(*given, **options):
         raise AssertionError("the trials are read")
 
     monkeypatch.setattr(leaderboard, "boards", never)
     assert call("leaderboard")[1].startswith("Published leaderboard")
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": leaderboard.study_of(rows())})
-    monkeypatch.setattr(report_runs, "write_page", never)
-    code, _, said = call("leaderboard", "--out", tmp_path / "page")
-    assert (
-        code == 1 and "Drawing the pages of the published trials: about half a minute each." in said
-    )
+    code, _, said = call("leaderboard", "--mine", tmp_path)
+    assert code == 2 and "No such option: --mine" in said
 
 
 @pytest.mark.parametrize(
@@ -143,16 +138,11 @@ def test_json_has_the_numbers_behind_the_answer(tmp_path):
     assert all(each["higher_is_better"] for each in tasks)
 
 
-def test_report_and_leaderboard_print_json_alone(tmp_path, capsys, monkeypatch):
+def test_report_prints_json_alone(tmp_path, capsys):
     run = on_disk(tmp_path / "run", study(*(whole(e, s) for e in ("rope", "t5") for s in (0, 1))))
     report_runs.report_runs([run], as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["report"] == str(run / "report.html") and Path(found["study"]).is_file()
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": leaderboard.study_of(rows())})
-    report_runs.show_leaderboard((), tmp_path / "page", as_json=True)
-    found = json.loads(capsys.readouterr().out)["studies"]["trials"]
-    assert found["places"][0]["where"] == "3 tasks"
-    assert Path(found["report"]).is_file() and "study" not in found
 
 
 def test_json_of_a_dry_run_is_refused():

@@ -1,4 +1,4 @@
-"""The leaderboard: rows that stay as they were published, and your runs beside them."""
+"""The leaderboard: rows that stay as they were published, and the studies that they make."""
 
 import argparse
 import dataclasses
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from posenc.compare.budget import ALL_TASKS
-from posenc.compare.reports import leaderboard, report_runs
-from posenc.compare.reports.leaderboard import beside, read_rows, study_of
+from posenc.compare.reports import leaderboard
+from posenc.compare.reports.leaderboard import read_rows, study_of
 from posenc.compare.results import (
     CaseScore,
     CorpusInfo,
@@ -157,66 +157,6 @@ def test_rows_of_two_sources_and_of_a_users_encoding_are_refused():
         study_of([*made[:-1], changed(made[-1], code="0123")])
 
 
-def test_your_run_of_a_changed_formula_is_not_averaged(tmp_path):
-    def of(source, seeds):
-        made = [result("t5", seed, (1.0, 0.6), "copy") for seed in seeds]
-        return study(*(changed(row, source=source).result for row in rows(study(*made))))
-
-    board = study_of([changed(row, source="abc") for row in rows()])
-    for seeds in ((7, 8), SEEDS):
-        with pytest.raises(ValueError, match=r"t5 was other code in .*def.*abc"):
-            beside(board, [(tmp_path, of("def", seeds))])
-    assert {t.seed for t in beside(board, [(tmp_path, of("", (7,)))])[0].trials} == {0, 1, 2, 7}
-    older = study_of(rows())
-    assert {t.seed for t in beside(older, [(tmp_path, of("def", (7,)))])[0].trials} == {0, 1, 2, 7}
-
-
-def test_only_the_encoding_of_other_code_is_left_out_of_your_run(tmp_path):
-    board = study_of([changed(r, source="new") for r in rows()])
-    made = [result(name, seed, (1.0, 0.6), "copy") for name in ("t5", "mine") for seed in (7, 8)]
-    sources = {"t5": "old", "mine": "own"}
-    run = study(
-        *(
-            changed(row, source=sources[row.result.config.encoding]).result
-            for row in rows(study(*made))
-        )
-    )
-    run = dataclasses.replace(run, labels={"t5": "T5"}, unchecked={"t5": "it sees later tokens"})
-    both, lines = beside(board, [(tmp_path, run)])
-    found = {(trial.encoding, trial.seed) for trial in both.trials}
-    assert found == {(n, s) for n in ("t5", "rope") for s in SEEDS} | {("mine", 7), ("mine", 8)}
-    assert (both.labels, both.unchecked) == ({}, {})
-    assert lines[0] == (
-        f"t5 was other code in {tmp_path} (hash old) than in the leaderboard (hash new), and that "
-        f"of {tmp_path} is left out. The leaderboard is of another version."
-    )
-
-
-@pytest.mark.parametrize("sources", [("new", "old"), ("old", "new")])
-def test_an_encoding_of_two_codes_in_one_run_is_left_out_whole(tmp_path, sources):
-    board = study_of([changed(r, source="new") for r in rows()])
-    made = [result("t5", seed, (1.0, 0.6), "copy") for seed in (7, 8)]
-    found = [changed(r, source=s) for r, s in zip(rows(study(*made)), sources, strict=True)]
-    with pytest.raises(ValueError, match=r"t5 was other code in .*old.*your trials of it are of"):
-        beside(board, [(tmp_path, study(*(row.result for row in found)))])
-
-
-def test_encodings_without_a_source_are_not_taken_for_other_code(tmp_path):
-    board = study_of(rows())
-    runs = []
-    for name, sources in (("a", ("one", "rope")), ("b", ("two", "rope"))):
-        made = [result(e, 7 + (name == "b"), (1.0, 0.6), "copy") for e in ("mine", "rope")]
-        trials = zip(rows(study(*made)), sources, strict=True)
-        runs.append((Path(name), study(*(changed(row, source=s).result for row, s in trials))))
-    both, lines = beside(board, runs)
-    assert {t.seed for t in both.trials if t.encoding == "rope"} == {*SEEDS, 7, 8}
-    assert {t.seed for t in both.trials if t.encoding == "mine"} == {7}
-    assert lines[0] == (
-        "mine was other code in b (hash two) than in a (hash one), and that of b is left out. "
-        "Run it again."
-    )
-
-
 def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "published"
     add_rows(folder / "novel.jsonl", rows())
@@ -296,96 +236,7 @@ def test_a_line_separator_inside_a_row_does_not_end_it(tmp_path):
     assert study_of(read_rows(path)).corpus == info
 
 
-def test_the_table_says_which_encoding_has_fewer_trials(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
-    mine = of_text("mine", 0, (2.0, 2.4))
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "study.json").write_text(study(mine).to_json(), encoding="utf-8")
-    report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
-    said = capsys.readouterr().out
-    assert "mine (1 of 3)" in said and "t5 (" not in said.split("lower is better")[1][:300]
-
-
-def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
-    mine = study(*(result("mine", seed, (1.0, 0.6), "copy") for seed in SEEDS))
-    both, lines = beside(study_of(rows()), [(tmp_path, mine)])
-    assert both.encodings == ("t5", "rope", "mine")
-    assert {trial.task for trial in both.trials} == {"copy"}
-    assert lines == ["reverse and text are left out: you have no trial of it."]
-
-
-def test_runs_of_different_tasks_stand_beside_it_together(tmp_path):
-    first = study(*(result("mine", seed, (1.0, 0.6), "copy") for seed in SEEDS))
-    second = study(*(result("mine", seed, (1.0, 0.5), "reverse") for seed in SEEDS))
-    other = dataclasses.replace(
-        result("mine", 0, (1.0, 0.4), "copy"),
-        config=dataclasses.replace(result("mine", 0, (1.0, 0.4), "copy").config, task="flip_flop"),
-    )
-    runs = [(tmp_path / "a", first), (tmp_path / "b", second), (tmp_path / "c", study(other))]
-    both, lines = beside(study_of(rows()), runs)
-    mine = {(t.task, t.seed) for t in both.trials if t.encoding == "mine"}
-    assert mine == {(task, seed) for task in ("copy", "reverse") for seed in SEEDS}
-    assert [line.split(" is left out")[0] for line in lines] == ["text"]
-
-
-def test_a_task_of_another_recipe_is_told_apart_and_nothing_left_is_refused(tmp_path):
-    def longer(task):
-        found = result("mine", 0, (1.0, 0.6), task)
-        return dataclasses.replace(found, config=dataclasses.replace(found.config, steps=99))
-
-    mine = study(result("mine", 0, (1.0, 0.6), "copy"), longer("reverse"))
-    both, lines = beside(study_of(rows()), [(tmp_path, mine)])
-    assert {trial.task for trial in both.trials} == {"copy"}
-    assert any("reverse is left out" in line and "steps 12 and 99" in line for line in lines)
-    with pytest.raises(ValueError, match=r"copy is left out: .*steps 12 and 99"):
-        beside(study_of(rows()), [(tmp_path, study(longer("copy")))])
-
-
-def test_the_command_prints_the_answer_and_agreement(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
-    (tmp_path / "mine").mkdir()
-    mine = study(
-        *(result("mine", s, (1.0, 0.6), task) for s in SEEDS for task in ("copy", "reverse"))
-    )
-    (tmp_path / "mine" / "study.json").write_text(mine.to_json(), encoding="utf-8")
-    made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
-    said = capsys.readouterr().out
-    assert "t5: highest exact match on copy beyond 4 symbols" in said and "mine" in said
-    page = (tmp_path / "out/trials/report.html").read_text(encoding="utf-8")
-    for words in ("Where the seeds decide nothing", "The score of every trial", "mine"):
-        assert words in page, words
-    assert len(made["trials"].results) == 18
-    report_runs.show_leaderboard((), tmp_path / "whole")
-    said = capsys.readouterr().out
-    assert "Agreement with published orders" in said
-    assert "t5: lowest mean rank over 3 tasks (1.00; rope +1.00" in said
-    page = (tmp_path / "whole/trials/report.html").read_text(encoding="utf-8")
-    assert "Agreement with published orders" in page
-
-
-def test_wrong_runs_are_one_line_and_damaged_results_are_named(tmp_path, monkeypatch, call):
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
-    monkeypatch.chdir(tmp_path)
-    runs = {
-        "other": study(result("mine", 0, (1.0, 0.6), "flip_flop")),
-        "mine": study(*(result("mine", s, (1.0, 0.6), "copy") for s in SEEDS)),
-    }
-    for name, run in runs.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "study.json").write_text(run.to_json(), encoding="utf-8")
-    for name, why in (("missing", "missing holds no study.json"), ("other", "can be put beside")):
-        code, out, said = call("leaderboard", "--mine", name)
-        assert (code, out, said.count("\n")) == (2, "", 1) and why in said
-    broken = tmp_path / "mine" / runs["mine"].trials[0].folder
-    broken.mkdir()
-    (broken / "result.json").write_text("{", encoding="utf-8")
-    code, _, said = call("leaderboard", "--mine", "mine", "--out", "page")
-    assert code == 0 and f"{Path('mine') / broken.name}" in said
-
-
-def test_each_text_is_a_study_and_your_run_stands_beside_those_of_its_text(
-    tmp_path, capsys, monkeypatch
-):
+def test_each_text_is_a_study_of_its_own(tmp_path, monkeypatch):
     def of(text, base):
         made = [
             dataclasses.replace(r, config=dataclasses.replace(r.config, corpus=text))
@@ -394,33 +245,13 @@ def test_each_text_is_a_study_and_your_run_stands_beside_those_of_its_text(
         ]
         return dataclasses.replace(study(*made), corpus=dataclasses.replace(INFO, hash=text))
 
-    files = {"code": of("a", 2.0), "novel": of("b", 1.5), "tasks": study()}
     folder = tmp_path / "published"
-    for name, each in files.items():
-        if each.results:
-            add_rows(folder / f"{name}.jsonl", rows(each))
+    for name, each in {"code": of("a", 2.0), "novel": of("b", 1.5)}.items():
+        add_rows(folder / f"{name}.jsonl", rows(each))
     (folder / "board.json").touch()
     monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
-    assert list(leaderboard.boards()) == ["code", "novel"]
-    mine = of("b", 1.4)
-    mine = dataclasses.replace(
-        mine,
-        trials=tuple(dataclasses.replace(t, encoding="mine") for t in mine.trials[:3]),
-        results=tuple(
-            dataclasses.replace(r, config=dataclasses.replace(r.config, encoding="mine"))
-            for r in mine.results[:3]
-        ),
-    )
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/study.json").write_text(mine.to_json(), encoding="utf-8")
-    made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
-    assert list(made) == ["novel"] and set(made["novel"].encodings) == {"t5", "rope", "mine"}
-    assert (tmp_path / "out/novel/report.html").is_file()
-    assert "code: text is left out" in " ".join(capsys.readouterr().err.split())
-    report_runs.show_leaderboard((), tmp_path / "both", as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert list(found["studies"]) == ["code", "novel"] and "on code" in found["answer"]
-    assert Path(found["studies"]["code"]["report"]) == tmp_path / "both/code/report.html"
+    found = leaderboard.boards()
+    assert {name: board.corpus.hash for name, board in found.items()} == {"code": "a", "novel": "b"}
 
 
 def test_rows_at_another_rate_than_the_chosen_one_are_refused():
@@ -445,13 +276,6 @@ def test_rows_at_another_rate_than_the_chosen_one_are_refused():
         study_of(rows(study(*made)), rows(study(*wide)))
     with pytest.raises(ValueError, match="and None was chosen"):
         study_of(rows(board()), rows(study(one, other)))
-
-
-def test_a_run_is_not_overwritten_by_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(leaderboard, "boards", lambda: {"trials": study_of(rows())})
-    (tmp_path / "study.json").write_text(board().to_json(), encoding="utf-8")
-    with pytest.raises(ValueError, match="is a run of posenc compare"):
-        report_runs.show_leaderboard((), tmp_path)
 
 
 def test_the_published_rows_are_of_the_suite():

@@ -1,24 +1,16 @@
 """Several runs in one report: counted once, told apart, never mixed."""
 
 import dataclasses
-import html
-import json
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from posenc.compare.judge import published
-from posenc.compare.page.show import write_page
-from posenc.compare.page.tables import agreement_table
 from posenc.compare.reports.merge import merge
 from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.trial.config import RECIPE
-from posenc.tasks.known import TASKS
 from tests.compare.judge.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
-from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
 
 A, B = Path("a"), Path("b")
@@ -161,9 +153,9 @@ def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, call, monkeyp
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "study.json").write_text(two.to_json(), encoding="utf-8")  # no folders
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    code, out, err = call("report", "one", "two", "--out", "both", "--published")
+    code, out, err = call("report", "one", "two", "--out", "both")
     assert code == 0
-    assert "Agreement with published orders" in out and ", tied)" in out
+    assert ", tied)" in out
     assert "rope seed 1 has other numbers in two than in one" in err
     html = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "posenc report one two" in html and "rope" in html
@@ -194,10 +186,6 @@ def test_what_cannot_be_one_report_is_refused(tmp_path, call, monkeypatch, argum
     assert code == 2 and said in error and error.count("\n") == 1
 
 
-def scored(means: dict[str, tuple[float, float, float]]) -> Study:
-    return study(*(result(name, 0, each) for name, each in means.items()))
-
-
 def test_a_run_of_study_json_alone_keeps_its_results(tmp_path, capsys):
     given = study(*(whole(name, seed) for name in ("rope", "t5") for seed in (0, 1, 2)))
     home = tmp_path / "published"
@@ -209,95 +197,3 @@ def test_a_run_of_study_json_alone_keeps_its_results(tmp_path, capsys):
     # A trial whose folder is there is what lies in it, here nothing yet.
     (home / given.trials[0].folder).mkdir()
     assert report_runs([home]).results == given.results[1:]
-
-
-def test_agreement_is_counted_over_what_a_publication_separates():
-    """At x1 KERPLE's text separates only the sinusoidal; at x2 rope too, at x4 all."""
-    given = scored(
-        {
-            "t5": (1.0, 1.0, 1.5),
-            "alibi": (1.1, 1.1, 1.4),  # at x4 before t5, against the publication
-            "rope": (1.2, 1.5, 2.0),
-            "sinusoidal": (1.3, 3.0, 4.0),
-        }
-    )
-    found = {(a.table.split(" (")[0], a.multiple): a for a in published.agreements(given)}
-    near = found["KERPLE, OpenWebText2", 1]
-    assert (near.agreeing, near.pairs) == (3, 3)
-    assert (found["KERPLE, OpenWebText2", 2].agreeing, found["KERPLE, OpenWebText2", 2].pairs) == (
-        5,
-        5,
-    )
-    far = found["KERPLE, OpenWebText2", 4]
-    assert (far.agreeing, far.pairs, far.rho.value, far.rho.count) == (5, 6, 0.8, 4)
-    assert far.rho.p > 0.08
-    assert found["ALiBi, WikiText-103 at 512", 2].pairs == 0  # one seed separates nothing
-    assert ("ALiBi, WikiText-103 at 512", 4) not in found  # 2,048 was not tested there
-    assert ("ALiBi, WikiText-103 at 1024", 4) in found  # 4,024 is within 5 % of 4,096
-    assert set(far.told) >= {("t5", "alibi"), ("alibi", "rope")}
-    *_, total = published.rows(list(found.values()))
-    agreeing = sum(a.agreeing for a in found.values() if a.multiple > 1)
-    pairs = sum(a.pairs for a in found.values() if a.multiple > 1)
-    share = f"{agreeing} of {pairs} ({agreeing / pairs:.2f}, p 0."
-    assert total[-1].startswith(share) and agreeing < pairs
-    left_out = [a.rho.value for a in found.values() if a.multiple > 1 and not a.pairs]
-    assert total[2] == f"without {len(left_out)} tables that have no such pairs" and left_out
-    assert total[3] == f"{min(left_out):.2f} to {max(left_out):.2f} there"
-    assert agreement_table(list(found.values())).row_count == len(found) + 1
-
-
-def test_agreement_needs_posencs_own_encodings_with_numbers():
-    alone = scored({"t5": (1.0, 1.0, 1.0), "nope": (2.0, 2.0, 2.0)})
-    assert published.agreements(alone) == []
-    own = changed(scored({"t5": (1.0, 1.0, 1.0), "rope": (2.0, 2.0, 2.0)}), code="abc")
-    assert published.agreements(own) == []
-    cannot = scored({"t5": (1.0, None, None), "rope": (2.0, None, None)})
-    assert {a.multiple for a in published.agreements(cannot)} == {1}
-
-
-def test_tasks_agree_by_the_means_of_all_trials():
-    def trials(**far):
-        return study_of(
-            *(
-                task_result(name, seed, (0.5 if name == "alibi" else 1.0, value), "copy_512")
-                for name, value in far.items()
-                for seed in range(2)
-            )
-        )
-
-    same = trials(nope=0.9, t5=0.5, alibi=0.3, rope=0.1, sinusoidal=0.1)
-    (found,) = published.agreements(same)
-    assert found.where == "unseen" and len(found.ours) == 5
-    assert (found.agreeing, found.pairs) == (9, 9)  # rope and sinusoidal are both 0 there
-    assert list(published.rows([found]))[-1][0] == "tasks, all tables"
-    turned = trials(nope=0.1, t5=0.5, rope=0.9)
-    assert published.agreements(turned)[0].agreeing == 0
-    assert published.agreements(trials(nope=0.9, fire=0.2)) == []
-
-
-def test_a_label_changes_nothing_of_the_agreement_on_the_page(tmp_path):
-    trials = [
-        task_result(name, seed, (1.0, far), "copy_512")
-        for name, far in (("nope", 0.9), ("t5", 0.5))
-        for seed in range(2)
-    ]
-    given = dataclasses.replace(study_of(*trials), labels={"nope": "mine"})
-    write_page(given, tmp_path, published=True)
-    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "1 of 1" in page and "2: nope t5" in page
-
-
-def test_published_tables_are_whole():
-    tasks = json.loads(
-        resources.files("posenc.compare.judge").joinpath("published_tasks.json").read_text()
-    )
-    for table in tasks:
-        assert table["task"] in TASKS and {len(each) for each in table["seeds"].values()} == {3}
-        assert all(0 <= value <= 1 for each in table["seeds"].values() for value in each)
-    text = resources.files("posenc.compare.judge").joinpath("published.json").read_text()
-    for table in json.loads(text):
-        assert table["source"].startswith("arXiv:") and table["lengths"] == sorted(table["lengths"])
-        for rows in (table["means"], table["deviations"]):
-            assert all(len(row) == len(table["lengths"]) for row in rows.values())
-        assert set(table["deviations"]) <= set(table["means"])
-        assert bool(table["deviations"]) == (table["seeds"] > 1)

@@ -1,13 +1,29 @@
-"""Test whether two studies rank the same encodings alike."""
+"""How far our studies rank encodings as papers do: whose table, in which order, how sure.
+
+`update_numbers.py` and `update_findings.py` write what comes out into docs/findings.md.
+"""
 
 import inspect
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+
+from posenc.compare.judge.standing import scores_of_task
+from posenc.compare.results import Study
+from posenc.compare.trial.config import CAUSAL
+from posenc.tasks.known import TEXT
+
+PAPERS = Path(__file__).parents[1] / "results" / "papers"
+TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"
+NEAR = 0.05
+"""How far a published length may be from the multiple of the training length that we tested."""
 
 
 @dataclass(frozen=True)
@@ -147,3 +163,114 @@ def _checked(side: Mapping[str, float]) -> Mapping[str, float]:
     if wrong:
         raise ValueError(f"an order needs finite numbers; not finite: {', '.join(wrong)}.")
     return side
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of a study with one published table: at one multiple of the training length or, for
+    a task, over all lengths beyond it.
+
+    ours: what the study measured, lower is better.
+    separated: the pairs that the publication separates beyond its seeds, the better first.
+    """
+
+    table: str
+    source: str
+    multiple: int | None
+    rho: Rho | None
+    ours: Mapping[str, float]
+    separated: Sequence[tuple[str, str]]
+
+    @property
+    def agreeing(self) -> int:
+        return sign_agreement(self.ours, list(self.separated))[0]
+
+    @property
+    def pairs(self) -> int:
+        return sign_agreement(self.ours, list(self.separated))[1]
+
+
+def agreements(study: Study) -> list[Agreement]:
+    """Against every published table that has two encodings of the study or more; by the texts that
+    its trials have, so that a label changes nothing."""
+    if any(trial.objective != CAUSAL for trial in study.trials):
+        return []  # the tables are of the next token
+    text = study.of_task(TEXT)
+    found = [each for table in read_tables(TEXT_TABLES) for each in _against(table, text)]
+    tables = read_tables(TASK_TABLES)
+    return found + [each for table in tables for each in _against_task(table, study)]
+
+
+def read_tables(name: str) -> list[dict]:
+    """Read TEXT_TABLES or TASK_TABLES."""
+    return json.loads((PAPERS / name).read_bytes())
+
+
+def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
+    """Compare a table's accuracies with mean scores beyond the training length."""
+    part = study.of_task(table["task"])
+    if not part.trials:
+        return
+    own = {trial.encoding for trial in part.trials if not trial.code}
+    theirs = {name: -fmean(each) for name, each in table["seeds"].items()}
+    ours = {
+        name: -fmean(seeds.values())
+        for name, seeds in scores_of_task(part, table["task"]).items()
+        if name in theirs and name in own
+    }
+    if len(ours) < 2:
+        return
+    known = {name: theirs[name] for name in ours}
+    title = f"{table['name']} against {table['task']} ({table['model']})"
+    separated = separated_in_task(table, list(ours))
+    yield Agreement(title, table["source"], None, spearman(ours, known), ours, separated)
+
+
+def separated_in_task(table: dict, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of these encodings that a table of TASK_TABLES separates, better first."""
+    means = {name: -fmean(table["seeds"][name]) for name in names}
+    deviations = {name: stdev(table["seeds"][name]) for name in names}
+    count = min(len(each) for each in table["seeds"].values())
+    return separated_pairs(means, deviations, count)
+
+
+def _against(table: dict, study: Study) -> Iterator[Agreement]:
+    if not study.trials:
+        return
+    train = study.trials[0].train_length
+    for length in study.trials[0].test_lengths:
+        multiple, rest = divmod(length, train)
+        wanted = multiple * table["train_length"]
+        apart = [abs(each - wanted) for each in table["lengths"]]
+        column = apart.index(min(apart))
+        if rest or not apart[column] <= NEAR * wanted:
+            continue
+        ours = _means(study, length)
+        theirs = {n: row[column] for n, row in table["means"].items() if row[column] is not None}
+        shared = [name for name in ours if name in theirs]
+        if len(shared) < 2:
+            continue
+        deviations = {n: row[column] for n, row in table["deviations"].items() if n in shared}
+        known = {name: theirs[name] for name in shared}
+        mine = {name: ours[name] for name in shared}
+        yield Agreement(
+            f"{table['name']} ({table['model']})",
+            table["source"],
+            multiple,
+            spearman(mine, known),
+            mine,
+            separated_pairs(known, deviations, table["seeds"]),
+        )
+
+
+def _means(study: Study, length: int) -> dict[str, float]:
+    """Return mean losses of posenc's own encodings only, not of a user's file or module."""
+    found: dict[str, list[float]] = {}
+    for result in study.finished:
+        config = result.config
+        if config.code or config.encoding in study.unchecked:
+            continue
+        for score in result.by_length:
+            if score.length == length and score.bits_per_byte is not None:
+                found.setdefault(config.encoding, []).append(score.bits_per_byte)
+    return {name: fmean(values) for name, values in found.items()}
