@@ -69,17 +69,20 @@ class AxialRoPE(Rotation):
     ) -> None:
         super().__init__(head_dim, interleaved=interleaved)
         _check_quarters(type(self).__name__, head_dim)
-        per_axis = head_dim // 4
-        first, second = (1, 0) if column_first else (0, 1)
+        pairs_per_axis = head_dim // 4
+        row = 0
+        column = 1
+        first, second = (column, row) if column_first else (row, column)
         if alternating:
             series = inverse_frequencies(head_dim, rope_theta)
-            inv_freq = series[first::2] + series[second::2]
+            inv_freq = series[first::2] + series[second::2]  # even terms for the row
         else:
             inv_freq = inverse_frequencies(head_dim // 2, rope_theta) * 2
         if in_turns:
             self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)
-        self._rotate_by(Frequencies(inv_freq), [first] * per_axis + [second] * per_axis)
+        axes = [first] * pairs_per_axis + [second] * pairs_per_axis
+        self._rotate_by(Frequencies(inv_freq), axes)
 
     @classmethod
     @answered
@@ -155,13 +158,16 @@ class MixedRoPE(QueryKeyEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        magnitude = [float(f) for f in inverse_frequencies(self.head_dim // 2, self.rope_theta)]
-        size = torch.tensor(magnitude, device=self.weight.device)
-        turned = torch.rand(self.num_kv_heads, 1, device=self.weight.device) * 2 * math.pi
-        turned = turned.expand(-1, len(size))
-        # Two orthogonal directions, each with all magnitudes; the authors' x is the column.
-        direction = torch.cat([turned, turned + math.pi / 2], -1)
-        self.weight.copy_(torch.stack([direction.sin(), direction.cos()]) * size.repeat(2))
+        frequencies = inverse_frequencies(self.head_dim // 2, self.rope_theta)
+        magnitude = torch.tensor([float(f) for f in frequencies], device=self.weight.device)
+        # One random direction per head, and the one at a right angle to it, with all magnitudes.
+        angle = torch.rand(self.num_kv_heads, 1, device=self.weight.device) * 2 * math.pi
+        angle = angle.expand(-1, len(magnitude))
+        angle = torch.cat([angle, angle + math.pi / 2], -1)  # (num_kv_heads, pairs)
+        # The authors' x is the column.
+        along_row = angle.sin()
+        along_column = angle.cos()
+        self.weight.copy_(torch.stack([along_row, along_column]) * magnitude.repeat(2))
 
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
@@ -175,16 +181,18 @@ class MixedRoPE(QueryKeyEncoding):
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
         positions = placed(positions)
         _check_reach(positions)
-        weight = self.weight.double()
-        batch, heads = x.shape[:2]
-        place = positions.double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
-        angle = place[..., 0] * weight[0][:, None] + place[..., 1] * weight[1][:, None]
+        row_weight, column_weight = self.weight.double()[:, :, None]  # (num_kv_heads, 1, pairs)
+        # (..., 1, len, 1), to broadcast over heads and pairs
+        row, column = positions.double()[..., None, :, None, :].unbind(-1)
+        angle = row * row_weight + column * column_weight
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
+        batch, heads = x.shape[:2]
         angle = angle.expand(batch, *angle.shape[-3:])
         angle = for_every_head(angle, heads).flatten(0, 1)
-        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-        out = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)
-        return out.view_as(x)
+        cos = angle.cos().to(dtype)
+        sin = angle.sin().to(dtype)
+        rotated = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)
+        return rotated.view_as(x)
 
 
 _FARTHEST = 2**32

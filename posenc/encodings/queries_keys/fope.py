@@ -70,8 +70,11 @@ class FoPE(QueryKeyEncoding):
         super().__init__()
         if head_dim < 4 or head_dim % 2:
             raise ValueError(f"FoPE: head_dim must be even and at least 4, got {head_dim}.")
-        self.head_dim, self.num_kv_heads, self.gain = head_dim, num_kv_heads, gain
-        self.train_length, self.rope_theta = train_length, rope_theta
+        self.head_dim = head_dim
+        self.num_kv_heads = num_kv_heads
+        self.gain = gain
+        self.train_length = train_length
+        self.rope_theta = rope_theta
         slowest = 2 * math.pi / train_length
         kept = [f for f in inverse_frequencies(head_dim, rope_theta) if float(f) >= slowest]
         if not kept:
@@ -88,11 +91,12 @@ class FoPE(QueryKeyEncoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         _, frequencies, pairs = self.cos_weight.shape
-        every = -(-frequencies // pairs)
-        own = torch.arange(-(-frequencies // every), device=self.cos_weight.device)
+        # Pair t turns mainly with frequency t * step; the last pairs may have none.
+        step = -(-frequencies // pairs)
+        pair = torch.arange(-(-frequencies // step), device=self.cos_weight.device)
         for weight in (self.sin_weight, self.cos_weight):
             nn.init.xavier_normal_(weight, self.gain)
-            weight[:, own * every, own] += 1
+            weight[:, pair * step, pair] += 1
 
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
@@ -101,11 +105,9 @@ class FoPE(QueryKeyEncoding):
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
-        waves = self.angles.cos_sin(positions, dtype)
-        cos, sin = (
-            self._series(wave, weight, x)
-            for wave, weight in zip(waves, (self.cos_weight, self.sin_weight), strict=True)
-        )
+        cosines, sines = self.angles.cos_sin(positions, dtype)
+        cos = self._series(cosines, self.cos_weight, x)
+        sin = self._series(sines, self.sin_weight, x)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
         return rotate(rows, cos, sin, interleaved=False).view_as(x)
 
@@ -113,6 +115,7 @@ class FoPE(QueryKeyEncoding):
         """Return the weighted sums of cosines or sines, (batch * num_heads, len, head_dim/2).
         `wave`: (len, frequencies) or (batch, len, frequencies)."""
         series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
-        series = nn.functional.pad(series, (0, self.head_dim // 2 - series.shape[-1]), value=1.0)
+        others = self.head_dim // 2 - series.shape[-1]  # pairs without a frequency: c = s = 1
+        series = nn.functional.pad(series, (0, others), value=1.0)
         series = series.expand(x.shape[0], *series.shape[-3:])
         return for_every_head(series, x.shape[1]).flatten(0, 1)

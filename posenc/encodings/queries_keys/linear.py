@@ -68,21 +68,30 @@ def linear_attention(
             f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
         )
     dtype = at_least_float32(v.dtype)
-    fq, fk, values = feature(q.to(dtype)), feature(k.to(dtype)), v.to(dtype)
-    rotated_q, rotated_k = rope(fq, fk, positions)
+    q_features = feature(q.to(dtype))
+    k_features = feature(k.to(dtype))
+    values = v.to(dtype)
+    rotated_q, rotated_k = rope(q_features, k_features, positions)
     if not causal:
-        total = fq @ fk.sum(-2, keepdim=True).mT
-        return (rotated_q @ (rotated_k.mT @ values) / total).to(v.dtype)
+        denominator = q_features @ k_features.sum(-2, keepdim=True).mT
+        return (rotated_q @ (rotated_k.mT @ values) / denominator).to(v.dtype)
+
+    # What all earlier chunks add: sum_j R_j f(k_j) v_j^T and sum_j f(k_j).
     state = values.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     norm = values.new_zeros(*q.shape[:2], q.shape[-1], 1)
-    out = []
+    outputs = []
     for start in range(0, max(1, q.shape[2]), chunk_size):
-        part = slice(start, start + chunk_size)
-        nq, nk = fq[:, :, part], fk[:, :, part]
-        rq, rk, rv = rotated_q[:, :, part], rotated_k[:, :, part], values[:, :, part]
-        above = rq @ state + (rq @ rk.mT).tril() @ rv
-        below = nq @ norm + (nq @ nk.mT).tril().sum(-1, keepdim=True)
-        out.append(above / below)
-        state = state + rk.mT @ rv
-        norm = norm + nk.sum(-2)[..., None]
-    return torch.cat(out, dim=2).to(v.dtype)
+        chunk = slice(start, start + chunk_size)
+        q_chunk = q_features[:, :, chunk]
+        k_chunk = k_features[:, :, chunk]
+        rotated_q_chunk = rotated_q[:, :, chunk]
+        rotated_k_chunk = rotated_k[:, :, chunk]
+        v_chunk = values[:, :, chunk]
+        scores = (rotated_q_chunk @ rotated_k_chunk.mT).tril()
+        numerator = rotated_q_chunk @ state + scores @ v_chunk
+        weights = (q_chunk @ k_chunk.mT).tril()
+        denominator = q_chunk @ norm + weights.sum(-1, keepdim=True)
+        outputs.append(numerator / denominator)
+        state = state + rotated_k_chunk.mT @ v_chunk
+        norm = norm + k_chunk.sum(-2)[..., None]
+    return torch.cat(outputs, dim=2).to(v.dtype)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -78,8 +78,13 @@ class MRoPE(RoPE):
             side = pairs * 5 // 16 if in_turns else pairs * 3 // 8
             sections = (pairs - 2 * side, side, side)
         self.sections = tuple(sections)
-        arrange = _in_turns if in_turns else _contiguous if time == "first" else _time_last
-        axes = arrange(self.sections)
+        if in_turns:
+            axes = _in_turns(self.sections)
+        elif time == "first":
+            axes = _contiguous(self.sections)
+        else:
+            axes = _time_last(self.sections)
+        # Sections of other lengths, or too long to alternate, do not come out as they were given.
         if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != pairs:
             raise ValueError(
                 f"MRoPE: sections must be three numbers of pairs that sum to rotary_dim / 2 = "
@@ -90,12 +95,14 @@ class MRoPE(RoPE):
         self._rotate_by(self.frequencies(), axes)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
-        found = super().frequencies(length)
-        turning = len(found.inv_freq) - self.still
-        return found._replace(inv_freq=found.inv_freq[:turning] + (Decimal(0),) * self.still)
+        frequencies = super().frequencies(length)
+        inv_freq = frequencies.inv_freq
+        turning = inv_freq[: len(inv_freq) - self.still]
+        return frequencies._replace(inv_freq=turning + (Decimal(0),) * self.still)
 
 
 def _contiguous(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each pair: time, then height, then width."""
     return [axis for axis, count in enumerate(sections) for _ in range(count)]
 
 
@@ -138,18 +145,28 @@ def mrope_positions(
             f"grids, got {segments!r}."
         )
     for segment in segments:
-        if isinstance(segment, tuple | list) and len(segment) != 3:
-            raise ValueError(
-                f"{owner}: a grid among segments must be (time, height, width), got {segment!r}."
-            )
-        for size in segment if isinstance(segment, tuple | list) else (segment,):
-            check_count(owner, "a size in segments", size, 0 if size is segment else 1)
+        _check_segment(owner, segment)
     parts = []
     for segment in segments:
-        if not isinstance(segment, tuple | list):
-            part = torch.arange(segment, device=device)[:, None].expand(-1, 3)
-        else:
+        if isinstance(segment, tuple | list):
             part = torch.cartesian_prod(*(torch.arange(n, device=device) for n in segment))
+            extent = max(segment)
+        else:
+            part = torch.arange(segment, device=device)[:, None].expand(-1, 3)
+            extent = segment
         parts.append(part + start)
-        start += max(segment) if isinstance(segment, tuple | list) else segment
+        start += extent
     return torch.cat(parts)
+
+
+def _check_segment(owner: str, segment: Any) -> None:
+    """Raise TypeError or ValueError unless a segment is a length or three sizes of a grid."""
+    if not isinstance(segment, tuple | list):
+        check_count(owner, "a size in segments", segment, 0)
+        return
+    if len(segment) != 3:
+        raise ValueError(
+            f"{owner}: a grid among segments must be (time, height, width), got {segment!r}."
+        )
+    for size in segment:
+        check_count(owner, "a size in segments", size, 1)

@@ -77,8 +77,11 @@ class PoPE(QueryKeyEncoding):
         q_cos, q_sin = self._cos_sin(q, dtype)
         cos, sin = self._cos_sin(k, dtype)
         delta = self.weight.to(dtype).clamp(-2 * math.pi, 0)[:, None]  # (num_kv_heads, 1, head_dim)
-        delta_cos, delta_sin = delta.cos(), delta.sin()
-        k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
+        delta_cos = delta.cos()
+        delta_sin = delta.sin()
+        # cos and sin of the key's angle plus delta
+        k_cos = cos * delta_cos - sin * delta_sin
+        k_sin = sin * delta_cos + cos * delta_sin
         return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
@@ -98,5 +101,6 @@ class PoPE(QueryKeyEncoding):
 
 
 def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return vectors with the magnitudes softplus(x) at these angles: all cosines, then sines."""
     magnitude = F.softplus(x.to(cos.dtype))
     return torch.cat([magnitude * cos, magnitude * sin], dim=-1).to(x.dtype)

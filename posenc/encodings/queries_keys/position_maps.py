@@ -48,9 +48,11 @@ class PositionMap(RoPE):
         with for_training_too():
             positions = positions.clone()  # the caller may write to its own
             parts = self.passes(positions, positions)
-        mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
         prepared._prepared = (Remembered(positions), parts)
-        prepared._ready += tuple(prepared.ready_at(p) for p in mapped if not same(p, positions))
+        for part in parts:
+            for mapped in (part.q_positions, part.kv_positions):
+                if not same(mapped, positions):  # these have their tables already
+                    prepared._ready += (prepared.ready_at(mapped),)
         return prepared
 
     @answered
@@ -112,12 +114,14 @@ class ReRoPE(PositionMap):
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         if self.leak is None:
-            far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
+            q_far = torch.full_like(q_positions, self.window)
+            kv_far = torch.zeros_like(kv_positions)
         else:
-            shift = self.window - self.window / self.leak
-            q, k = from_origin(q_positions, kv_positions)
-            far = q / self.leak + shift, k / self.leak
-        return _near_and_far(q_positions, kv_positions, self.window, *far)
+            # Small numbers, because a quotient of far positions would lose digits.
+            q_small, kv_small = from_origin(q_positions, kv_positions)
+            q_far = q_small / self.leak + (self.window - self.window / self.leak)
+            kv_far = kv_small / self.leak
+        return _near_and_far(q_positions, kv_positions, self.window, q_far, kv_far)
 
 
 class SelfExtend(PositionMap):
@@ -175,10 +179,8 @@ class SelfExtend(PositionMap):
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        q_group, kv_group = (
-            torch.div(positions, self.group_size, rounding_mode="floor")
-            for positions in (q_positions, kv_positions)
-        )
+        q_group = torch.div(q_positions, self.group_size, rounding_mode="floor")
+        kv_group = torch.div(kv_positions, self.group_size, rounding_mode="floor")
         shift = self.window - self.window / self.group_size
         if shift.is_integer():
             q_group = q_group + int(shift)
@@ -255,9 +257,10 @@ class DualChunk(PositionMap):
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
-        keys, own = kv_positions % stride, q_positions % stride
-        before = (own + stride).clamp(max=self.chunk_size)
-        earlier = torch.full_like(own, min(2 * stride - 1, self.chunk_size))
+        keys = kv_positions % stride
+        q_in_own = q_positions % stride
+        q_to_one_before = (q_in_own + stride).clamp(max=self.chunk_size)
+        q_to_earlier = torch.full_like(q_in_own, min(2 * stride - 1, self.chunk_size))
 
         def chunks_apart(low: int, high: float) -> Mask:
             def visible(sight):
@@ -267,7 +270,7 @@ class DualChunk(PositionMap):
             return Mask(visible)
 
         return (
-            Pass(own, keys, chunks_apart(0, 0)),
-            Pass(before, keys, chunks_apart(1, 1)),
-            Pass(earlier, keys, chunks_apart(2, float("inf"))),
+            Pass(q_in_own, keys, chunks_apart(0, 0)),
+            Pass(q_to_one_before, keys, chunks_apart(1, 1)),
+            Pass(q_to_earlier, keys, chunks_apart(2, float("inf"))),
         )

@@ -61,7 +61,8 @@ class RePo(PositionEncoding):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"RePo: head_dim must be even, got {head_dim}.")
-        self.head_dim, self.rope_theta = head_dim, rope_theta
+        self.head_dim = head_dim
+        self.rope_theta = rope_theta
         width = max(1, embed_dim // 8)
         self.gate = nn.Linear(embed_dim, width, bias=False)
         self.content = nn.Linear(embed_dim, width, bias=False)
@@ -80,7 +81,8 @@ class RePo(PositionEncoding):
         past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
     ) -> Float[Tensor, "batch heads seq_len"]:
         x = x.double()
-        gate, content = (F.linear(x, each.weight.double()) for each in (self.gate, self.content))
+        gate = F.linear(x, self.gate.weight.double())
+        content = F.linear(x, self.content.weight.double())
         return F.linear(F.silu(gate) * content, self.final.weight.double()).transpose(1, 2)
 
     def transform(
@@ -95,7 +97,8 @@ class RePo(PositionEncoding):
         return k  # positions come from the content
 
     def _rotated(self, tokens: Tokens) -> Tensor:
-        x, state = tokens.x, tokens.state
+        x = tokens.x
+        state = tokens.state
         assert x is not None
         if state is None:
             raise ValueError(
@@ -107,5 +110,6 @@ class RePo(PositionEncoding):
         angle = for_every_head(self.angles.reduced(state), x.shape[1]).flatten(0, 1)
         dtype = at_least_float32(x.dtype)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
-        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        cos = angle.cos().to(dtype)
+        sin = angle.sin().to(dtype)
         return rotate(rows, cos, sin, interleaved=False).view_as(x)

@@ -64,10 +64,11 @@ class RNoPE(PerLayer):
                 f"RNoPE: give window_size or chunk_size, not both; got {window_size}, {chunk_size}."
             )
         narrow: int | Mask | None = window_size if chunk_size is None else chunked(chunk_size)
-        rope = RoPE(head_dim, rope_theta, interleaved=interleaved)
+        rope: PositionEncoding = RoPE(head_dim, rope_theta, interleaved=interleaved)
         last = PositionEncoding() if floor_scale is None else Llama4Temperature(floor_scale)
-        windows = [*[narrow] * (every - 1), None]
-        super().__init__([*[rope] * (every - 1), last], windows=windows, repeat=True)
+        layers = [rope] * (every - 1) + [last]
+        windows = [narrow] * (every - 1) + [None]
+        super().__init__(layers, windows=windows, repeat=True)
 
     @classmethod
     @answered

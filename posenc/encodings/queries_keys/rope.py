@@ -82,17 +82,7 @@ class RoPE(Rotation):
                 )
             rotary_dim = partial_rotary_dim(head_dim, partial_rotary_factor)
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        if rotary_dim % 2:
-            argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
-            even = rotary_dim - 1
-            raise ValueError(
-                f"{name}: {argument} must be even, got {rotary_dim}. "
-                f"Use rotary_dim={even} to rotate only the first {even} channels."
-            )
-        if not 0 < rotary_dim <= head_dim:
-            raise ValueError(
-                f"{name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
-            )
+        _check_rotary_dim(name, rotary_dim, head_dim)
         self.rope_theta = rope_theta
         self.rotary_dim = rotary_dim
         self.scaling = scaling
@@ -169,25 +159,25 @@ class RoPE(Rotation):
         Linear(factor=4.0)
         """
         name = cls.__name__
-        found = rotation_of(config, kind, name, options.get("interleaved"))
-        if found.pop("trailing") != cls.trailing:
+        arguments = rotation_of(config, kind, name, options.get("interleaved"))
+        if arguments.pop("trailing") != cls.trailing:
             other = "first" if cls.trailing else "last"
             raise ValueError(
                 f"{name}: this model rotates the {other} channels of each head: use "
                 f"posenc.{'RoPE' if cls.trailing else 'DecoupledRoPE'}.from_config."
             )
-        several = "sections" in inspect.signature(cls).parameters
-        if several != ("sections" in found):
+        takes_sections = "sections" in inspect.signature(cls).parameters
+        if takes_sections != ("sections" in arguments):
             raise ValueError(
-                f"{name}: this config has {'no' if several else 'an'} mrope_section: use "
-                f"posenc.{'RoPE' if several else 'MRoPE'}.from_config."
+                f"{name}: this config has {'no' if takes_sections else 'an'} mrope_section: use "
+                f"posenc.{'RoPE' if takes_sections else 'MRoPE'}.from_config."
             )
-        layout = options.get("interleaved", found["interleaved"])
-        if layout is not found["interleaved"]:
+        layout = options.get("interleaved", arguments["interleaved"])
+        if layout is not arguments["interleaved"]:
             raise ValueError(
-                f"{name}: this model has interleaved={found['interleaved']}, got {layout!r}."
+                f"{name}: this model has interleaved={arguments['interleaved']}, got {layout!r}."
             )
-        return cls(**{**found, **options})
+        return cls(**{**arguments, **options})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -204,14 +194,15 @@ class RoPE(Rotation):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
-        stretched = self.with_kept_tables()
+        at_length = self.with_kept_tables()
         if torch.compiler.is_compiling():
-            stretched._traced_length, stretched._ready = length, ()
+            at_length._traced_length = length
+            at_length._ready = ()
         else:
-            stretched._rotate_by(self.frequencies(length), self.angles.axes)
+            at_length._rotate_by(self.frequencies(length), self.angles.axes)
         if isinstance(positions, Tensor):
-            stretched._ready = (stretched.ready_at(positions),)
-        return stretched
+            at_length._ready = (at_length.ready_at(positions),)
+        return at_length
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self._traced_length is None:
@@ -219,12 +210,28 @@ class RoPE(Rotation):
         else:
             axes = list(self.angles.axes or ())
             cos, sin = cos_sin_at_length(positions, self._traced_length, self._recipe, axes)
-            cos, sin = cos.to(dtype), sin.to(dtype)
+            cos = cos.to(dtype)
+            sin = sin.to(dtype)
         if self._unscaled is None or self.scaling is None:
             return cos, sin
-        first = (positions < self.scaling.exempt_tokens)[..., None]
+        exempt = (positions < self.scaling.exempt_tokens)[..., None]
         plain_cos, plain_sin = self._unscaled.cos_sin(positions, dtype)
-        return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
+        return torch.where(exempt, plain_cos, cos), torch.where(exempt, plain_sin, sin)
+
+
+def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:
+    """Raise ValueError unless the channels that rotate are pairs, and not more than there are."""
+    if rotary_dim % 2:
+        argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
+        even = rotary_dim - 1
+        raise ValueError(
+            f"{name}: {argument} must be even, got {rotary_dim}. "
+            f"Use rotary_dim={even} to rotate only the first {even} channels."
+        )
+    if not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"{name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
+        )
 
 
 def partial_rotary_dim(head_dim: int, share: float) -> int:
@@ -237,15 +244,15 @@ def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]
-    own = {f.name: f.default for f in fields(kind)}  # pyright: ignore[reportArgumentType]
-    every = (*own, *inspect.signature(cls).parameters, "partial_rotary_factor")
-    accepted = [n for n in dict.fromkeys(every) if n != "scaling"]
+    defaults = {f.name: f.default for f in fields(kind)}  # pyright: ignore[reportArgumentType]
+    names = (*defaults, *inspect.signature(cls).parameters, "partial_rotary_factor")
+    accepted = [n for n in dict.fromkeys(names) if n != "scaling"]
     if set(options) - set(accepted):
         raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted)
-    given = {n: options.pop(n) for n in own if n in options}
-    if "original_max_positions" in own:
-        given.setdefault("original_max_positions", train_length)
-    needs = [n for n, default in own.items() if default is MISSING and n not in given]
-    if needs:
-        raise TypeError(f"{cls.__name__}: scaling {name!r} needs {' and '.join(needs)}.")
-    return kind(**given)
+    arguments = {n: options.pop(n) for n in defaults if n in options}
+    if "original_max_positions" in defaults:
+        arguments.setdefault("original_max_positions", train_length)
+    missing = [n for n, default in defaults.items() if default is MISSING and n not in arguments]
+    if missing:
+        raise TypeError(f"{cls.__name__}: scaling {name!r} needs {' and '.join(missing)}.")
+    return kind(**arguments)

@@ -60,7 +60,8 @@ class RoVE(PositionEncoding):
                 "RoVE: rotation must be RoPE, DecoupledRoPE, MRoPE or AxialRoPE, got "
                 f"{kind.__name__}, which does more to queries and keys than to rotate them."
             )
-        self.rotation, self.scores = rotation, scores
+        self.rotation = rotation
+        self.scores = scores
         self._ready: tuple[Rotation, ...] = ()
         places = self.claims.places if scores else (4,)
         self.claims = replace(rotation.claims, places=places, source=self.claims.source)
@@ -87,6 +88,7 @@ class RoVE(PositionEncoding):
 
     @property
     def _current(self) -> Rotation:
+        """Return the rotation; the prepared one if this encoding was prepared."""
         return self._ready[0] if self._ready else self.rotation  # type: ignore[return-value]
 
     def scale(self, head_dim: int) -> float:
@@ -99,17 +101,20 @@ class RoVE(PositionEncoding):
         return self._current.move_keys(k, before, after) if self.scores else k
 
     def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
-        tables = (self._unit_tables(at, torch.float64) for at in (before, after))
-        return self._current.rotate_on(v, *tables)
+        return self._current.rotate_on(
+            v, self._unit_tables(before, torch.float64), self._unit_tables(after, torch.float64)
+        )
 
     def transform_values(self, v: Tokens) -> Values:
-        return self._turned(v, 1)
+        return self._rotated(v, forward=True)
 
     def transform_output(self, out: Tokens) -> Output:
-        return self._turned(out, -1)
+        return self._rotated(out, forward=False)
 
-    def _turned(self, tokens: Tokens, direction: int) -> Tensor:
-        x, rotation = tokens.x, self._current
+    def _rotated(self, tokens: Tokens, *, forward: bool) -> Tensor:
+        """Return the vectors rotated by their positions, or back."""
+        x = tokens.x
+        rotation = self._current
         assert x is not None
         if x.shape[-1] != rotation.head_dim:
             raise ValueError(
@@ -117,7 +122,8 @@ class RoVE(PositionEncoding):
                 f"{tuple(x.shape)}."
             )
         cos, sin = self._unit_tables(tokens.where, at_least_float32(x.dtype), tokens.device)
-        return rotation.turn((x,), cos, direction * sin)[0]
+        (rotated,) = rotation.turn((x,), cos, sin if forward else -sin)
+        return rotated
 
     def _unit_tables(
         self, where: Positions, dtype: torch.dtype, device: torch.device | None = None

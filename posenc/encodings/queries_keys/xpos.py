@@ -80,15 +80,16 @@ class XPos(Rotation):
         return int(room / -self._decay.values[0])
 
     def transform(self, q: Tokens, k: Tokens) -> Turned:
-        out = []
-        for tokens, sign in ((q, 1), (k, -1)):
-            x = tokens.x
-            assert x is not None
-            self._check(x)
-            self._check_reach(tokens.positions, x.dtype)
-            tables = self._faded_tables(tokens, at_least_float32(x.dtype), sign)
-            out.append(rotate(x, *tables, interleaved=self.interleaved))
-        return out[0], out[1]
+        return self._faded(q, 1), self._faded(k, -1)
+
+    def _faded(self, tokens: Tokens, sign: int) -> Tensor:
+        """Rotate the vectors and multiply them with the decay, or for sign=-1 with its inverse."""
+        x = tokens.x
+        assert x is not None
+        self._check(x)
+        self._check_reach(tokens.positions, x.dtype)
+        cos, sin = self._faded_tables(tokens, at_least_float32(x.dtype), sign)
+        return rotate(x, cos, sin, interleaved=self.interleaved)
 
     def _key_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # Checked for float32: a cache of float16 would overflow earlier, to infinity.
@@ -109,10 +110,12 @@ class XPos(Rotation):
         return self.kept((tokens.where, dtype, tokens.device, sign), compute)
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
+        """Raise ValueError for positions at which `dtype` overflows; checked on the CPU only."""
         ends = free_ends(positions)
         if ends is None:
             return
-        furthest, reach = max(abs(p - self.origin) for p in ends), self.reach(dtype)
+        furthest = max(abs(p - self.origin) for p in ends)
+        reach = self.reach(dtype)
         if furthest > reach:
             raise ValueError(
                 f"XPos: a position is {furthest:.0f} tokens from the origin {self.origin}, and "
