@@ -15,7 +15,7 @@ from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.page.watchers import watching
-from posenc.compare.plan.cost import opening
+from posenc.compare.plan.cost import check_seconds, opening
 from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
@@ -100,13 +100,15 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
             if tested:
                 say(console, f"{len(tested)} trials have weights in other runs: tested only.")
             engine.settle(folder, trials, options.checkpoint_steps)
-        except ValueError:  # of a disk that is too small, or a storage that is refused
+            left = [t for t in trials if not is_done(folder, t) and t not in tested]
+            seconds = expected_seconds(left, folder, workers, here)
+            if seconds is not None:
+                check_seconds(left, seconds, options.yes)
+        except ValueError:  # of a disk that is too small, a refused storage, or more than a week
             if made:
                 remove_folder(folder)
                 remove_empty(made)
             raise
-        left = [t for t in trials if not is_done(folder, t) and t not in tested]
-        seconds = expected_seconds(left, folder, workers, here)
         say(console, opening(study, workers, folder, seconds))
 
         def run(part: Study) -> None:

@@ -1,4 +1,4 @@
-"""Estimate the cost of a comparison, and refuse one that the machine cannot run."""
+"""Refuse a comparison that the machine cannot run, and say what one will do."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +19,8 @@ from posenc.report.page.progress import clock
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
-FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
-"""Measured on one core with this kind of model."""
-START_SECONDS = 3
-"""Time that a trial's process needs to import torch."""
+STEPS_PER_SECOND = 1000
+"""No model takes more steps in a second, on any device."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
 BYTES_PER_TRIAL = 2000
@@ -37,8 +35,9 @@ def check_cost(
     yes: bool,
     here: int | None = None,
 ) -> None:
-    """Refuse a study that needs more memory than is available, or, unless `yes`, more than a week.
-    Allocates nothing itself.
+    """Refuse a study that needs more memory than is available, or, unless `yes`, whose steps take
+    more than a week at STEPS_PER_SECOND; `check_seconds` judges what was measured. Allocates
+    nothing itself.
 
     planned: one trial for each task.
     workers: trials at a time.
@@ -61,27 +60,22 @@ def check_cost(
             _check_positions(trial, name, built)
             own = max(own, sum(p.numel() for p in built.parameters()))
         _check_model(trial, here or workers, own)
+    least = sum(each * trial.steps for trial in planned) // STEPS_PER_SECOND // workers
+    _check_week(planned, count, least, yes)
+
+
+def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> None:
+    """Refuse trials that were measured to take more than a week, unless `yes`."""
+    _check_week(trials, len(trials), seconds, yes)
+
+
+def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bool) -> None:
     check_time(
-        f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(planned)} steps",
-        sum(seconds_of(trial, each, workers) for trial in planned),
+        f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(trials)} steps",
+        seconds,
         yes,
         "Take fewer --steps or --seeds or a smaller model, or add --yes to start all the same.",
     )
-
-
-def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
-    """Estimate how long `count` trials like this one take on a CPU with free cores. Uses whole
-    numbers, because requested sizes may not fit in a float."""
-
-    def flops(length: int) -> int:
-        attention = 4 * trial.layers * trial.width * length
-        return 2 * _parameters(trial) + attention
-
-    length = train_tokens(trial)
-    train = 3 * flops(length) * trial.steps * trial.batch * length
-    test = sum(passes * read * flops(length) for length, read, passes in tested_tokens(trial))
-    seconds = (train + test) // FLOPS_PER_SECOND[trial.precision]
-    return (seconds + START_SECONDS) * count // workers
 
 
 def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
@@ -94,8 +88,9 @@ def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
     return [(length, SEQUENCES * length, 1) for length in cases]
 
 
-def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
-    """Return one sentence: what will run, on how much text, for how long, and where results go."""
+def opening(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
+    """Return one sentence: what will run, on how much text, for how long if that was measured, and
+    where results go."""
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
     count, tasks = len(study.trials), list(dict.fromkeys(t.task for t in study.trials))
     drawn = [task for task in tasks if task != TEXT]
@@ -109,9 +104,10 @@ def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
             f" on {text.name}: {text.train_bytes:,} bytes to train on, {text.test_bytes:,} to "
             f"test, split {text.split}"
         )
-    if trial.device == "cpu":
+    if seconds is not None:
         where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
-        parts.append(f"about {clock(seconds)} on {where} if the cores are free")
+        free = "if the cores are free" if trial.device == "cpu" else f"on {trial.device}"
+        parts.append(f"about {clock(seconds)} on {where} {free}")
     return "; ".join([*parts, f"results in {folder}"]) + "."
 
 

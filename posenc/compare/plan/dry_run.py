@@ -38,16 +38,23 @@ def dry_run(
     rows = []
     for kind, alike in kinds.items():
         tokens = f"{sum(map(tokens_of, alike)):,}"
-        rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, clock(seconds[kind])])
+        time = clock(seconds[kind]) if kind in seconds else "not measured"
+        rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, time])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
     named, title = "trials of", "What would run"
     table = text_table(header, rows, named=named, title=title, title_justify="left")
+    counted = (
+        f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
+        f"{sum(map(tokens_of, trials)):,} tokens"
+    )
+    device = trials[0].device
+    if seconds.keys() != kinds.keys():
+        return table, f"{counted}; their steps cannot be measured here. Nothing was trained."
     total = sum(seconds[kind_of(trial)] for trial in trials)
     longest = max(seconds.values())
-    how = "from steps measured now" if trials[0].device == "cpu" else "counted, not measured"
+    where = f"{workers} {'worker' if workers == 1 else 'workers'}"
+    free = "if the cores are free" if device == "cpu" else f"on {device}"
     return table, (
-        f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
-        f"{sum(map(tokens_of, trials)):,} tokens, about {clock(max(total / workers, longest))} on "
-        f"{workers} {'worker' if workers == 1 else 'workers'} if the cores are free, {how}. "
-        "Nothing was trained."
+        f"{counted}, about {clock(max(total / workers, longest))} on {where} {free}, from steps "
+        "measured now. Nothing was trained."
     )

@@ -1,9 +1,10 @@
-"""Estimate the time of a comparison from steps measured before it starts."""
+"""Estimate the time of a comparison from steps measured on its device before it starts."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -24,44 +25,42 @@ if TYPE_CHECKING:
 
 WARM_UP, STEPS = 2, 2
 """Untimed steps, in which memory is allocated, and timed steps."""
-WORTH = 90
-"""Expected seconds below which nothing is measured; measuring one encoding takes about 5 s."""
+START_SECONDS = 3
+"""Time that a trial's process needs to import torch."""
+WORTH = 500
+"""Steps below which nothing is measured; measuring one encoding takes about 5 s."""
+PATIENCE = 120
+"""Seconds after which the measurement of an encoding is given up."""
 
 
 def expected_seconds(
     trials: "Sequence[TrialConfig]", folder: Path, workers: int, here: int | None = None
-) -> int:
-    """Return the seconds that these trials, with text in `folder`, take on `workers` workers.
+) -> int | None:
+    """Return the seconds that these trials, with text in `folder`, take on `workers` workers; None
+    for few steps, and where an encoding cannot be measured here.
 
     Each encoding is measured in a process like those of the trials, `here` at a time (None:
     `workers`), because cores share caches and memory.
     """
-    from posenc.compare.plan.cost import seconds_of
-
-    if not trials:
-        return 0
-    rough = sum(seconds_of(trial, 1, 1) for trial in trials) // workers
-    if trials[0].device != "cpu" or rough < WORTH:
-        return rough
+    if sum(trial.steps for trial in trials) < WORTH:
+        return None
     each = seconds_by_kind(trials, folder, here or workers)
+    if any(kind_of(trial) not in each for trial in trials):
+        return None
     return round(sum(each[kind_of(trial)] for trial in trials) / workers)
 
 
 def seconds_by_kind(
     trials: "Sequence[TrialConfig]", folder: Path, at_once: int
 ) -> dict[str, float]:
-    """Return the seconds of one trial of each kind, measured `at_once` at a time, or a rough
-    estimate if it cannot be measured."""
-    from posenc.compare.plan.cost import seconds_of
-
+    """Return the seconds of one trial of each kind that can be measured here, `at_once` at a
+    time."""
     one_each = {kind_of(trial): trial for trial in trials}
     for trial in one_each.values():
         write_trial(make_inside(folder / trial.folder), trial)
     at_once = min(at_once, len(one_each))
     shares = [list(one_each.values())[i::at_once] for i in range(at_once)]
-    each: dict[str, float] = {kind: seconds_of(trial, 1, 1) for kind, trial in one_each.items()}
-    if trials[0].device != "cpu":
-        return each
+    each: dict[str, float] = {}
     with ThreadPoolExecutor(len(shares)) as pool:
         for found in pool.map(lambda share: _measured(share, folder), shares):
             each |= found
@@ -92,8 +91,12 @@ def _measured(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]
         ) as measuring,
     ):
         assert measuring.stdout is not None
+        patience = threading.Timer(PATIENCE * len(trials), measuring.kill)
+        patience.daemon = True
+        patience.start()
         answer = measuring.stdout.read()
         measuring.wait()  # closing stdin earlier would end it
+        patience.cancel()
     return json.loads(answer or "{}")
 
 
@@ -123,7 +126,6 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
 def _seconds_of_one(trial: "TrialConfig", folder: Path) -> float:
     import numpy as np
 
-    from posenc.compare.plan.cost import START_SECONDS
     from posenc.compare.trial import train, windows
 
     model = train.build_model(trial)
@@ -140,10 +142,19 @@ def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.nda
     optimizer, model = train.optimizer_for(model, trial), train.maybe_compiled(model, trial)
     for step in range(WARM_UP):
         train.take_step(model, optimizer, trial, symbols, step)
-    began = time.perf_counter()
+    began = _now(trial)
     for step in range(WARM_UP, WARM_UP + STEPS):
         train.take_step(model, optimizer, trial, symbols, step)
-    return (time.perf_counter() - began) / STEPS
+    return (_now(trial) - began) / STEPS
+
+
+def _now(trial: "TrialConfig") -> float:
+    """Return the time at which the device has done what it was asked for."""
+    import torch
+
+    if trial.device != "cpu":
+        getattr(torch, trial.device.partition(":")[0]).synchronize()
+    return time.perf_counter()
 
 
 def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
@@ -161,9 +172,9 @@ def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
         rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
         forward.answers(model, batch, trial, task.end, rows)
-        began = time.perf_counter()
+        began = _now(trial)
         forward.answers(model, batch, trial, task.end, rows)
-        each = (time.perf_counter() - began) / rows
+        each = (_now(trial) - began) / rows
         total += each * evaluate.SEQUENCES
         if case.length == trial.train_length and not case.variant:
             total += train.VALIDATIONS * each * evaluate.VALID_SEQUENCES
@@ -187,9 +198,9 @@ def _seconds_without_gradients(model: "nn.Module", trial: "TrialConfig") -> floa
         asked = objective.ask_held_out(rows)
         with torch.no_grad():
             objective.losses(model, asked, trial)
-            began = time.perf_counter()
+            began = _now(trial)
             objective.losses(model, asked, trial)
-        per_token = (time.perf_counter() - began) / (rows.shape[0] * length)
+        per_token = (_now(trial) - began) / (rows.shape[0] * length)
         total += per_token * windows.HELD_OUT_BYTES
         if length == trial.train_length:
             count = min(windows.VALID_WINDOWS, windows.HELD_OUT_BYTES // length)

@@ -72,6 +72,13 @@ def test_more_than_a_week_needs_yes(machine):
     check(dataclasses.replace(TRIAL, steps=10**12), yes=True)
 
 
+def test_more_than_a_measured_week_needs_yes():
+    with pytest.raises(ValueError, match=r"1 trial of 100 steps would take about 8 days.*--yes"):
+        cost.check_seconds([TRIAL], 8 * 86400, False)
+    cost.check_seconds([TRIAL], 8 * 86400, True)
+    cost.check_seconds([TRIAL], 6 * 86400, False)
+
+
 def test_numbers_beyond_every_float_are_refused_too(machine):
     for name in ("steps", "width", "layers", "batch", "train_length"):
         with pytest.raises(ValueError):

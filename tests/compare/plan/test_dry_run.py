@@ -43,9 +43,18 @@ def test_trials_that_choose_a_rate_have_a_row_of_their_own(monkeypatch):
     assert (names, counts, steps) == (["rope, 20 steps", "rope"], ["3", "1"], ["20", "100"])
 
 
-def test_a_trial_of_a_cuda_device_is_not_said_to_be_measured():
-    elsewhere = dataclasses.replace(TRIAL, device="cuda")
-    assert "counted, not measured" in dry_run([elsewhere], None, 1, 1)[1]
+def test_what_cannot_be_measured_is_not_estimated(monkeypatch):
+    monkeypatch.setattr(module, "seconds_by_kind", lambda *arguments: {"t5": 60.0})
+    both = [dataclasses.replace(TRIAL, encoding=name) for name in ("rope", "t5")]
+    table, sentence = dry_run(both, None, 1, 1)
+    assert "their steps cannot be measured here" in sentence and "about" not in sentence
+    assert [*list(table.columns)[-1].cells] == ["not measured", "1:00"]
+
+
+def test_the_device_is_named(monkeypatch):
+    monkeypatch.setattr(module, "seconds_by_kind", lambda *arguments: {"rope": 60.0})
+    trial = dataclasses.replace(TRIAL, encoding="rope", device="cuda")
+    assert "about 1:00 on 1 worker on cuda, from steps" in dry_run([trial], None, 1, 1)[1]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posenc.compare.plan import splits, time_estimate
-from posenc.compare.plan.cost import START_SECONDS, seconds_of
+from posenc.compare.plan.time_estimate import START_SECONDS
 from posenc.compare.trial import train, windows
 from posenc.text import find_text
 from tests.compare.judge.test_summary import TRIAL
@@ -58,11 +58,11 @@ def test_each_encoding_has_its_own_pace_and_is_measured_once(workers, monkeypatc
     assert len(shares) == workers
 
 
-def test_what_is_expected_to_be_short_is_not_measured(monkeypatch, tmp_path):
+def test_few_steps_are_not_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(time_estimate, "_measured", None)
-    few = trials("rope", steps=1)
-    assert time_estimate.expected_seconds(few, tmp_path, 1) == seconds_of(few[0], 1, 1)
-    assert time_estimate.expected_seconds([], tmp_path, 1) == 0
+    few = trials("rope", steps=time_estimate.WORTH - 1)
+    assert time_estimate.expected_seconds(few, tmp_path, 1) is None
+    assert time_estimate.expected_seconds([], tmp_path, 1) is None
 
 
 @pytest.fixture
@@ -92,9 +92,42 @@ def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monke
     folder, trial = study
     monkeypatch.setattr(time_estimate, "WORTH", 0)
     broken = dataclasses.replace(trial, encoding="no_such_encoding")
-    assert time_estimate.expected_seconds([broken], folder, 1) == seconds_of(broken, 1, 1)
+    assert time_estimate.expected_seconds([broken], folder, 1) is None
     log = (folder / broken.folder / "log.txt").read_text(encoding="utf-8")
     assert (
         log.startswith("no_such_encoding could not be timed:")
         and "no_such_encoding" in log.splitlines()[-1]
     )
+
+
+def test_a_device_that_is_not_here_is_not_estimated(study, monkeypatch):
+    folder, trial = study
+    monkeypatch.setattr(time_estimate, "WORTH", 0)
+    elsewhere = dataclasses.replace(trial, device="meta")
+    assert time_estimate.expected_seconds([elsewhere], folder, 1) is None
+
+
+def test_a_measurement_that_takes_too_long_is_given_up(study, monkeypatch):
+    folder, trial = study
+    (folder / trial.folder).mkdir()
+    time_estimate.write_trial(folder / trial.folder, trial)
+    monkeypatch.setattr(time_estimate, "PATIENCE", 0.01)
+    assert time_estimate._measured([trial], folder) == {}
+
+
+def test_a_measured_week_is_refused_and_leaves_no_folder(tmp_path, monkeypatch):
+    from posenc import compare
+
+    def never(*given):
+        pytest.fail("it was trained")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("posenc.compare.study.expected_seconds", lambda *given: 8 * 86400)
+    monkeypatch.setattr("posenc.compare.engines.sweep.run_trials", never)
+    with pytest.raises(ValueError, match=r"1 trial of 1,000 steps would take about 8 days"):
+        compare.run(
+            ["rope"], task="copy", train_length=16, test_lengths=[16, 32], steps=1000, batch=2,
+            seeds=1, width=16, layers=1, heads=1, workers=1, device="cpu", precision="float32",
+            out=tmp_path / "out",
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
