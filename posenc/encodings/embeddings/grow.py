@@ -32,9 +32,11 @@ def interpolate(
     kept, rows = _split(table, num_positions, offset_rows)
     wide = rows.to(_wide(table))
     lower, upper, share = source_rows(len(rows), num_positions, align_corners)
-    low, high = (wide[torch.tensor(index, device=table.device)] for index in (lower, upper))
+    low = wide[torch.tensor(lower, device=table.device)]
+    high = wide[torch.tensor(upper, device=table.device)]
     weight = torch.tensor(share, dtype=wide.dtype, device=table.device)[:, None]
-    return torch.cat([kept, ((1 - weight) * low + weight * high).to(table.dtype)])
+    grown = (1 - weight) * low + weight * high
+    return torch.cat([kept, grown.to(table.dtype)])
 
 
 def tile(
@@ -98,7 +100,8 @@ def interpolate_2d(
     Raises: ValueError if the table does not have height * width rows.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
-    kept, rows = table[:extra_rows], table[extra_rows:]
+    kept = table[:extra_rows]
+    rows = table[extra_rows:]
     height, width = old_grid
     if len(rows) != height * width or min(new_grid) < 1:
         raise ValueError(
@@ -114,6 +117,8 @@ def interpolate_2d(
 
 
 def _split(table: Tensor, num_positions: int, offset_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the leading rows, which are kept, and those of positions. Raise ValueError for sizes
+    that do not fit."""
     if table.ndim != 2 or not 0 <= offset_rows < len(table) or num_positions < 1:
         raise ValueError(
             f"The table must be (rows, dim) with more than offset_rows={offset_rows} rows, and "
@@ -124,4 +129,5 @@ def _split(table: Tensor, num_positions: int, offset_rows: int) -> tuple[Tensor,
 
 
 def _wide(table: Tensor) -> torch.dtype:
+    """Return the dtype in which new rows are computed."""
     return torch.promote_types(table.dtype, torch.float32)

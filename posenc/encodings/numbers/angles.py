@@ -48,9 +48,11 @@ class Angles:
     ) -> tuple[Tensor, Tensor]:
         """Return cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
         angle = self.reduced(positions)
-        cos, sin = angle.cos(), angle.sin()
+        cos = angle.cos()
+        sin = angle.sin()
         if factor != 1:
-            cos, sin = cos * factor, sin * factor
+            cos = cos * factor
+            sin = sin * factor
         return cos.to(dtype), sin.to(dtype)
 
     def reduced(self, positions: Tensor) -> Tensor:
@@ -64,10 +66,14 @@ class Angles:
         else:
             index = self._component.like(positions.new_empty(0, dtype=torch.int64))
             positions = positions.index_select(-1, index)
-        whole = (positions.double().floor() if positions.is_floating_point() else positions).long()
+        if positions.is_floating_point():
+            whole = positions.double().floor().long()
+        else:
+            whole = positions.long()
+        # Products of int64 wrap at a full turn, which is 2^64 units.
         angle = (whole * self.turns.like(whole)).double() * _RADIANS_PER_UNIT
-        far = whole.double()
-        angle = torch.addcmul(angle, far, self._rest.like(far))
+        whole_double = whole.double()
+        angle = torch.addcmul(angle, whole_double, self._rest.like(whole_double))
         if not positions.is_floating_point():
             return angle
         fraction = positions.double() - whole

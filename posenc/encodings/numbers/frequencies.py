@@ -97,11 +97,13 @@ def digit_turns(
     Returns (high, low), each [digit][frequency]: one unit of digit k rotates by high[k] / 2^20 +
     low[k] / 2^40 of a full turn.
     """
-    high, low = [], []
+    high = []
+    low = []
     for digit in range(3):
-        parts = [
-            (t << (digit * DIGIT_BITS)) % TURN >> (64 - 2 * PART_BITS) for t in turns(inv_freq)
-        ]
-        high.append(tuple(part >> PART_BITS for part in parts))
-        low.append(tuple(part % (1 << PART_BITS) for part in parts))
+        # One unit of the digit is 2^11 positions more than one of the digit before; of its turn
+        # modulo one, in units of 2^-64, the upper 40 bits count.
+        of_unit = [(t << (digit * DIGIT_BITS)) % TURN for t in turns(inv_freq)]
+        upper_bits = [t >> (64 - 2 * PART_BITS) for t in of_unit]
+        high.append(tuple(bits >> PART_BITS for bits in upper_bits))
+        low.append(tuple(bits % (1 << PART_BITS) for bits in upper_bits))
     return tuple(high), tuple(low)

@@ -10,9 +10,9 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     heads get every second slope of 2P heads.
     """
     power = 1 << (num_heads.bit_length() - 1)
-    own = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
+    of_power = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
     between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
-    return tuple(own + between[: num_heads - power])
+    return tuple(of_power + between[: num_heads - power])
 
 
 def alibi_heads(
@@ -33,7 +33,8 @@ def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """
     exact = num_buckets // 2
     steps = num_buckets - exact
-    edges, x = list(range(1, exact + 1)), exact
+    edges = list(range(1, exact + 1))
+    x = exact
     for step in range(1, steps):
         while x**steps * exact**step < max_distance**step * exact**steps:
             x += 1
@@ -65,7 +66,8 @@ def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """
     middle, furthest = num_buckets // 2, max_distance - 1
     steps = middle - 1
-    ends, x = [middle], middle
+    ends = [middle]
+    x = middle
     for step in range(1, steps):
         while (x + 1) ** steps * middle**step <= middle**steps * furthest**step:
             x += 1

@@ -70,10 +70,17 @@ class Bands:
 
     @classmethod
     def of(
-        cls, q: Tokens, k: Tokens, rows: int, causal: bool, ends: tuple[int, int] | None,
-        for_q: Table | None = None, for_k: Table | None = None, k_vectors: Tensor | None = None,
+        cls,
+        q: Tokens,
+        k: Tokens,
+        rows: int,
+        causal: bool,
+        ends: tuple[int, int] | None,
+        for_q: Table | None = None,
+        for_k: Table | None = None,
+        k_vectors: Tensor | None = None,
         kept: Keep | None = None,
-    ) -> "Bands | None":  # fmt: skip
+    ) -> "Bands | None":
         """Build the tables for blocks of at most `rows` queries; None unless positions are known to
         be consecutive.
 
@@ -83,10 +90,12 @@ class Bands:
         shift = run_shift(q.where, k.where)
         if shift is None:
             return None
+        # The distances of the first query to the last key, and of the last query to the first key.
         low = -rows if causal else shift + 1 - len(k)
         high = max(low, shift + len(q) - 1)
         if ends is not None:
-            low, high = (min(max(x, ends[0]), ends[1]) for x in (low, high))
+            low = min(max(low, ends[0]), ends[1])
+            high = min(max(high, ends[0]), ends[1])
 
         def band(table: Table | None, first: int, last: int, step: int) -> Band | None:
             if table is None:
@@ -104,22 +113,32 @@ class Bands:
         if k_band is None:
             return cls(shift, q_band, None)
         assert k_vectors is not None
-        at_low = shift + min(rows, len(q)) - 1 - low < len(k)
-        lowest = k_band.at(low) @ k_vectors.mT if at_low else None
-        highest = k_band.at(high) @ k_vectors.mT if shift + len(q) > high else None
+        lowest = None
+        highest = None
+        some_key_at_low = shift + min(rows, len(q)) - 1 - low < len(k)
+        if some_key_at_low:
+            lowest = k_band.at(low) @ k_vectors.mT
+        some_key_at_high = shift + len(q) > high
+        if some_key_at_high:
+            highest = k_band.at(high) @ k_vectors.mT
         return cls(shift, q_band, k_band, (lowest, highest))
 
     def add(
-        self, scores: Tensor, rows: slice, keys: slice, q_vectors: Tensor | None,
+        self,
+        scores: Tensor,
+        rows: slice,
+        keys: slice,
+        q_vectors: Tensor | None,
         k_vectors: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Add products with the block's query vectors (batch, num_heads, rows, width) and key
         vectors (batch, num_heads, keys, width) to its scores, in place.
 
         scores[i, j] += q_vectors[i] . for_q[D] + k_vectors[j] . for_k[D],
         D = position_i - position_j
         """
-        shift, (height, width) = self.shift + rows.start - keys.start, scores.shape[-2:]
+        shift = self.shift + rows.start - keys.start
+        height, width = scores.shape[-2:]
         if self.for_q is not None:
             assert q_vectors is not None
             tiles = [
@@ -130,21 +149,27 @@ class Bands:
         if self.for_k is not None:
             assert k_vectors is not None
             k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
-            found = _of_keys(self.for_k, shift, height, width, k_vectors, k_ends)
-            scores = add_parts(scores, found)
+            parts = _of_keys(self.for_k, shift, height, width, k_vectors, k_ends)
+            scores = add_parts(scores, parts)
         return scores
 
     def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
         """Return what `add` adds, as a view of one matrix product; None if it needs several."""
-        shift, width = self.shift + rows.start - keys.start, keys.stop - keys.start
+        shift = self.shift + rows.start - keys.start
+        width = keys.stop - keys.start
         height = q_vectors.shape[2]
         if self.for_q is None or self.for_k is not None or height > QUERIES:
             return None
-        near = (0, width) == self.for_q.near(shift, height, width)
-        return next(_of_queries(self.for_q, shift, width, q_vectors))[2] if near else None
+        all_near = self.for_q.near(shift, height, width) == (0, width)
+        if not all_near:
+            return None
+        _, _, product = next(_of_queries(self.for_q, shift, width, q_vectors))
+        return product
 
 
 def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+    """Yield products of a block's queries with the vectors of their distances, in parts: keys with
+    the vector of `high`, keys near enough for one of their own, keys with that of `low`."""
     rows = q.shape[2]
     first, last = table.near(shift, rows, keys)
     if first:
@@ -159,6 +184,8 @@ def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]
 def _of_keys(
     table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
 ) -> Iterator[Part]:
+    """Yield products of a block's keys with the vectors of their distances, as `_of_queries` does;
+    the near ones KEYS at a time."""
     first, last = table.near(shift, rows, keys)
     if first:
         assert k_ends[1] is not None

@@ -33,32 +33,46 @@ class ByDistance(Term):
     additive = True
 
     def __init__(
-        self, q: Tokens, k: Tokens, ends: tuple[int, int] | None,
+        self,
+        q: Tokens,
+        k: Tokens,
+        ends: tuple[int, int] | None,
         q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
         for_q: Table | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
-        for_k: Table | None = None, kept: Keep | None = None,
-    ) -> None:  # fmt: skip
+        for_k: Table | None = None,
+        kept: Keep | None = None,
+    ) -> None:
         super().__init__(q, k)
         self.ends = ends
-        self.q_vectors, self.for_q = q_vectors, for_q
-        self.k_vectors, self.for_k = k_vectors, for_k
+        self.q_vectors = q_vectors
+        self.for_q = for_q
+        self.k_vectors = k_vectors
+        self.for_k = for_k
         self.kept = kept
         self.bands: Bands | None = None
         self._all_q: Tensor | None = None
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
-        ends, compiling = self.ends, torch.compiler.is_compiling()
-        # The graph of a compiler must not depend on lengths.
-        few = not compiling and ends is not None and ends[1] - ends[0] < len(self.q) <= rows
-        tables = (self.for_q, self.for_k, self.k_vectors, self.kept)
-        bands = None if few else Bands.of(self.q, self.k, rows, causal, ends, *tables)
+        if self._has_few_vectors(rows):
+            bands = None
+        else:
+            tables = (self.for_q, self.for_k, self.k_vectors, self.kept)
+            bands = Bands.of(self.q, self.k, rows, causal, self.ends, *tables)
         ready = self._with_all_vectors() if bands is None else self.copy()
         ready.bands = bands
         return ready
 
+    def _has_few_vectors(self, rows: int) -> bool:
+        """Return True if one block has all queries, and more of them than there are vectors."""
+        if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
+            return False
+        low, high = self.ends
+        return high - low < len(self.q) <= rows
+
     def _with_all_vectors(self) -> Self:
+        """Return a copy with the vectors of all distances from end to end, if there are ends."""
         ready = self.copy()
         if self.ends is not None:
             low, high = self.ends
@@ -83,18 +97,25 @@ class ByDistance(Term):
         return self.bands.product(rows, keys, self.q_vectors[:, :, rows])
 
     def _gathered(
-        self, scores: Tensor, q: Tokens, k: Tokens, q_vectors: Tensor | None,
+        self,
+        scores: Tensor,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
         k_vectors: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
+        """Add the products, at any positions: multiply all vectors, and gather by distance."""
         assert self.ends is not None
-        index = _whole(distances(q.positions, k.positions)).clamp(*self.ends) - self.ends[0]
-        index = index if index.ndim == 2 else index[:, None]
-        for_q, for_k = self._products(q_vectors, k_vectors)
-        if for_q is not None:
-            scores = scores + for_q.gather(-1, index.expand(scores.shape))
-        if for_k is not None:
+        low, high = self.ends
+        column = _whole(distances(q.positions, k.positions)).clamp(low, high) - low
+        if column.ndim == 3:  # (batch, rows, keys)
+            column = column[:, None]
+        of_q, of_k = self._products(q_vectors, k_vectors)
+        if of_q is not None:
+            scores = scores + of_q.gather(-1, column.expand(scores.shape))
+        if of_k is not None:
             shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
-            scores = scores + for_k.gather(-1, index.mT.expand(shape)).mT
+            scores = scores + of_k.gather(-1, column.mT.expand(shape)).mT
         return scores
 
     def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -125,4 +146,5 @@ class ByDistance(Term):
 
 
 def _whole(distance: Tensor) -> Tensor:
+    """Round real distances down."""
     return distance.floor().long() if distance.is_floating_point() else distance

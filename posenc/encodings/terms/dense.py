@@ -27,13 +27,18 @@ class Dense(Term):
     """True if `values` returns new memory, which the caller may write to."""
 
     def __init__(
-        self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor], *,
+        self,
+        q: Tokens,
+        k: Tokens,
+        values: Callable[[Tokens, Tokens], Tensor],
+        *,
         by_distance: ByDistance | None = None,
         per_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(q, k)
         self._values = values
-        self.by_distance, self.per_key = by_distance, per_key
+        self.by_distance = by_distance
+        self.per_key = per_key
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         """Return the numbers to add for a block, (batch or 1, num_heads, rows, keys)."""

@@ -10,7 +10,16 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
     """View (..., q_len, q_len + kv_len), with a column per falling distance, as (..., q_len,
     kv_len). The first column is for the last query and the first key, the last one is not used.
 
-    Query i starts at column q_len - 1 - i, so each row is shifted by one column.
+    Query i starts at column q_len - 1 - i, so each row is shifted by one column. For 3 queries and
+    2 keys, with the seen columns marked:
+
+        query 0    .  .  x  x  .
+        query 1    .  x  x  .  .
+        query 2    x  x  .  .  .
+
+    In memory, where a row has `width` numbers, the seen ones of query i begin at
+    i * width + q_len - 1 - i: at q_len - 1, and one number less than a row further for each query.
+    So from number q_len - 1 on, rows of width - 1 numbers have them in front.
     """
     q_len, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
@@ -36,5 +45,6 @@ def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -
 
 
 def _joined(parts: Iterable[Part], like: Tensor) -> Tensor:
-    ordered = sorted(parts, key=lambda part: part[0])
-    return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in ordered], -1)
+    """Concatenate parts, which cover all columns of `like`, in the order of their columns."""
+    in_order = sorted(parts, key=lambda part: part[0])
+    return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in in_order], -1)

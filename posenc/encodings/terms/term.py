@@ -94,7 +94,8 @@ class Term:
             cls.additive = False
 
     def __init__(self, q: Tokens, k: Tokens) -> None:
-        self.q, self.k = q, k
+        self.q = q
+        self.k = k
 
     def ready(self, rows: int, causal: bool) -> "Term":
         """Precompute what blocks of at most `rows` queries have in common. If `causal`, blocks need

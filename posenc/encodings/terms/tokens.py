@@ -32,19 +32,27 @@ class Tokens:
     """
 
     def __init__(
-        self, x: Float[Tensor, "batch heads len width"] | None, positions: Positions,
-        state: Shaped[Tensor, "batch state_heads len *state"] | None = None, num_axes: int = 1,
-        true_positions: Positions | None = None, device: torch.device | None = None,
-    ) -> None:  # fmt: skip
-        self.x, self.state, self.num_axes = x, state, num_axes
+        self,
+        x: Float[Tensor, "batch heads len width"] | None,
+        positions: Positions,
+        state: Shaped[Tensor, "batch state_heads len *state"] | None = None,
+        num_axes: int = 1,
+        true_positions: Positions | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.x = x
+        self.state = state
+        self.num_axes = num_axes
         self.true_positions = true_positions
-        given = positions if isinstance(positions, Tensor) else x
-        self.device = given.device if device is None and given is not None else device
-        known = as_range(positions) if num_axes == 1 else None
-        if isinstance(positions, range) and known is None:
+        some_tensor = positions if isinstance(positions, Tensor) else x
+        if device is None and some_tensor is not None:
+            device = some_tensor.device
+        self.device = device
+        consecutive = as_range(positions) if num_axes == 1 else None
+        if isinstance(positions, range) and consecutive is None:
             positions = tensor(positions, self.device)
         self._tensor = positions if isinstance(positions, Tensor) else None
-        self.where: Tensor | range = positions if known is None else known
+        self.where: Tensor | range = positions if consecutive is None else consecutive
 
     @property
     def positions(self) -> Shaped[Tensor, "..."]:
@@ -57,7 +65,8 @@ class Tokens:
         part = self._copy()
         if self.x is not None:
             part.x = self.x[:, :, span]
-        part.where, part._tensor = self._part(self.where, span), None
+        part.where = self._part(self.where, span)
+        part._tensor = None
         if self._tensor is not None:
             part._tensor = self._part(self._tensor, span)  # type: ignore[assignment]
         if self.state is not None:
@@ -78,9 +87,9 @@ class Tokens:
 
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> "Tokens":
         """Return the same tokens with vectors x, or None."""
-        given = self._copy()
-        given.x = x
-        return given
+        changed = self._copy()
+        changed.x = x
+        return changed
 
     def with_state(self, state: Shaped[Tensor, "batch state_heads len *state"] | None) -> "Tokens":
         """Return the same tokens with another state."""
@@ -91,9 +100,13 @@ class Tokens:
     def _copy(self) -> "Tokens":
         # One by one: torch.compile traces neither copy.copy nor, up to torch 2.12, a __dict__.
         copied = object.__new__(Tokens)
-        copied.x, copied.state, copied.num_axes = self.x, self.state, self.num_axes
-        copied.true_positions, copied.device = self.true_positions, self.device
-        copied._tensor, copied.where = self._tensor, self.where
+        copied.x = self.x
+        copied.state = self.state
+        copied.num_axes = self.num_axes
+        copied.true_positions = self.true_positions
+        copied.device = self.device
+        copied._tensor = self._tensor
+        copied.where = self.where
         return copied
 
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
@@ -101,9 +114,10 @@ class Tokens:
         and the original ones become true_positions."""
         if mapped and positions is self._tensor:
             return self
-        own = self.where if self.true_positions is None else self.true_positions
-        true = own if mapped else None
-        return Tokens(self.x, positions, self.state, self.num_axes, true, self.device)
+        original = None
+        if mapped:
+            original = self.where if self.true_positions is None else self.true_positions
+        return Tokens(self.x, positions, self.state, self.num_axes, original, self.device)
 
     def unmapped(self) -> "Tokens":
         """Return the same tokens at their original positions."""

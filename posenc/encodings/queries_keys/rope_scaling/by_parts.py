@@ -15,14 +15,19 @@ from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
 def blend(
     inv_freq: Sequence[Decimal], factor: Decimal, kept: Sequence[Decimal]
 ) -> tuple[Decimal, ...]:
-    """Return (1 - kept) f / factor + kept f for each frequency f."""
+    """Return (1 - kept) f / factor + kept f for each frequency f: interpolated where kept is 0, as
+    it was where kept is 1."""
     return tuple((1 - keep) * f / factor + keep * f for f, keep in zip(inv_freq, kept, strict=True))
 
 
 def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
-    """Return the index, a real number, of the pair with this many turns in `length` positions."""
-    found = (Decimal(length) / (Decimal(turns) * TWO_PI)).ln()
-    return rotary_dim * found / (2 * Decimal(rope_theta).ln())
+    """Return the index t, a real number, of the pair with this many turns in `length` positions.
+
+    turns = length inv_freq[t] / 2 pi, with inv_freq[t] = rope_theta^(-2t/rotary_dim), solved for t:
+    t = rotary_dim ln(length / (2 pi turns)) / (2 ln(rope_theta))
+    """
+    logarithm = (Decimal(length) / (Decimal(turns) * TWO_PI)).ln()
+    return rotary_dim * logarithm / (2 * Decimal(rope_theta).ln())
 
 
 def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
@@ -39,7 +44,8 @@ def index_range(
     low = _pair_index(fast, rotary_dim, rope_theta, length)
     high = _pair_index(slow, rotary_dim, rope_theta, length)
     if truncate:
-        low, high = Decimal(math.floor(low)), Decimal(math.ceil(high))
+        low = Decimal(math.floor(low))
+        high = Decimal(math.ceil(high))
     return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
 
 
@@ -140,13 +146,19 @@ class NTKByPartsV1(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         plain = inverse_frequencies(rotary_dim, rope_theta)
-        scaled = [f / Decimal(self.factor) for f in plain]
+        interpolated = tuple(f / Decimal(self.factor) for f in plain)
         ntk = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
-        steps = ((ntk, 1.25, 0.75, self.ntk_factor), (plain, 16, 2, self.extrapolation_factor))
-        for faster, fast, slow, share in steps:
-            ends = index_range(
+
+        def step(
+            slower: Sequence[Decimal], faster: Sequence[Decimal], fast: float, slow: float, share
+        ) -> tuple[Decimal, ...]:
+            """Go from `slower` frequencies, at pairs with `slow` turns or less, to `faster` ones,
+            at pairs with `fast` turns or more; `share` of the way."""
+            low, high = index_range(
                 fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
             )
-            taken = [(1 - ramp) * Decimal(share) for ramp in ramp(*ends, len(plain))]
-            scaled = [s * (1 - x) + f * x for s, f, x in zip(scaled, faster, taken, strict=True)]
-        return Frequencies(tuple(scaled))
+            taken = [(1 - rise) * Decimal(share) for rise in ramp(low, high, len(plain))]
+            return tuple(s * (1 - x) + f * x for s, f, x in zip(slower, faster, taken, strict=True))
+
+        with_ntk = step(interpolated, ntk, fast=1.25, slow=0.75, share=self.ntk_factor)
+        return Frequencies(step(with_ntk, plain, fast=16, slow=2, share=self.extrapolation_factor))

@@ -71,13 +71,15 @@ class LongRoPE(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        trained, pairs = self.original_max_positions, len(inv_freq)
+        trained = self.original_max_positions
+        pairs = len(inv_freq)
         for name in ("short_factor", "long_factor"):
             count = len(getattr(self, name) or inv_freq)
             require(self, count == pairs, f"{name} must have one number per pair, {pairs}", count)
-        factors = self.short_factor or (1.0,) * pairs
         if at_least(self, length, trained) > trained:
             factors = self.long_factor or (self.factor,) * pairs
+        else:
+            factors = self.short_factor or (1.0,) * pairs
         temperature = self.attention_factor or longrope_temperature(self.factor, trained)
         scaled = tuple(f / Decimal(x) for f, x in zip(inv_freq, factors, strict=True))
         return Frequencies(scaled, temperature)

@@ -31,13 +31,21 @@ def scaling_of(
     if kind == "proportional":
         return Proportional(p.get("partial_rotary_factor", 1.0), p.get("factor", 1.0))
     if kind == "longrope":
-        factor, short = p.get("factor") or maximum / original, tuple(p["short_factor"])
-        return LongRoPE(factor, original, short, tuple(p["long_factor"]), attention_factor)
+        return LongRoPE(
+            p.get("factor") or maximum / original,
+            original,
+            short_factor=tuple(p["short_factor"]),
+            long_factor=tuple(p["long_factor"]),
+            attention_factor=attention_factor,
+        )
     if kind == "yarn":
-        betas = p.get("beta_fast") or 32.0, p.get("beta_slow") or 1.0
-        truncate = p.get("truncate", True) is not False
         return YaRN(
-            p["factor"], original, *betas, truncate=truncate, attention_factor=attention_factor
+            p["factor"],
+            original,
+            beta_fast=p.get("beta_fast") or 32.0,
+            beta_slow=p.get("beta_slow") or 1.0,
+            truncate=p.get("truncate", True) is not False,
+            attention_factor=attention_factor,
         )
     raise ValueError(
         f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
@@ -65,17 +73,18 @@ def rotation_of(
     except UnknownFamilyError as error:
         return _of_unknown_family(config, interleaved, owner, error)
     except ValueError as error:
-        for named in _rotary_dicts(config):
-            kind_named = named.get("rope_type", named.get("type"))
-            if isinstance(error.__cause__, RefusedError) and (
-                str(error.__cause__) == f"KeyError: {kind_named!r}"
-            ):
+        for rope in _rotary_dicts(config):
+            rope_type = rope.get("rope_type", rope.get("type"))
+            cause = error.__cause__
+            # transformers looks the function of a rope_type up in a dict.
+            if isinstance(cause, RefusedError) and str(cause) == f"KeyError: {rope_type!r}":
                 raise ValueError(
-                    f"{owner}.from_config: rope_type {kind_named!r} is not one that posenc knows; "
+                    f"{owner}.from_config: rope_type {rope_type!r} is not one that posenc knows; "
                     "nothing is assumed about it."
                 ) from error
         raise
-    kinds, model = [*meant.parameters], meant.model
+    kinds = [*meant.parameters]
+    model = meant.model
     if kind is None and len(kinds) == 1:
         kind = kinds[0]
     if kind not in kinds:
@@ -85,43 +94,47 @@ def rotation_of(
         )
     if set(model.layers_of(kind)) <= set(meant.computed.without_rotation):
         raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
-    p, layer, trained = meant.parameters[kind], meant.computed.layers[kind], meant.trained_length
-    theta, dim = float(p["rope_theta"]), 2 * len(layer.inv_freq)
-    scaling = scaling_of(p, trained, model.max_positions, layer.multiplier)
-    for length in (trained, meant.max_length):
-        mine = rope_frequencies(dim, theta, scaling, length)
+    p = meant.parameters[kind]
+    layer = meant.computed.layers[kind]
+    theta = float(p["rope_theta"])
+    rotary_dim = 2 * len(layer.inv_freq)
+    scaling = scaling_of(p, meant.trained_length, model.max_positions, layer.multiplier)
+    for length in (meant.trained_length, meant.max_length):
+        ours = rope_frequencies(rotary_dim, theta, scaling, length)
         theirs = meaning_of(config, length).computed.layers[kind]
         pairs = zip(
-            (*mine.inv_freq, mine.attention_factor),
+            (*ours.inv_freq, ours.attention_factor),
             (*theirs.inv_freq, theirs.multiplier),
             strict=True,
         )
         if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
             raise ValueError(f"{owner}: this config's {p['rope_type']} is not computed here.")
-    found = {
+    arguments = {
         "head_dim": model.of_kind(kind).head_dim,
         "rope_theta": theta,
         "interleaved": model.interleaved,
-        "rotary_dim": dim,
+        "rotary_dim": rotary_dim,
         "scaling": scaling,
         "trailing": bool(model.facts.get("rotates_share")),
     }
     if sections := p.get("mrope_section"):
-        found |= {"sections": sections, "in_turns": bool(p.get("mrope_interleaved"))}
-    return found
+        arguments["sections"] = sections
+        arguments["in_turns"] = bool(p.get("mrope_interleaved"))
+    return arguments
 
 
 def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
-    """Raise ValueError for a rope dict that is none, and for a base that has no powers."""
+    """Raise ValueError if rope_scaling or rope_parameters is no dict, or rope_theta no number above
+    0."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
         for name in ("rope_scaling", "rope_parameters"):
-            given = part.get(name)
-            if given is not None and not isinstance(given, Mapping):
+            value = part.get(name)
+            if value is not None and not isinstance(value, Mapping):
                 raise ValueError(
                     f"{owner}.from_config: {name} must be a dict, such as "
-                    f'{{"rope_type": "linear", "factor": 2.0}}, or None, got {given!r}.'
+                    f'{{"rope_type": "linear", "factor": 2.0}}, or None, got {value!r}.'
                 )
     for named in (config, config.get("text_config"), *_rotary_dicts(config)):
         theta = named.get("rope_theta") if isinstance(named, Mapping) else None
@@ -134,11 +147,13 @@ def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
 def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rope dicts of a config and of its text_config, and those in them for each kind of
     layer."""
-    parts = [p for p in (config, config.get("text_config")) if isinstance(p, Mapping)]
-    outer = [p.get(name) for p in parts for name in ("rope_scaling", "rope_parameters")]
-    found = [given for given in outer if isinstance(given, Mapping)]
-    inner = [kind for given in found for kind in given.values() if isinstance(kind, Mapping)]
-    return found + inner
+    of_all_layers = []
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            of_all_layers += [part.get("rope_scaling"), part.get("rope_parameters")]
+    of_all_layers = [value for value in of_all_layers if isinstance(value, Mapping)]
+    of_kinds = [value for rope in of_all_layers for value in rope.values()]
+    return of_all_layers + [value for value in of_kinds if isinstance(value, Mapping)]
 
 
 def _as_dict(config: Any, owner: str) -> Mapping[str, Any]:
@@ -161,14 +176,14 @@ def _as_dict(config: Any, owner: str) -> Mapping[str, Any]:
         return read_json(path)
     if isinstance(config, Mapping):
         return config
-    found = getattr(config, "to_dict", None)
-    found = found() if callable(found) and not isinstance(config, type) else None
-    if not isinstance(found, Mapping):
+    to_dict = getattr(config, "to_dict", None)
+    as_dict = to_dict() if callable(to_dict) and not isinstance(config, type) else None
+    if not isinstance(as_dict, Mapping):
         raise TypeError(
             f"{owner}: config must be a dict, a config of transformers, or the path of config.json "
             f"or its folder, got {type(config).__name__}."
         )
-    return found
+    return as_dict
 
 
 _PLAIN = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -200,13 +215,17 @@ def _of_unknown_family(
         raise ValueError(f"{owner}.from_config: {name} has no rotary positions.") from unknown
     if isinstance(name, str) and name in all_families():  # known, but not as it stands here
         raise ValueError(f"{owner}.from_config: {unknown}.") from unknown
-    theta, head_dim = _base_of(config), _head_dim_of(config)
+    theta = _base_of(config)
+    head_dim = _head_dim_of(config)
     others = _not_plain(config)
     trailing = owner == "DecoupledRoPE"
     if None not in (theta, head_dim, interleaved) and not others and owner == "RoPE":
         return {
-            "head_dim": head_dim, "rope_theta": theta, "interleaved": interleaved, "trailing": False
-        }  # fmt: skip
+            "head_dim": head_dim,
+            "rope_theta": theta,
+            "interleaved": interleaved,
+            "trailing": False,
+        }
     line = (
         f"posenc.{owner}({'head_dim' if head_dim is None else head_dim}, "
         f"rope_theta={'...' if theta is None else theta}, "
@@ -220,20 +239,29 @@ def _of_unknown_family(
 
 
 def _base_of(config: Mapping[str, Any]) -> float | None:
+    """Return rope_theta if the config has one positive number for it; otherwise None."""
+    values = [config.get("rope_theta")]
     inner = config.get("rope_parameters")
-    given = [config.get("rope_theta")]
-    given += [inner.get("rope_theta")] if isinstance(inner, Mapping) else []
-    found = {float(b) for b in given if isinstance(b, int | float) and not isinstance(b, bool)}
-    (base,) = found if len(found) == 1 else (math.nan,)
+    if isinstance(inner, Mapping):
+        values.append(inner.get("rope_theta"))
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    bases = {float(number) for number in numbers}
+    if len(bases) != 1:
+        return None
+    base = bases.pop()
     return base if 0 < base < math.inf else None
 
 
 def _head_dim_of(config: Mapping[str, Any]) -> int | None:
-    head_dim = _whole(config.get("head_dim"))
-    width, heads = _whole(config.get("hidden_size")), _whole(config.get("num_attention_heads"))
-    if config.get("head_dim") is None and width and heads and width % heads == 0:
-        head_dim = width // heads
-    return head_dim if head_dim and head_dim <= 2**14 else None
+    """Return the size of a head, written or computed, if it is a plausible one; otherwise None."""
+    if config.get("head_dim") is not None:
+        head_dim = _whole(config["head_dim"])
+    else:
+        width = _whole(config.get("hidden_size"))
+        heads = _whole(config.get("num_attention_heads"))
+        divides = width is not None and heads is not None and width % heads == 0
+        head_dim = width // heads if divides else None  # type: ignore[operator]
+    return head_dim if head_dim is not None and head_dim <= 2**14 else None
 
 
 def _whole(value: Any) -> int | None:
@@ -243,18 +271,20 @@ def _whole(value: Any) -> int | None:
 
 def _not_plain(config: Mapping[str, Any]) -> list[str]:
     """Return the keys that say that the rotation is more than a base and the size of a head."""
-    found = [
-        key for key in map(str, config) if key not in _PLAIN and any(part in key for part in _MORE)
-    ]
+    keys = []
+    for key in map(str, config):
+        if key not in _PLAIN and any(part in key for part in _MORE):
+            keys.append(key)
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, Mapping):
-            found.append(key)
-            continue
-        kind = value.get("rope_type", value.get("type"))
-        rest = set(value) - {"rope_type", "type", "rope_theta"}
-        if kind not in (None, "default") or rest:
-            found.append(key)
-    return found
+        if value is not None and not _is_plain(value):
+            keys.append(key)
+    return keys
+
+
+def _is_plain(rope: Any) -> bool:
+    """Return True for a rope dict that has a base and no scaling."""
+    if not isinstance(rope, Mapping):
+        return False
+    kind = rope.get("rope_type", rope.get("type"))
+    return kind in (None, "default") and set(rope) <= {"rope_type", "type", "rope_theta"}

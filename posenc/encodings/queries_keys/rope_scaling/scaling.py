@@ -57,12 +57,15 @@ class Scaling:
         """Check all types, and `factor` and `original_max_positions`, which most scalings have."""
         hints = get_type_hints(type(self))
         for name, value in vars(self).items():
-            kind, truth = hints.get(name), isinstance(value, bool)
+            kind = hints.get(name)
+            is_number = kind in (int, float) or (kind == float | None and value is not None)
             if kind is bool:
-                require(self, truth, f"{name} must be True or False", repr(value))
-            elif kind in (int, float) or (kind == float | None and value is not None):
+                is_flag = isinstance(value, bool)
+                require(self, is_flag, f"{name} must be True or False", repr(value))
+            elif is_number:
                 require(self, _finite(value), f"{name} must be a finite number", repr(value))
-                whole = kind is not int or (value == int(value) and abs(value) < FARTHEST)
+            if kind is int:
+                whole = value == int(value) and abs(value) < FARTHEST
                 require(self, whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
@@ -86,6 +89,7 @@ class Scaling:
 
 
 def require(scaling: Scaling, condition: bool, expected: str, got: object) -> None:
+    """Raise ValueError with what was expected and what came unless the condition holds."""
     if not condition:
         raise ValueError(f"{type(scaling).__name__}: {expected}, got {got}.")
 
@@ -105,6 +109,7 @@ def require_length(scaling: Scaling, length: int) -> None:
 
 
 def at_least(scaling: Scaling, length: int | None, trained: int) -> int:
+    """Return the current length, or the training length if that is longer or length is None."""
     require(scaling, length is None or length >= 1, "length must be at least 1", length)
     return trained if length is None else max(length, trained)
 

@@ -75,11 +75,17 @@ class YaRN(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         require(self, rope_theta != 1, "rope_theta must differ from 1", rope_theta)
-        turns, length = (self.beta_fast, self.beta_slow), self.original_max_positions
-        low, high = index_range(*turns, rotary_dim, rope_theta, length, self.truncate)
+        low, high = index_range(
+            self.beta_fast,
+            self.beta_slow,
+            rotary_dim,
+            rope_theta,
+            self.original_max_positions,
+            self.truncate,
+        )
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        most = Decimal(self.extrapolation_factor)
-        kept = [(1 - share) * most for share in ramp(low, high, len(inv_freq))]
+        most_kept = Decimal(self.extrapolation_factor)
+        kept = [(1 - interpolated) * most_kept for interpolated in ramp(low, high, len(inv_freq))]
         temperature = self.attention_factor
         if temperature is None:
             temperature = yarn_temperature(self.factor, self.mscale)

@@ -46,9 +46,11 @@ class Rotation(QueryKeyEncoding):
         self._ready = ()
 
     def cos_sin(
-        self, positions: Positions, dtype: torch.dtype = torch.float32,
+        self,
+        positions: Positions,
+        dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> tuple[Table, Table]:  # fmt: skip
+    ) -> tuple[Table, Table]:
         """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
@@ -60,6 +62,7 @@ class Rotation(QueryKeyEncoding):
         return self._tables(positions, dtype)
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Compute what `cos_sin` returns, for positions in a tensor."""
         if self.angles.axes is not None:  # tokens without a place are not rotated
             positions = placed(positions)
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
@@ -89,9 +92,10 @@ class Rotation(QueryKeyEncoding):
         return new_q, new_k
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
-        kind = type(self)
-        own = kind.transform is not Rotation.transform
-        if own and kind._key_tables is Rotation._key_tables:  # a transform that nobody described
+        cls = type(self)
+        other_transform = cls.transform is not Rotation.transform
+        if other_transform and cls._key_tables is Rotation._key_tables:
+            # A subclass changes keys in a way that it does not describe.
             return super().move_keys(k, before, after)
         return self.rotate_on(k, self._key_tables(before), self._key_tables(after))
 
@@ -110,7 +114,8 @@ class Rotation(QueryKeyEncoding):
         As complex numbers: (cos' + i sin') / (cos + i sin) is the remaining rotation, in which a
         factor of both cancels. In float64, so that only the result is rounded.
         """
-        (cos, sin), (new_cos, new_sin) = before, after
+        cos, sin = before
+        new_cos, new_sin = after
         size = cos.square() + sin.square()
         real = (new_cos * cos + new_sin * sin) / size
         imaginary = (new_sin * cos - new_cos * sin) / size
@@ -121,6 +126,7 @@ class Rotation(QueryKeyEncoding):
         return rotate_together(xs, cos, sin, interleaved=self.interleaved)
 
     def _check(self, x: Tensor) -> None:
+        """Raise ValueError unless x has the width that this rotation was built for."""
         if x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"{type(self).__name__}: built for head_dim={self.head_dim}, "

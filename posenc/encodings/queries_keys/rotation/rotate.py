@@ -34,7 +34,8 @@ def rotate_together(
 
     Raises: RuntimeError if cos and sin do not fit the tokens or the channels.
     """
-    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    cos = cos.unsqueeze(-3)  # one axis for the heads
+    sin = sin.unsqueeze(-3)
     # A compiler fuses plain operations; subclasses of Tensor may have no memory to write into.
     if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in xs):
         return _plain(interleaved, cos, sin, *xs)
@@ -49,17 +50,23 @@ def _plain(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Te
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Return (a cos - b sin, b cos + a sin) for each pair (a, b) of channels, and the rest of x."""
     rotary_dim = 2 * cos.shape[-1]
     wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
     if interleaved:
-        first, second = wide[..., 0::2], wide[..., 1::2]
+        a = wide[..., 0::2]
+        b = wide[..., 1::2]
     else:
-        first, second = wide.chunk(2, dim=-1)
-    a = torch.addcmul(first * cos, second, sin, value=-1)
-    b = torch.addcmul(second * cos, first, sin)
-    out = torch.stack([a, b], -1).flatten(-2) if interleaved else torch.cat([a, b], -1)
-    out = out.to(x.dtype)
-    return out if rotary_dim == x.shape[-1] else torch.cat([out, x[..., rotary_dim:]], dim=-1)
+        a, b = wide.chunk(2, dim=-1)
+    new_a = torch.addcmul(a * cos, b, sin, value=-1)
+    new_b = torch.addcmul(b * cos, a, sin)
+    if interleaved:
+        out = torch.stack([new_a, new_b], -1).flatten(-2).to(x.dtype)
+    else:
+        out = torch.cat([new_a, new_b], -1).to(x.dtype)
+    if rotary_dim == x.shape[-1]:
+        return out
+    return torch.cat([out, x[..., rotary_dim:]], dim=-1)
 
 
 class _Rotate(torch.autograd.Function):
@@ -113,8 +120,11 @@ class _Rotate(torch.autograd.Function):
 
 def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate a few tokens at a time, so that x is read and the result written only once."""
-    rotary_dim, length, work = 2 * cos.shape[-1], x.shape[-2], _work_dtype(x, cos)
-    cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
+    rotary_dim = 2 * cos.shape[-1]
+    length = x.shape[-2]
+    work = _work_dtype(x, cos)
+    cos = cos.to(work).expand(*cos.shape[:-2], length, -1)
+    sin = sin.to(work).expand(*sin.shape[:-2], length, -1)
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
     if interleaved and x.dtype == work:  # one operation
         rotated = _rotate_neighbours(x[..., :rotary_dim], factor)
@@ -124,21 +134,25 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     out[..., rotary_dim:] = x[..., rotary_dim:]
     step = max(1, STRIP * length // max(1, x.numel()))
     for start in range(0, length, step):
-        span = (-2, start, min(step, length - start))
-        source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
-        source = source.to(work)
+        strip = slice(start, start + step)
+        source = x[..., strip, :rotary_dim].to(work)
+        target = out[..., strip, :rotary_dim]
         if interleaved:
-            target.copy_(_rotate_neighbours(source, factor.narrow(*span)))
+            target.copy_(_rotate_neighbours(source, factor[..., strip, :]))
+        elif x.dtype == work:  # in place in the result
+            target.copy_(source)
+            _rotate_halves(source, target, factor[..., strip, :], sin[..., strip, :])
         else:
-            rotated = target.copy_(source) if x.dtype == work else source.clone()
-            target.copy_(_rotate_halves(source, rotated, factor.narrow(*span), sin.narrow(*span)))
+            copy = source.clone()
+            target.copy_(_rotate_halves(source, copy, factor[..., strip, :], sin[..., strip, :]))
     return out
 
 
 def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
     """Rotate pairs (2t, 2t+1): multiply x[2t] + i x[2t+1] by `factor`, cos + i sin."""
-    even = all(stride % 2 == 0 for stride in (*x.stride()[:-1], x.storage_offset()))
-    if not even or x.stride(-1) != 1:  # no view as complex numbers
+    # A view as complex numbers needs both channels of a pair in one place of 2 numbers.
+    aligned = all(step % 2 == 0 for step in (*x.stride()[:-1], x.storage_offset()))
+    if not aligned or x.stride(-1) != 1:
         x = x.clone(memory_format=torch.contiguous_format)
     pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * factor).reshape(x.shape)
