@@ -101,34 +101,41 @@ class Pairs:
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""
-        fit, i, j = self._fit, self.names.index(a), self.names.index(b)
+        fit = self._fit
+        i = self.names.index(a)
+        j = self.names.index(b)
         value = float(fit.means[i] - fit.means[j])
         contrast = np.zeros(len(fit.design[0]))
-        contrast[[i, j]] = 1, -1
-        if not np.allclose(fit.inverse @ fit.design.T @ fit.design @ contrast, contrast):
+        contrast[i] = 1
+        contrast[j] = -1
+        # Projected on what the trials determine, a contrast that they determine does not change.
+        projected = fit.inverse @ fit.design.T @ fit.design @ contrast
+        if not np.allclose(projected, contrast):
             return Gap(value, math.inf)  # no chain of common seeds joins the two
         common = sorted(self.values[a].keys() & self.values[b].keys())
-        apart = [self.values[a][seed] - self.values[b][seed] for seed in common]
-        own = float(np.var(apart, ddof=1)) / 2 if len(apart) > 1 else 0.0
+        differences = [self.values[a][seed] - self.values[b][seed] for seed in common]
+        own_variance = float(np.var(differences, ddof=1)) / 2 if len(differences) > 1 else 0.0
         factor = float(contrast @ fit.inverse @ contrast)
-        return Gap(value, self._half(max(fit.variance, own), factor))
+        return Gap(value, self._half(max(fit.variance, own_variance), factor))
 
     def _half(self, variance: float, factor: float) -> float:
         """Return the interval's half-width for a difference with variance factor * variance."""
-        size = max(abs(v) for seeds in self.values.values() for v in seeds.values())
-        spread = max(self._fit.variance, self.resolution**2)
-        if self.level is None or not spread > (ROUNDING * size) ** 2:
+        largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
+        pooled = max(self._fit.variance, self.resolution**2)
+        if self.level is None or not pooled > (ROUNDING * largest) ** 2:
             return math.inf
         quantile = studentized_range(self.level, len(self.names), self.freedom)
-        return quantile * math.sqrt(max(variance, spread) * factor / 2)
+        return quantile * math.sqrt(max(variance, pooled) * factor / 2)
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` has a significantly higher value than `b`."""
-        gaps = {pair: self.gap(*pair) for pair in combinations(self.names, 2)}
-        return frozenset(
-            (a, b) if gap.value > 0 else (b, a) for (a, b), gap in gaps.items() if gap.significant
-        )
+        worse = set()
+        for a, b in combinations(self.names, 2):
+            gap = self.gap(a, b)
+            if gap.significant:
+                worse.add((a, b) if gap.value > 0 else (b, a))
+        return frozenset(worse)
 
 
 def tiers(order: Sequence[str], worse: frozenset[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
@@ -139,15 +146,25 @@ def tiers(order: Sequence[str], worse: frozenset[tuple[str, str]]) -> tuple[tupl
     >>> tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
     (('t5', 'alibi'), ('rope',))
     """
-    found, left = [], list(order)
+    groups = []
+    left = list(order)
     while left:
+        # All that are left, if each of them is worse than another one.
         first = [b for b in left if not any((b, a) in worse for a in left)] or left
-        found.append(tuple(first))
+        groups.append(tuple(first))
         left = [name for name in left if name not in first]
-    return tuple(found)
+    return tuple(groups)
 
 
 class _Fit(NamedTuple):
+    """Hold a fit of value = encoding + seed + residual.
+
+    design: a row per trial, with a 1 in the column of its encoding and in that of its seed.
+    inverse: the pseudoinverse of design^T design.
+    means: the effect of each encoding plus the mean effect of a seed.
+    variance, freedom: of the residuals.
+    """
+
     design: np.ndarray
     inverse: np.ndarray
     means: np.ndarray
@@ -156,18 +173,25 @@ class _Fit(NamedTuple):
 
 
 def _least_squares(values: Mapping[str, Mapping[int, float]]) -> _Fit:
-    seeds = sorted({seed for each in values.values() for seed in each})
-    cells = [(i, seed, v) for i, each in enumerate(values.values()) for seed, v in each.items()]
-    design = np.zeros((len(cells), len(values) + len(seeds)))
-    for row, (encoding, seed, _) in enumerate(cells):
-        design[row, [encoding, len(values) + seeds.index(seed)]] = 1
-    y = np.array([value for _, _, value in cells])
+    """Fit an effect of each encoding and each seed to the values."""
+    seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
+    count = sum(map(len, values.values()))
+    design = np.zeros((count, len(values) + len(seeds)))
+    y = np.empty(count)
+    trial = 0
+    for encoding, by_seed in enumerate(values.values()):
+        for seed, value in by_seed.items():
+            design[trial, encoding] = 1
+            design[trial, len(values) + seeds.index(seed)] = 1
+            y[trial] = value
+            trial += 1
+    # Only differences of effects are determined, so there is no inverse but the pseudoinverse.
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
-    found = inverse @ design.T @ y
+    effects = inverse @ design.T @ y
+    residuals = y - design @ effects
     freedom = len(y) - int(np.linalg.matrix_rank(design))
-    left = y - design @ found
-    variance = float(left @ left) / freedom if freedom else 0.0
-    means = found[: len(values)] + found[len(values) :].mean()
+    variance = float(residuals @ residuals) / freedom if freedom else 0.0
+    means = effects[: len(values)] + effects[len(values) :].mean()
     return _Fit(design, inverse, means, variance, freedom)
 
 
@@ -192,18 +216,20 @@ def level_of(where: str, encodings: int, seeds: int) -> float | None:
     Returns: None if no level is low enough, or for fewer than two seeds.
     """
     table = _levels()[where]
-    counts = sorted({k for k, _ in table})
-    known = next((k for k in counts if k >= encodings), counts[-1])
-    level = table.get((known, min(seeds, max(n for _, n in table))))
-    return None if level is None else level * min(1.0, known / encodings)
+    most_seeds = max(seeds_in_table for _, seeds_in_table in table)
+    sizes = {encodings_in_table for encodings_in_table, _ in table}
+    size = min((size for size in sizes if size >= encodings), default=max(sizes))
+    level = table.get((size, min(seeds, most_seeds)))
+    return None if level is None else level * min(1.0, size / encodings)
 
 
 @lru_cache(maxsize=1)
 def _levels() -> dict[str, dict[tuple[int, int], float]]:
+    """Return the levels of `levels.csv`: by what the values are, then by (encodings, seeds)."""
     text = resources.files("posenc.statistics").joinpath("levels.csv").read_text(encoding="utf-8")
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    levels: dict[str, dict[tuple[int, int], float]] = {}
     for row in csv.DictReader(text.splitlines()):
         if row["level"]:
-            at = int(row["encodings"]), int(row["seeds"])
-            found.setdefault(row["where"], {})[at] = float(row["level"])
-    return found
+            study = int(row["encodings"]), int(row["seeds"])
+            levels.setdefault(row["where"], {})[study] = float(row["level"])
+    return levels

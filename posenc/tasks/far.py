@@ -9,9 +9,13 @@ import numpy as np
 from posenc.tasks.puzzles import Draw, frequent, needles, spread, variables
 from posenc.tasks.task import Case, Row, Task, answered
 
-BEGIN, SEPARATOR, FACT = 0, 1, 2
-FIRST, SYMBOLS = 17, 24
-"""Token of the first symbol, and their number; tokens from FACT to FIRST are fillers."""
+BEGIN = 0
+SEPARATOR = 1
+FACT = 2
+FIRST = 17
+"""Token of the first symbol; tokens between FACT and FIRST are fillers."""
+SYMBOLS = 24
+"""Number of symbols."""
 DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
 """Places of the fact that is asked for; elsewhere it is drawn uniformly."""
 COMMON = 3
@@ -34,17 +38,20 @@ class Far(Task):
     """What is added to the token of a symbol in the question."""
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        far = [length for length in test_lengths if length > test_lengths[0]]
-        return super().cases(test_lengths) + tuple(Case(n, at) for n in far for at in self.depths)
+        beyond = [length for length in test_lengths if length > test_lengths[0]]
+        at_depths = tuple(Case(length, depth) for length in beyond for depth in self.depths)
+        return super().cases(test_lengths) + at_depths
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
-        puzzle, words = type(self).puzzle(random, depth), FIRST + random.permutation(SYMBOLS)
-        facts = [(at, [FACT, *words[list(fact)]]) for at, fact in puzzle.facts]
+        puzzle = type(self).puzzle(random, depth)
+        token_of = FIRST + random.permutation(SYMBOLS)  # of each symbol of the puzzle
+        facts = [(at, [FACT, *token_of[list(symbols)]]) for at, symbols in puzzle.facts]
         fillers = random.integers(FACT + 1, FIRST, size=case.length - 3 * len(facts))
-        asked = words[list(puzzle.asked)] + self.asked_as
         text = spread(fillers.tolist(), facts)
-        return answered(np.array([BEGIN, *text, SEPARATOR, *asked]), words[list(puzzle.answer)])
+        asked = token_of[list(puzzle.asked)] + self.asked_as
+        question = np.array([BEGIN, *text, SEPARATOR, *asked])
+        return answered(question, token_of[list(puzzle.answer)])
 
     def tokens(self, case: Case) -> int:
         return len(self.row(np.random.default_rng(0), case)[0])

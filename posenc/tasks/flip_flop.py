@@ -6,7 +6,9 @@ import numpy as np
 
 from posenc.tasks.task import IGNORED, Case, Row, Task
 
-WRITE, READ, IGNORE = 2, 3, 4
+WRITE = 2
+READ = 3
+IGNORE = 4
 """Tokens of the instructions; the bits are tokens 0 and 1."""
 IGNORE_SHARE = 0.8
 _SHARES = {"": IGNORE_SHARE, "98 % ignored": 0.98, "10 % ignored": 0.1}
@@ -37,14 +39,19 @@ class FlipFlop(Task):
     steps = 1500
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        twice, usual = VARIANTS_AT * test_lengths[0], super().cases(test_lengths)
-        return usual + tuple(Case(twice, name) for name in _SHARES if name and len(usual) > 1)
+        usual = super().cases(test_lengths)
+        if len(usual) <= 1:
+            return usual
+        length = VARIANTS_AT * test_lengths[0]
+        return usual + tuple(Case(length, variant) for variant in _SHARES if variant)
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
-        share, count = _SHARES[case.variant], case.length
-        rest = (1 - share) / 2
-        kinds = random.choice([WRITE, READ, IGNORE], size=count, p=[rest, rest, share])
-        kinds[0], kinds[-1] = WRITE, READ
+        count = case.length
+        ignored = _SHARES[case.variant]
+        others = (1 - ignored) / 2
+        kinds = random.choice([WRITE, READ, IGNORE], size=count, p=[others, others, ignored])
+        kinds[0] = WRITE
+        kinds[-1] = READ
         bits = random.integers(0, 2, size=count)
         last_write = np.maximum.accumulate(np.where(kinds == WRITE, np.arange(count), 0))
         bits = np.where(kinds == READ, bits[last_write], bits)

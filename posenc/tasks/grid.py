@@ -61,8 +61,10 @@ class Grid(Task):
         patches = len(OFFSETS) + random.integers(0, SYMBOLS, size=(height, width))
         up, left = OFFSETS[name]
         targets = np.full((height, width), IGNORED, np.int64)
-        there = slice(max(left, 0), width + min(left, 0))
-        targets[up:, there] = patches[: height - up, slice(there.start - left, there.stop - left)]
+        # Columns whose patch at the offset is on the grid; `left` may be negative.
+        first = max(left, 0)
+        last = width + min(left, 0)
+        targets[up:, first:last] = patches[: height - up, first - left : last - left]
         return np.array([name, *patches.ravel()]), np.array([IGNORED, *targets.ravel()])
 
 

@@ -29,9 +29,10 @@ class Offset(Task):
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         name = int(random.integers(len(OFFSETS)))
+        distance = OFFSETS[name]
         x = len(OFFSETS) + random.integers(0, SYMBOLS, size=case.length)
         targets = np.full(case.length + 1, IGNORED, np.int64)
-        targets[1 + OFFSETS[name] :] = x[: -OFFSETS[name]]
+        targets[1 + distance :] = x[:-distance]
         return np.array([name, *x]), targets
 
     def train_row(self, random: np.random.Generator, train_length: int) -> Row:

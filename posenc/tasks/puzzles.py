@@ -6,10 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-KEYS, HOPS = 4, 4
-"""Needles in a text of several; names in a chain."""
-COMMON, RARE = 5, 40
-"""Frequent and rare words of a list."""
+KEYS = 4
+"""Needles in a text of several."""
+HOPS = 4
+"""Names in a chain."""
+COMMON = 5
+"""Frequent words of a list."""
+RARE = 40
+"""Rare words of a list."""
 
 
 class Puzzle(NamedTuple):
@@ -38,10 +42,12 @@ def variables(random: np.random.Generator, depth: float) -> Puzzle:
     """Draw two chains in which a number is passed from name to name, and ask for the names of the
     chain that starts at `depth`. The numbers are the last two symbols."""
     facts: list[tuple[float, tuple[int, int]]] = []
-    for number, first in ((0, depth), (1, 0.0)):
-        places = [first, *np.sort(random.uniform(first, 1, HOPS - 1)).tolist()]
-        names = range(HOPS * number, HOPS * (number + 1))
-        facts += zip(places, zip(names, [2 * HOPS + number, *names], strict=False), strict=True)
+    for chain, first in ((0, depth), (1, 0.0)):
+        depths = [first, *np.sort(random.uniform(first, 1, HOPS - 1)).tolist()]
+        value = 2 * HOPS + chain  # the number, then the name that got it last
+        for name, place in zip(range(HOPS * chain, HOPS * (chain + 1)), depths, strict=True):
+            facts.append((place, (name, value)))
+            value = name
     return Puzzle(tuple(facts), (2 * HOPS,), tuple(range(HOPS)))
 
 
@@ -56,12 +62,13 @@ def frequent(random: np.random.Generator, common: int, rare: int) -> Iterator[in
 
 def spread(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
     """Insert facts (depth, tokens) into a text of tokens."""
-    whole, last = [], 0
+    with_facts: list[int] = []
+    done = 0
     for depth, tokens in sorted(facts, key=lambda fact: fact[0]):
         stop = round(depth * len(text))
-        whole += [*text[last:stop], *tokens]
-        last = stop
-    return [*whole, *text[last:]]
+        with_facts += [*text[done:stop], *tokens]
+        done = stop
+    return [*with_facts, *text[done:]]
 
 
 def passkey(

@@ -68,21 +68,26 @@ def _compare(make: Make, setting: Setting) -> None:
 
 def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
     """Return the outputs of a whole sequence, and of its last token decoded with a cache."""
-    positions, length = tokens(model.encoding, x.shape[1]), x.shape[1]
+    length = x.shape[1]
+    positions = tokens(model.encoding, length)
     cache = KVCache()
-    pieces = (slice(0, length - 1), slice(length - 1, length))
-    steps = [model(x[:, p], positions[p], cache=cache, length=length) for p in pieces]
-    return [model(x, positions, length=length), steps[-1]]
+    model(x[:, :-1], positions[:-1], cache=cache, length=length)
+    decoded = model(x[:, -1:], positions[-1:], cache=cache, length=length)
+    return [model(x, positions, length=length), decoded]
 
 
 def _with_gradients(model: Layer, x: Tensor) -> list[Tensor]:
-    outs = _outputs(model, x)
-    own = [p for p in model.encoding.parameters() if p.requires_grad]
-    loss = torch.stack([out.square().sum() for out in outs]).sum()
-    if not own:
-        return outs
-    found = torch.autograd.grad(loss, own, allow_unused=True)
-    return outs + [p.new_zeros(()) if g is None else g for p, g in zip(own, found, strict=True)]
+    """Return the outputs, and the gradients of the encoding's parameters, 0 for unused ones."""
+    outputs = _outputs(model, x)
+    parameters = [p for p in model.encoding.parameters() if p.requires_grad]
+    if not parameters:
+        return outputs
+    loss = torch.stack([out.square().sum() for out in outputs]).sum()
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return outputs + [
+        p.new_zeros(()) if gradient is None else gradient
+        for p, gradient in zip(parameters, gradients, strict=True)
+    ]
 
 
 @contextmanager

@@ -93,9 +93,11 @@ def assert_bfloat16_is_precise_far_out(make: Make) -> None:
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     """Check bfloat16 if queries see only keys 8,192 positions away."""
     model, x, positions = example(make, dtype=torch.bfloat16)
-    length, limit = len(positions), model.encoding.claims.max_positions
+    length = len(positions)
     half = length // 2
-    positions[half:] += 8192 if limit is None else max(0, min(8192, limit - length))
+    limit = model.encoding.claims.max_positions
+    gap = 8192 if limit is None else max(0, min(8192, limit - length))
+    positions[half:] += gap
     far = masks.Mask(lambda sight: (sight.q_idx >= half) & (sight.kv_idx < half))
     got = model(x, positions, far).double()
     want = copy.deepcopy(model).double()(x.double(), positions, far)
