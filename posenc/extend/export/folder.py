@@ -1,7 +1,6 @@
 """Write a stretched checkpoint as a folder that stock tools load, and prove it in a fresh
 process."""
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,12 @@ from torch import Tensor
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
-from posenc.extend.export.pooling import MODULES, copy_sentence_files, raise_limit
+from posenc.extend.export.pooling import (
+    MODULES,
+    copy_sentence_files,
+    raise_limit,
+    settings_text,
+)
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import mapped_page, page, plain_page
@@ -68,7 +72,7 @@ def export_checkpoint(
             for path in plan.adapter.iterdir():
                 copy_file(path, temporary / ADAPTER / path.name)
         config, serving = _described(checkpoint, temporary, out.name, plan)
-        write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+        write_atomically(temporary / "config.json", settings_text(config, "config.json"))
         write_atomically(temporary / SERVE, serving)
         proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=plan.cache_safe):

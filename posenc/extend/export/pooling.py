@@ -1,6 +1,7 @@
 """Copy the modules after the encoder, which make a folder one of sentence-transformers."""
 
 from pathlib import Path
+from typing import Any
 
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
@@ -42,8 +43,16 @@ def raise_limit(path: Path, key: str, longest: int) -> None:
     kept = read_json(path) if path.exists() else {}
     limit = kept.get(key)
     if isinstance(limit, int | float) and limit < longest:
-        text = strict_json({**kept, key: longest}, indent=2, ensure_ascii=False)
-        write_atomically(path, text + "\n")
+        write_atomically(path, settings_text({**kept, key: longest}, path.name))
+
+
+def settings_text(content: dict[str, Any], name: str) -> str:
+    """Return the text of a JSON file of settings. Raise ValueError, naming the file, for NaN or an
+    infinity, which strict readers refuse."""
+    try:
+        return strict_json(content, indent=2) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}. Give a number there, or delete the key.") from error
 
 
 def _module_folders(source: Path) -> list[str]:

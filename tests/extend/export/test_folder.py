@@ -1,11 +1,13 @@
 """The folder that extend writes: how its config differs from the old one."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from posenc.extend.export.folder import _with_defaults
+from posenc.extend.export.pooling import raise_limit, settings_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,3 +20,26 @@ def test_config_with_an_infinite_number_is_compared(tmp_path):
     )
     assert raw["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
     assert _with_defaults(checkpoint, raw) == raw  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("value", "word"), [("Infinity", "inf"), ("NaN", "nan")])
+def test_settings_with_a_number_that_json_lacks_are_refused_by_name(value, word, tmp_path):
+    path = tmp_path / "tokenizer_config.json"
+    text = f'{{"model_max_length": 64, "inner": {{"x": {value}}}}}'
+    path.write_text(text)
+    said = f"tokenizer_config.json: inner.x is {word}, which JSON has no word for. Give a number"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        raise_limit(path, "model_max_length", 128)
+    assert path.read_text() == text
+
+
+def test_settings_with_half_a_character_are_written(tmp_path):
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"model_max_length": 64, "unk_token": "\ud800"}))
+    raise_limit(path, "model_max_length", 128)
+    assert json.loads(path.read_text()) == {"model_max_length": 128, "unk_token": "\ud800"}
+
+
+def test_no_config_is_written_with_a_number_that_json_lacks():
+    with pytest.raises(ValueError, match=r"config\.json: text_config\.limits\[1\] is inf"):
+        settings_text({"text_config": {"limits": [0.0, float("inf")]}}, "config.json")
