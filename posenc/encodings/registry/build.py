@@ -18,9 +18,10 @@ from posenc.encodings.registry.known import entry
 def encoding_class(text: str) -> type[PositionEncoding]:
     """Return the class that a text names: a registered name, module:Class or file.py:Class."""
     spec = parse(text)
-    if len(spec.parts) > 1:
+    part, *others = spec.parts
+    if others:
         raise ValueError(f"{text!r} names {len(spec.parts)} encodings; expected one class.")
-    return class_of_part(spec, spec.parts[0])
+    return class_of_part(spec, part)
 
 
 @answered

@@ -65,7 +65,8 @@ class Scaling:
             elif is_number:
                 require(self, _finite(value), f"{name} must be a finite number", repr(value))
             if kind is int:
-                whole = value == int(value) and abs(value) < FARTHEST
+                number: Any = value  # for the type checker, which does not know its type
+                whole = number == int(number) and abs(number) < FARTHEST
                 require(self, whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
