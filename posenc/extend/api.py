@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.arguments import answered
-from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
+from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
+from posenc.extend.answer.terminal import read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import places
@@ -60,11 +61,11 @@ def run(
     page_path, figures = places(*paths, written=outcome.proof is not None)
     if page_path is None and figures is None:
         return outcome
-    from posenc.extend.answer.page import make_page
     from posenc.report.page.figure_files import write_page
+    from posenc.report.page.page import page_of
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
-    page = make_page(outcome, call, OUT_OF_DOMAIN if documents is None else None)
-    for line in write_page(page, page_path, figures):
+    made = report_of(outcome, call, OUT_OF_DOMAIN if documents is None else None)
+    for line in write_page(page_of(made), page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome

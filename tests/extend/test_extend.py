@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.answer.as_json import to_json
-from posenc.extend.answer.page import make_page
+from posenc.extend.answer.report import report_of
 from posenc.extend.export import proof as export_proof
 from posenc.extend.export.prover import Proof, _carried
 from posenc.extend.measure.entropy import attention_entropy
@@ -32,6 +31,8 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import applied, rotary_frequencies
 from posenc.report.page.failure import RunFailed
+from posenc.report.page.page import page_of
+from posenc.report.page.report import as_json
 from posenc.tasks.puzzles import passkey
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS
@@ -200,8 +201,7 @@ def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch):
     monkeypatch.setattr(export_proof, "READ_PADDING", ("llama",))
     outcome = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "not", **given)
     assert outcome.proof is not None and outcome.proof.padding_error is None
-    make_page(outcome, "again", None).write(tmp_path / "page.html")
-    assert "not compared" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "not compared" in page_of(report_of(outcome, "again")).html()
 
 
 def test_a_proof_allows_what_single_precision_moves_at_these_positions_and_no_more():
@@ -429,7 +429,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     base = outcome.measured["none"][1]
     assert math.isnan(base.long(LENGTH))  # the table has no rows there
     assert math.isfinite(outcome.measured[method][1].long(LENGTH))
-    found = json.loads(json.dumps(to_json(outcome), allow_nan=False))  # JSON has no NaN
+    found = json.loads(as_json(report_of(outcome, "again")))  # JSON has no NaN
     beyond = [e for e in found["measured"]["none"]["by_position"] if e["from"] >= LENGTH]
     assert beyond and all(e["mean"] is None for e in beyond)
     assert all(e["mean"] is not None for e in found["measured"][method]["by_position"])

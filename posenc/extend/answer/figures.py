@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from posenc.extend.answer import captions
 from posenc.extend.extension import Outcome
 from posenc.hf.rope.settings import RopeSetting
 from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
@@ -23,7 +22,7 @@ from posenc.report.page.drawing import (
     line_styles,
     style,
 )
-from posenc.report.page.page import Plot
+from posenc.report.page.report import Plot
 
 Lines = Mapping[str, Mapping[Any, float]]
 """By method, the points of a curve."""
@@ -47,13 +46,7 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
     yield Plot(
         draw(where, "loss, nats per token", by_position, edges[1:]),
         "Loss by position, mean of each bucket; lower is better.",
-        "; ".join(
-            f"{name}: {e.by_position[0].mean:.2f} at the start, {e.by_position[-1].mean:.2f} up to "
-            f"{edges[-1]}"
-            for name, e in named.items()
-        ),
-        captions.in_losses(losses, edges[1:], trained),
-        "loss-by-position",
+        name="loss-by-position",
     )
     by_context = {
         name: {context: e.mean for context, e in each.by_context.items()}
@@ -65,19 +58,16 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
         yield Plot(
             draw("context, tokens", "loss of the same last tokens, nats", by_context, lengths),
             "Loss of the same target tokens as their context grows; it falls where it is used.",
-            "One line per method over context length.",
-            captions.in_contexts(by_context, trained),
-            "loss-by-context",
+            name="loss-by-context",
         )
     shown = {name: e.entropy for name, e in named.items() if e.entropy}
     if shown:
         lines = {name: dict(zip(middles, each, strict=True)) for name, each in shown.items()}
         yield Plot(
             draw(where, "entropy of attention, nats", lines, edges[1:]),
-            "Mean entropy of attention over layers and heads: how widely a token looks.",
-            "One line per method over position.",
-            captions.in_entropies(shown),
-            "attention-entropy",
+            "Mean entropy of attention over layers and heads: how widely a token looks. Its "
+            "exponential is a number of tokens: 3 nats are about 20.",
+            name="attention-entropy",
         )
 
 
@@ -87,11 +77,10 @@ def frequencies(outcome: Outcome) -> Iterator[Plot]:
             wavelengths(outcome, setting),
             "Wavelength of each pair of channels: the number of tokens for one full turn. A pair "
             "above the dotted line does not finish a turn within the training length, so the "
-            "model has not seen all of its angles.",
-            f"{unfinished(setting)} of {setting.rotary_dim // 2} pairs never finish a turn in "
-            f"{setting.original_length} tokens.",
-            captions.in_wavelengths(unfinished(setting), setting.rotary_dim // 2),
-            f"wavelengths{f'-{setting.layer_type}' * bool(setting.layer_type)}",
+            f"model has not seen all of its angles: {unfinished(setting)} of "
+            f"{setting.rotary_dim // 2} pairs never finish a turn in {setting.original_length:,} "
+            "tokens.",
+            name=f"wavelengths{f'-{setting.layer_type}' * bool(setting.layer_type)}",
         )
 
 
@@ -150,8 +139,7 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
         "Percent of a random key's tokens that are right, by depth of the key (0 %: at the start) "
         "and length of the text.",
         "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
-        captions.in_passkeys(named),
-        "passkeys",
+        name="passkeys",
         wide=len(named) > 2,
     )
 

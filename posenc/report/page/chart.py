@@ -88,11 +88,25 @@ def axes_of(data: Data) -> list[str]:
     return [name for name in data if name not in (SERIES, PANEL, LOW, HIGH)]
 
 
+def described(data: Data) -> str:
+    """Return the first and the last point of each curve in words; "" without curves."""
+    axes = axes_of(data)
+    if SERIES not in data or len(axes) != 2:
+        return ""
+    x, y = axes
+    found = []
+    for name, curve in parts(data).items():
+        ends = dict.fromkeys([0, len(curve[x]) - 1])
+        points = (f"{curve[y][i]:.3g} at {curve[x][i]:,g}" for i in ends)
+        found.append(f"{name}: {', '.join(points)}")
+    return f"{'; '.join(found)}."
+
+
 def csv_text(data: Data) -> str:
     """Return the table as CSV. Numbers have nine digits; what is unknown is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(data)
+    writer.writerow(map(visible, data))
     writer.writerows([_cell(value) for value in row] for row in zip(*data.values(), strict=True))
     return out.getvalue()
 

@@ -1,15 +1,23 @@
-"""Print tables on standard output."""
+"""Print reports and tables on standard output."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from posenc.report.page import table as rows
+from posenc.report.page.progress import say
+from posenc.report.page.report import Block, Code, Facts, Items, Report
 from posenc.report.page.visible import visible
+from posenc.sentence import phrase
+
+FRAME = 3
+"""Characters that the frame of a table takes for each column."""
 
 
 class Terminal(Console):
@@ -62,3 +70,75 @@ def text_table(
 def print_table(console: Console, *given: Any, **options: Any) -> None:
     """Print a `text_table`."""
     console.print(text_table(*given, **options))
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report: the answer first, what it does not say, and the sections that are no detail.
+
+    Of a figure the terminal shows nothing.
+    """
+    say(console, report.headline)
+    if report.limits:
+        say(console, phrase("What this cannot say: {limits}", limits=report.limits))
+    for section in report.sections:
+        if not section.detail:
+            for block in section.blocks:
+                _show(block, console)
+    for caution in report.cautions:
+        say(console, caution)
+
+
+def _show(block: Block, console: Console) -> None:
+    match block:
+        case rows.Table():
+            if block.caption:
+                say(console, block.caption)
+            for table in split(block, console.width):
+                console.print(table)
+            for number, note in enumerate(_notes(block), 1):
+                say(console, f"[{number}] {note}")
+        case Facts(items):
+            for name, value in items.items():
+                say(console, f"{name}: {value}")
+        case Items(texts):
+            for text in texts:
+                say(console, text)
+        case Code(text):
+            for line in text.splitlines():
+                say(console, f"  {line}")
+        case str():
+            say(console, block)
+
+
+def split(table: rows.Table, width: int) -> Iterator[Table]:
+    """Yield the table for a console of `width` columns: as many tables as its columns need, each
+    with the names of the rows. No number is broken or cut."""
+    names = [each.text if isinstance(each, rows.Heading) else each for each in table.header]
+    numeric, notes = rows.numeric_columns(table), _notes(table)
+    lines = [[_text(value, notes) for value in row] for row in table.rows]
+    columns = [*zip(names, *lines, strict=True)]
+    widths = [max(map(cell_len, map(visible, column))) + FRAME for column in columns]
+    rest = range(1, len(columns))
+    while rest:
+        shown = len(rest)
+        while shown > 1 and widths[0] + sum(widths[i] for i in rest[:shown]) + 1 > width:
+            shown -= 1
+        made = Table()
+        for i in (0, *rest[:shown]):
+            side = "right" if numeric[i] else "left"
+            whole = i == 0 or numeric[i]
+            made.add_column(escape(names[i]), justify=side, no_wrap=whole, overflow="fold")
+        for line in lines:
+            made.add_row(*(escape(line[i]) for i in (0, *rest[:shown])))
+        yield made
+        rest = rest[shown:]
+
+
+def _notes(table: rows.Table) -> list[str]:
+    cells = (cell for row in table.rows for cell in row if isinstance(cell, rows.Cell))
+    return [*dict.fromkeys(cell.note for cell in cells if cell.note)]
+
+
+def _text(value: rows.Value, notes: Sequence[str]) -> str:
+    noted = isinstance(value, rows.Cell) and value.note
+    return f"{rows.text_of(value)} [{notes.index(noted) + 1}]" if noted else rows.text_of(value)

@@ -17,6 +17,7 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.page.chart import csv_text
 from posenc.report.page.drawing import readable, style
 from posenc.report.page.page import Page, Plot
+from posenc.report.page.report import table_csv
 from posenc.report.page.visible import visible
 
 DOTS_PER_INCH = 300
@@ -99,10 +100,15 @@ def _foreign(letters: set[str]) -> set[str]:
 
 
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
-    """Write the page and its figures where requested; return notes for the reader."""
+    """Write the page where requested, and its figures and the CSV of its tables; return notes for
+    the reader."""
     if out is not None:
         page.write(out)
-    return [] if figures is None else write_figures(page.plots(), Path(figures))
+    if figures is None:
+        return []
+    for name, table in page.tables().items():
+        write_atomically(Path(figures) / f"{name}.csv", table_csv(table))
+    return write_figures(page.plots(), Path(figures))
 
 
 def write_and_say(page: Page, out: Path | None, figures: Path | None) -> None:

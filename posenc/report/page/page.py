@@ -7,16 +7,29 @@ page.write("report.html")
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import metadata, resources
 from itertools import count, groupby
 from pathlib import Path
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.page.chart import Chart
+from posenc.report.page.chart import described
 from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
+from posenc.report.page.report import (
+    Block,
+    Caution,
+    Code,
+    Facts,
+    Fold,
+    Headline,
+    Items,
+    Limits,
+    Links,
+    Plot,
+    Report,
+    named_tables,
+)
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
 from posenc.sentence import phrase
@@ -26,77 +39,15 @@ _OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING
 """Begins the elements in which words become links."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A chart, its caption, and a text alternative for readers who cannot see it.
-
-    caption: describes what is drawn. seen: the finding, computed from its data, before the caption.
-    name: name of its files, see posenc.report.page.figure_files. wide: use the whole width, and
-    scroll sideways on a narrow screen instead of shrinking.
-    """
-
-    chart: Chart
-    caption: str
-    description: str
-    seen: str = ""
-    name: str = ""
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Marked:
-    """A text of its own kind."""
-
-    text: str
-
-
-class Code(Marked):
-    """Commands or code; one click selects it."""
-
-
-class Headline(Marked):
-    """The answer, in large letters."""
-
-
-class Limits(Marked):
-    """What the answer does not say."""
-
-
-class Caution(Marked):
-    """A warning that the reader must see before trusting the rest."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Names and their values."""
-
-    items: Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list of sentences."""
-
-    texts: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Links:
-    """Names and the addresses that they lead to."""
-
-    items: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Details that open on a click; without figures, which a closed fold cannot size."""
-
-    summary: str
-    blocks: "Sequence[Block]"
-
-
-Block = str | Table | Plot | Code | Facts | Items | Headline | Caution | Limits | Links | Fold
-"""A plain string is a paragraph."""
+def page_of(report: Report) -> "Page":
+    """Return the report as a page."""
+    page = Page(report.title, report.subtitle)
+    first = [Headline(report.headline)] if report.headline else []
+    limits = [Limits(report.limits)] if report.limits else []
+    page.section("", *first, *limits, *map(Caution, report.cautions))
+    for section in report.sections:
+        page.section(section.heading, *section.blocks)
+    return page
 
 
 class Page:
@@ -121,6 +72,10 @@ class Page:
         return [
             block for _, blocks in self._sections for block in blocks if isinstance(block, Plot)
         ]
+
+    def tables(self) -> dict[str, Table]:
+        """Return the tables that have a name, by it."""
+        return named_tables(block for _, blocks in self._sections for block in blocks)
 
     def html(self) -> str:
         """Return the whole page."""
@@ -229,7 +184,8 @@ def _block(block: Block, plots: Iterator[int]) -> str:
 def _plot(plot: Plot, prefix: str) -> str:
     size = " class=wide" if plot.wide else ""
     scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
-    svg = to_svg(plot.chart.figure, plot.description, prefix)
+    description = plot.description or f"{plot.caption} {described(plot.chart.data)}"
+    svg = to_svg(plot.chart.figure, description, prefix)
     width = 72 * plot.chart.figure.get_figwidth()  # makes its letters as large as the page's
     seen = f"<strong>{escape(plot.seen)}</strong> " if plot.seen else ""
     return (

@@ -10,13 +10,35 @@ LONG = 24
 
 
 @dataclass(frozen=True)
+class Number:
+    """A measured number and its interval, which are None if there is none.
+
+    form: how they are written, as in f"{value:.2f}". unit: follows them.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    form: str = ".4g"
+    unit: str = ""
+
+    def __str__(self) -> str:
+        said = f"{self.value:{self.form}}{self.unit}"
+        if self.low is None or self.high is None:
+            return said
+        to = " to " if self.form.startswith("+") else "–"
+        return f"{said} ({self.low:{self.form}}{to}{self.high:{self.form}})"
+
+
+@dataclass(frozen=True)
 class Cell:
     """A table cell with more than its text.
 
-    note: shown below the table. small: a second line. tone: 1 to 4, a colour that fades.
+    text: or a Number. note: shown below the table. small: a second line. tone: 1 to 4, a colour
+    that fades.
     """
 
-    text: str
+    text: str | Number
     note: str = ""
     strong: bool = False
     small: str = ""
@@ -31,7 +53,7 @@ class Heading:
     meaning: str = ""
 
 
-Value = str | int | float | Cell | None
+Value = str | int | float | Number | Cell | None
 
 
 @dataclass(frozen=True)
@@ -39,13 +61,14 @@ class Table:
     """Rows under a header. Columns of numbers are aligned right; the first column names the row.
 
     A table wider than the page scrolls sideways, and its first column stays. With `cards` a narrow
-    screen shows each row as a card instead.
+    screen shows each row as a card instead. name: of its CSV file, and in JSON.
     """
 
     header: Sequence[str | Heading]
     rows: Sequence[Sequence[Value]]
     caption: str = ""
     cards: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -59,8 +82,7 @@ class Table:
 def table_html(table: Table) -> str:
     """Return the table as HTML, its caption above it and its notes below."""
     headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
-    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
-    numeric = [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
+    numeric = numeric_columns(table)
     notes: dict[str, int] = {}
     head = "".join(
         f"<th scope=col{_class(number)}>{_heading(heading)}</th>"
@@ -89,8 +111,8 @@ def table_html(table: Table) -> str:
 
 def _cell(value: Value, notes: dict[str, int]) -> str:
     if not isinstance(value, Cell):
-        return "–" if value is None else escape(_text(value))
-    shown = escape(value.text)
+        return escape(text_of(value))
+    shown = escape(str(value.text))
     if value.strong:
         shown = f"<strong>{shown}</strong>"
     if value.small:
@@ -101,7 +123,12 @@ def _cell(value: Value, notes: dict[str, int]) -> str:
     return shown
 
 
-def _text(value: str | int | float) -> str:
+def text_of(value: Value) -> str:
+    """Return what the terminal and the page show of a value."""
+    if value is None:
+        return "–"
+    if isinstance(value, Cell):
+        return f"{value.text} {value.small}".rstrip()
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
@@ -120,9 +147,17 @@ def _class(number: bool, value: Value = None) -> str:
     return f" class={quote}{' '.join(names)}{quote}" if names else ""
 
 
+def numeric_columns(table: Table) -> list[bool]:
+    """Return for each column whether it has numbers, which are aligned right."""
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
+    return [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
+
+
 def _is_number(value: Value) -> bool:
     if isinstance(value, Cell):
         value = value.text
+    if isinstance(value, Number):
+        return True
     if isinstance(value, str):
         value = value.strip().lstrip("+-−<>≈≥≤")
         return value[:1].isdigit() and ", " not in value  # a list of numbers is a text

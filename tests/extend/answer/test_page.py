@@ -2,18 +2,18 @@
 
 import csv
 import io
+import itertools
+import json
 import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from posenc.extend import run
-from posenc.extend.answer import captions
-from posenc.extend.answer.page import make_page
-from posenc.extend.answer.terminal import extend_and_show, show_losses, write_csv
+from posenc.extend.answer.report import keys_unread, report_of
+from posenc.extend.answer.terminal import extend_and_show, write_csv
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
@@ -21,7 +21,10 @@ from posenc.extend.measure.intervals import Estimate
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.page.figure_files import write_figures
+from posenc.report.page.console import Terminal, show
+from posenc.report.page.figure_files import write_page
+from posenc.report.page.page import page_of
+from posenc.report.page.report import as_json
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 
@@ -63,12 +66,10 @@ def outcome(limit: int = TARGET, *, rotary: bool = True) -> Outcome:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "extend.html"
-    made = make_page(outcome(), f"posenc extend '{NASTY}'", "Mind the text.")
-    made.write(path)
-    assert all(plot.seen.endswith(".") for plot in made.plots())
+    made = page_of(report_of(outcome(), f"posenc extend '{NASTY}'", "Mind the text."))
+    assert write_page(made, path, path.parent) == []
     for plot in made.plots():
         assert_drawn_from_its_table(plot.chart)
-    write_figures(made.plots(), path.parent)
     return path
 
 
@@ -83,7 +84,7 @@ def test_page_is_well_shown(browser, page, width, dark):
     for shown in (
         "Mind the text.",
         "2 of 4 pairs never finish",
-        "none: 50 % on average",
+        "rows of a padded batch against each by itself",
         "1.0e-06",
         NASTY,
     ):
@@ -92,7 +93,7 @@ def test_page_is_well_shown(browser, page, width, dark):
 
 def test_a_table_that_ends_says_so(tmp_path):
     page = tmp_path / "extend.html"
-    make_page(outcome(TRAINED, rotary=False), "posenc extend", None).write(page)
+    page_of(report_of(outcome(TRAINED, rotary=False), "posenc extend")).write(page)
     text = page.read_text(encoding="utf-8")
     assert "cannot" in text
     assert "no rows there" in text
@@ -105,18 +106,32 @@ def test_csv_holds_every_bucket_that_could_be_read(tmp_path):
     assert header == "method,start,stop,loss,low,high,tokens"
     assert len([row for row in rows if row.startswith("none,")]) == 3
     assert len([row for row in rows if row.startswith("tuned,")]) == 7
-    assert "tuned,0,64,2.200000,2.100000,2.300000,256" in rows
+    assert "tuned,0,64,2.2,2.1,2.3,256" in rows
 
 
-def test_the_legend_of_marks_answers_no_question():
+def printed(made: Outcome, width: int = 140) -> str:
+    console = Terminal(width=width, record=True, file=io.StringIO())
+    show(report_of(made, "posenc extend"), console)
+    return console.export_text()
+
+
+def test_the_terminal_says_which_methods_stock_tools_load():
     found = outcome()
-    found.measured["dynamic"] = (
-        Variant("dynamic", "", nullcontext, (), cache_safe=False),
-        evaluation(2),
-    )  # type: ignore[arg-type]
-    console = Console(width=100, record=True, file=io.StringIO())
-    show_losses(found, console)
-    assert "* its cache is inexact." in console.export_text()
+    given = {
+        "dynamic": {"cache_safe": False},
+        "self-extend": {"needs_runtime": True},
+        "window": {"window": TRAINED},
+    }
+    for name, facts in given.items():
+        variant = Variant(name, f"summary of {name}", nullcontext, (), **facts)  # type: ignore[arg-type]
+        found.measured[name] = (variant, evaluation(2.4))
+    found.failed = {"clip": "its rotation is another one"}
+    shown = printed(found)
+    for said in ("yes, but its cache is inexact", "needs our runtime", "no extension"):
+        assert said in shown, said
+    assert "dynamic: summary of dynamic" in shown
+    assert "clip: not measured: its rotation is another one" in shown
+    assert "+ x: 1" in shown and "step-by-step decoding against one pass: 1.0e-06" in shown
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -124,15 +139,26 @@ def test_a_narrow_terminal_cuts_no_number(width):
     found = outcome()
     mapped = Variant("self-extend", "", nullcontext, (), needs_runtime=True)  # type: ignore[arg-type]
     found.measured["self-extend"] = (mapped, evaluation(2.4))
-    console = Console(width=width, record=True, file=io.StringIO())
-    show_losses(found, console)
-    shown = console.export_text()
-    assert "…" not in shown and "* " not in shown
-    assert shown.count("self-extend†") == shown.count("Perplexity by position")
-    assert " ".join(shown.split()).endswith("† needs our runtime. 95 % intervals are on the page.")
-    for end in position_edges(TRAINED, TARGET)[1:]:
-        assert f" {end:,} " in shown
-    assert shown.count(f"{math.exp(2.4):.3g} ") == 4  # beyond the training length
+    shown = printed(found, width)
+    assert "…" not in shown
+    edges = position_edges(TRAINED, TARGET)
+    for start, end in itertools.pairwise(edges):
+        assert f" {start:,}–{end:,} " in shown
+    interval = f"{math.exp(2.4):.2f} ({math.exp(2.3):.2f}–{math.exp(2.5):.2f})"
+    assert shown.count(interval) == 4  # beyond the training length
+    assert shown.count("│ self-extend ") == shown.count("┏")
+
+
+def test_every_number_of_the_table_is_equal_in_json_and_on_the_page():
+    made = report_of(outcome(), "posenc extend")
+    rows = json.loads(as_json(made))["tables"]["perplexity-by-position"]
+    html = page_of(made).html()
+    assert [row["method"] for row in rows] == ["none", "ntk", "yarn", "linear", "tuned"]
+    for row in rows:
+        value, low, high = (row["256–384" + end] for end in ("", ", low", ", high"))
+        assert f"{value:.2f} ({low:.2f}–{high:.2f})" in html
+    assert rows[0]["256–384"] == pytest.approx(math.exp(6.0))
+    assert rows[0]["256–384, low"] == pytest.approx(math.exp(5.9))
 
 
 def test_figures_are_written_with_their_numbers(page):
@@ -141,7 +167,8 @@ def test_figures_are_written_with_their_numbers(page):
     }  # fmt: skip
     kinds = ("svg", "pdf", "png", "csv")
     written = {path.name for path in page.parent.iterdir()} - {page.name}
-    assert written == {f"{stem}.{kind}" for stem in stems for kind in kinds}
+    figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
+    assert written == figures | {"perplexity-by-position.csv"}
 
     def rows(stem: str) -> list[dict[str, str]]:
         return list(csv.DictReader((page.parent / f"{stem}.csv").read_text().splitlines()))
@@ -155,33 +182,12 @@ def test_figures_are_written_with_their_numbers(page):
     assert {r["tokens right"] for r in keys} == {"0.5"}
 
 
-def test_what_is_seen_in_the_figures():
-    ends = (128, 256, 512)
-    losses = {"none": [2, 2, 6.0], "ntk": [2, 2, 3.0], "window": [2, 2, 3.5]}
-    assert captions.in_losses(losses, ends, 256) == (
-        "Beyond 256 tokens the unchanged model reads 2.50 nats worse than with only the last 256; "
-        "lowest beyond 256 tokens: ntk, at 3.00 nats."
-    )
-    # Harder text beyond 256 tokens is no loss of the model: the window finds it as hard.
-    alike = captions.in_losses({"none": [2, 2, 6.0], "window": [2, 2, 6.0]}, ends, 256)
-    assert "reads as well as with only the last 256" in alike
-    nan = math.nan
-    assert "cannot read beyond" in captions.in_losses({"none": [2, 2, nan]}, ends, 256)
-    falls, rises = {256: 3.0, 512: 2.5}, {256: 3.0, 512: 4.0}
-    assert "Improved by context beyond 256 tokens: ntk; none loses most, 1.00" in (
-        captions.in_contexts({"none": rises, "ntk": falls}, 256)
-    )
-    assert "No method improves" in captions.in_contexts({"none": rises}, 256)
-    assert "was measured with more context" in captions.in_contexts({"none": {256: 3.0}}, 256)
-    spread = captions.in_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
-    assert "over about 20 tokens with ntk, over 7 with none" in spread
-    assert "with" not in captions.in_entropies({"none": [1, 2.0]})
-    assert captions.in_wavelengths(2, 4) == "2 of 4 pairs do not finish a turn in training."
-    assert "All 4 pairs finish" in captions.in_wavelengths(0, 4)
-    found = {"ntk": {(256, 0.0): 0.9, (512, 0.0): 0.8}, "none": {(256, 0.0): 1, (512, 0.0): 0.1}}
-    assert captions.in_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
-    poor = {name: dict.fromkeys(grid, 0.1) for name, grid in found.items()}
-    assert "Read nothing into this" in captions.in_passkeys(poor)
+def test_keys_that_are_never_found_are_not_to_be_read():
+    found = {(256, 0.0): 0.9, (512, 0.0): 0.1}
+    assert keys_unread([found, dict.fromkeys(found, 0.1)]) == ""
+    poor = keys_unread([dict.fromkeys(found, 0.1)])
+    assert poor.startswith("Read nothing into this: not even at 256 tokens")
+    assert keys_unread([{(256, 0.0): math.nan}]) != ""
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):

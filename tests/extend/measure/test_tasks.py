@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.answer.task_table import _percent, task_rows
+from posenc.extend.answer.report import _rise, task_table
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import regression, short_pieces
 from posenc.extend.measure.intervals import Estimate, share_interval
@@ -20,6 +20,7 @@ from posenc.extend.measure.sentences import CITIES, PUZZLES
 from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, check_tasks
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
+from posenc.report.page import table as tables
 from posenc.tasks.puzzles import COMMON
 from tests.hf_models import LENGTH, save
 
@@ -141,10 +142,13 @@ def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right,
     outcome: Any = Outcome(None, 256, {}, "", "")  # type: ignore[arg-type]
     outcome.evaluations, outcome.short_text = (lambda: found), dict
     assert outcome.counts("needle", 64) and outcome.counts("needle", 256) == counted
-    rows = task_rows(outcome)[1]
-    assert [row[2] for row in rows] == [
-        ("40% (0%–100%)" if counted else "not learned") + ", 2.50 nats"
-    ] * 2
+    table = task_table(outcome)
+    assert table is not None
+    names = [getattr(each, "text", each) for each in table.header]
+    shown = [dict(zip(names, map(tables.text_of, row), strict=True)) for row in table.rows]
+    exact = "40% (0%–100%)" if counted else "not learned"
+    assert [row["needle, 256"] for row in shown] == [exact] * 2
+    assert [row["needle, 256: loss"] for row in shown] == ["2.50"] * 2
 
 
 def test_wilsons_interval_covers_what_it_should():
@@ -191,8 +195,8 @@ def test_short_texts_are_the_same_before_and_after():
 
 
 def test_no_change_has_no_sign_of_a_gain():
-    assert _percent(-1e-6, math.nan, math.nan) == "+0.0 %"
-    assert _percent(0.1, -0.0001, 0.2) == "+10.5 % (+0.0 to +22.1)"
+    assert str(_rise(Estimate(-1e-6, math.nan, math.nan, 9))) == "+0.0 %"
+    assert str(_rise(Estimate(0.1, -0.0001, 0.2, 9))) == "+10.5 % (+0.0 to +22.1)"
 
 
 def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_path):

@@ -1,18 +1,15 @@
-"""Convert an outcome to JSON: plain numbers, strings, lists and dicts."""
+"""The numbers of an outcome, by the names that programs read."""
 
-import dataclasses
 import itertools
-import math
 from typing import Any
 
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
-from posenc.extend.measure.intervals import Estimate
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def facts_of(outcome: Outcome) -> dict[str, Any]:
     """Return all that was measured, recommended and written. Losses are in nats per token. A number
-    that could not be measured is null: of a learned table, all beyond its last row."""
+    that could not be measured is NaN: of a learned table, all beyond its last row."""
     short = outcome.short_text()
     measured = {}
     for name, evaluation in outcome.evaluations().items():
@@ -22,9 +19,9 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             "stock_tools_load_it": variant is None or not variant.needs_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
             **_evaluation(evaluation, outcome),
-            "short_text_rise": _estimate(short[name]) if name in short else None,
+            "short_text_rise": short.get(name),
         }
-    found = {
+    return {
         "folder": str(outcome.checkpoint.folder),
         "trained_length": outcome.checkpoint.trained_length,
         "target_length": outcome.target,
@@ -34,21 +31,18 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         "tuning_losses": outcome.tuning_losses,
         "config_changes": outcome.config_diff,
-        "proof": outcome.proof and dataclasses.asdict(outcome.proof),
+        "proof": outcome.proof,
     }
-    return _finite(found)
 
 
 def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
     buckets = itertools.pairwise(found.edges)
     return {
         "by_position": [
-            {"from": low, "to": high, **_estimate(e)}
+            {"from": low, "to": high, **vars(e)}
             for (low, high), e in zip(buckets, found.by_position, strict=True)
         ],
-        "by_context": [
-            {"context": context, **_estimate(e)} for context, e in found.by_context.items()
-        ],
+        "by_context": [{"context": context, **vars(e)} for context, e in found.by_context.items()],
         "passkey": [
             {"length": length, "depth": depth, "right": share}
             for (length, depth), share in found.passkey.items()
@@ -58,8 +52,8 @@ def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
                 "task": task,
                 "length": length,
                 "counts": outcome.counts(task, length),
-                "exact": _estimate(score.exact),
-                "loss": _estimate(score.loss),
+                "exact": score.exact,
+                "loss": score.loss,
                 "by_depth": [
                     {"depth": depth, **cell._asdict()} for depth, cell in score.by_depth.items()
                 ],
@@ -73,16 +67,3 @@ def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
         "attention_entropy": list(found.entropy),
         "seconds": found.seconds,
     }
-
-
-def _estimate(e: Estimate) -> dict[str, Any]:
-    return dataclasses.asdict(e)
-
-
-def _finite(found: Any) -> Any:
-    """Replace numbers that are not finite by None: JSON has neither NaN nor infinity."""
-    if isinstance(found, dict):
-        return {name: _finite(value) for name, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found

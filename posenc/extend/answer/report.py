@@ -1,0 +1,191 @@
+"""The words of an extension: its outcome as a report, for the terminal, the page and JSON."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+
+from posenc.extend.answer import figures
+from posenc.extend.answer.facts import facts_of
+from posenc.extend.export.prover import Proof
+from posenc.extend.extension import Outcome
+from posenc.extend.measure.intervals import Estimate
+from posenc.extend.variants.variant import Variant
+from posenc.report.page.report import Block, Code, Facts, Report, Section
+from posenc.report.page.table import Cell, Heading, Number, Table, Value
+
+OUT_OF_DOMAIN = (
+    "Measured on the source of Python's standard library. This says little about models trained on "
+    "other text: give --text with text like the model's own."
+)
+
+
+def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Report:
+    """Return the report. command: the line that repeats it. caution: of the measured text."""
+    checkpoint = outcome.checkpoint
+    trained = checkpoint.trained_length
+    return Report(
+        f"{checkpoint.folder.name}: {trained:,} to {outcome.target:,} tokens",
+        outcome.reason,
+        facts_of(outcome),
+        [*_sections(outcome, trained), Section("Repeat it", [Code(command)], detail=True)],
+        f"Methods of extending a model from {trained:,} tokens to {outcome.target:,}, measured on "
+        "the same text.",
+        cautions=[caution] if caution else [],
+    )
+
+
+def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
+    yield Section("Perplexity by position", _by_position(outcome, trained))
+    tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
+    yield Section("What was tried", [Facts({k: v for k, v in tried.items() if v})])
+    if outcome.failed:
+        failed = {name: f"not measured: {why}" for name, why in outcome.failed.items()}
+        yield Section("What could not be measured on this model", [Facts(failed)])
+    nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
+    yield Section("Curves", [nats, *figures.curves(outcome)], detail=True)
+    if outcome.measured["none"][0].settings:
+        yield Section("Frequencies", [*figures.frequencies(outcome)], detail=True)
+    yield Section("Passkeys", _passkeys(outcome), detail=True)
+    if (table := task_table(outcome)) is not None:
+        yield Section("Tasks and short texts", [table])
+    if outcome.proof is not None:
+        yield Section(
+            "Export, read back by stock transformers in a fresh process",
+            [
+                Facts(_proved(outcome.proof)),
+                "What changed in config.json:",
+                Code("\n".join(outcome.config_diff)),
+            ],
+        )
+
+
+def _by_position(outcome: Outcome, trained: int) -> list[Block]:
+    explained = (
+        "Perplexity is the exponential of the loss: 1 is certain, lower is better. Up to "
+        f"{trained:,} tokens it shows what a method costs within the training length, beyond them "
+        "what it gains."
+    )
+    edges = next(iter(outcome.evaluations().values())).edges
+    buckets = (
+        Heading(f"{a:,}–{b:,}", "tokens" if b <= trained else "tokens, beyond training")
+        for a, b in itertools.pairwise(edges)
+    )
+    header = ["method", *buckets, Heading("stock tools", "load it as it is")]
+    rows = []
+    for name, evaluation in outcome.evaluations().items():
+        variant = outcome.measured[name][0] if name in outcome.measured else None
+        rows.append([name, *map(_perplexity, evaluation.by_position), _loads(variant)])
+    caption = "Perplexity by position, tokens; in brackets a 95 % interval over documents"
+    return [explained, Table(header, rows, caption, name="perplexity-by-position")]
+
+
+def _perplexity(e: Estimate) -> Value:
+    if not e.tokens:
+        return Cell("cannot", note="Its table of positions has no rows there.")
+    if math.isnan(e.low):
+        return Cell(Number(e.perplexity, form=".2f"), note="Too few documents for an interval.")
+    low, high = (math.exp(min(end, 50.0)) for end in (e.low, e.high))
+    return Number(e.perplexity, low, high, ".2f")
+
+
+def _loads(variant: Variant | None) -> str:
+    """Return whether stock tools load a variant."""
+    if variant is None:
+        return "yes"
+    if variant.window is not None:
+        return "no extension"
+    if variant.needs_runtime:
+        return "needs our runtime"
+    return "yes" if variant.cache_safe else "yes, but its cache is inexact"
+
+
+def task_table(outcome: Outcome) -> Table | None:
+    """Return the table of tasks and of short texts; None if nothing of this was measured.
+
+    For each task and length it has the fraction of prompts answered exactly and the loss of the
+    answer.
+    """
+    evaluations, short = outcome.evaluations(), outcome.short_text()
+    asked = list(dict.fromkeys(key for e in evaluations.values() for key in e.tasks))
+    header: list[str | Heading] = ["method"]
+    for task, length in asked:
+        header += [
+            Heading(f"{task}, {length:,}", "answered exactly"),
+            Heading(f"{task}, {length:,}: loss", "of the answer, nats"),
+        ]
+    header += [Heading("short texts", "change of perplexity")] * bool(short)
+    if len(header) == 1:
+        return None
+    rows = []
+    for name, evaluation in evaluations.items():
+        row: list[Value] = [name]
+        for key in asked:
+            score = evaluation.tasks.get(key)
+            if score is None:
+                row += [None, None]
+                continue
+            e = score.exact
+            exact = Number(e.mean, e.low, e.high, ".0%")
+            row.append(exact if outcome.counts(*key) else "not learned")
+            row.append(Number(score.loss.mean, form=".2f"))
+        if short:
+            row.append(_rise(short[name]) if name in short else None)
+        rows.append(row)
+    caption = (
+        "Fraction of prompts answered exactly, with a 95 % Wilson interval over all depths, and "
+        "the loss of the answer"
+    )
+    change = (
+        "the change of perplexity on short texts, read by themselves, with a 95 % interval over "
+        "documents"
+    )
+    said = f"{caption}. Last: {change}" if asked and short else caption if asked else change
+    return Table(header, rows, f"{said[0].upper()}{said[1:]}", name="tasks")
+
+
+def _rise(loss: Estimate) -> Number:
+    """Return a rise of the loss and its interval, NaN for none, as one of the perplexity."""
+    mean, low, high = (
+        100 * math.expm1(min(each, 50.0)) for each in (loss.mean, loss.low, loss.high)
+    )
+    known = not math.isnan(low)
+    return Number(mean, low if known else None, high if known else None, "+z.1f", " %")
+
+
+def _passkeys(outcome: Outcome) -> list[Block]:
+    plots = [*figures.passkeys(outcome)]
+    if not plots:
+        return ["Not measured."]
+    grids = [e.passkey for e in outcome.evaluations().values() if e.passkey]
+    unread = keys_unread(grids)
+    return [*([unread] if unread else []), *plots]
+
+
+def keys_unread(grids: list[Mapping[tuple[int, float], float]]) -> str:
+    """Return a warning where no method finds half of the keys in the shortest text; else ""."""
+    shortest = min(length for grid in grids for length, _ in grid)
+    means = [
+        fmean(found)
+        for grid in grids
+        if (found := [share for (length, _), share in grid.items() if length == shortest])
+    ]
+    if any(mean >= 0.5 for mean in means):
+        return ""
+    return (
+        f"Read nothing into this: not even at {shortest:,} tokens does the model find half of the "
+        "keys."
+    )
+
+
+def _proved(proof: Proof) -> dict[str, object]:
+    padded = proof.padding_error
+    return {
+        "largest relative error of a frequency": f"{proof.inv_freq_error:.1e}",
+        "largest difference of a logit": f"{proof.logits_error:.1e}",
+        "step-by-step decoding against one pass": f"{proof.decode_error:.1e}",
+        "rows of a padded batch against each by itself": (
+            "not compared" if padded is None else f"{padded:.1e}"
+        ),
+        "tokens generated past the old length": proof.generated,
+    }

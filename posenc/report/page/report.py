@@ -1,0 +1,195 @@
+"""What a command returns, for every renderer: the terminal, a page, JSON and CSV.
+
+report = Report("Which encoding?", "Use alibi.", {"first": "alibi"}, [Section("Loss", [table])])
+page_of(report).write("report.html")     # posenc.report.page.page
+show(report, console)                    # posenc.report.page.console
+print(as_json(report))
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from posenc.report.page.table import Cell, Heading, Number, Table, Value
+from posenc.report.page.visible import visible
+
+if TYPE_CHECKING:
+    from posenc.report.page.chart import Chart
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart, its caption, and a text alternative for readers who cannot see it.
+
+    caption: describes what is drawn. description: if it is empty, the first and the last point of
+    each curve. seen: the finding, computed from its data, before the caption.
+    name: name of its files, see posenc.report.page.figure_files. wide: use the whole width, and
+    scroll sideways on a narrow screen instead of shrinking.
+    """
+
+    chart: "Chart"
+    caption: str
+    description: str = ""
+    seen: str = ""
+    name: str = ""
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text of its own kind."""
+
+    text: str
+
+
+class Code(Marked):
+    """Commands or code; one click selects it."""
+
+
+class Headline(Marked):
+    """The answer, in large letters."""
+
+
+class Limits(Marked):
+    """What the answer does not say."""
+
+
+class Caution(Marked):
+    """A warning that the reader must see before trusting the rest."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and their values."""
+
+    items: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Names and the addresses that they lead to."""
+
+    items: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Details that open on a click; without figures, which a closed fold cannot size."""
+
+    summary: str
+    blocks: "Sequence[Block]"
+
+
+Block = str | Table | Plot | Code | Facts | Items | Headline | Caution | Limits | Links | Fold
+"""A plain string is a paragraph."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks below a heading. detail: only on the page, where there is room."""
+
+    heading: str
+    blocks: Sequence[Block]
+    detail: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of a command, and what it rests on.
+
+    title, subtitle: of the page.
+    headline: the answer. limits: what it does not say. cautions: what the reader must know before
+    trusting it.
+    facts: what programs read, by name: numbers, words, lists, mappings and dataclasses of them.
+    """
+
+    title: str
+    headline: str
+    facts: Mapping[str, Any]
+    sections: Sequence[Section]
+    subtitle: str = ""
+    limits: str = ""
+    cautions: Sequence[str] = ()
+
+    def tables(self) -> dict[str, Table]:
+        """Return the tables that have a name, by it."""
+        return named_tables(block for section in self.sections for block in section.blocks)
+
+
+def named_tables(blocks: Iterable[Block]) -> dict[str, Table]:
+    """Return the tables among blocks and in folds that have a name, by it."""
+    found: dict[str, Table] = {}
+    for block in blocks:
+        if isinstance(block, Fold):
+            found |= named_tables(block.blocks)
+        elif isinstance(block, Table) and block.name:
+            found[block.name] = block
+    return found
+
+
+def as_json(report: Report) -> str:
+    """Return the facts as JSON, and with them "tables": each named table as a list of rows.
+
+    A number that is not finite is null, for which JSON has no other word.
+    """
+    tables = {name: rows_of(table) for name, table in report.tables().items()}
+    content = plain({**report.facts, "tables": tables})
+    return visible(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses as mappings, tuples as lists, no NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    """Return each row of a table by column: numbers as they were measured, not as they are shown.
+
+    An interval has columns of its own, "NAME, low" and "NAME, high", in every row of its column.
+    """
+    names = [each.text if isinstance(each, Heading) else each for each in table.header]
+    columns: list[dict[str, list[Any]]] = []
+    for name, cells in zip(names, zip(*table.rows, strict=True), strict=True):
+        values = [measured(cell) for cell in cells]
+        column = {name or "name": [v.value if isinstance(v, Number) else v for v in values]}
+        if any(isinstance(v, Number) and v.low is not None for v in values):
+            for end in ("low", "high"):
+                column[f"{name}, {end}"] = [getattr(value, end, None) for value in values]
+        columns.append(column)
+    whole = {name: values for column in columns for name, values in column.items()}
+    return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+
+
+def measured(cell: Value) -> Any:
+    """Return what a cell shows: a Number, a number, a text, or None where nothing was measured."""
+    return measured(cell.text) if isinstance(cell, Cell) else cell
+
+
+def table_csv(table: Table) -> str:
+    """Return a table as CSV. Numbers have all their digits; what is unknown is empty."""
+    rows = plain(rows_of(table))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for line in ([*rows[0]] if rows else [], *(row.values() for row in rows)):
+        writer.writerow(visible(each) if isinstance(each, str) else each for each in line)
+    return out.getvalue()
