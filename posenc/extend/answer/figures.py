@@ -132,7 +132,7 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
         for length in lengths
     ]
     header = (PANEL, "length of the text, tokens", "depth of the key", "tokens right")
-    data = dict(zip(header, zip(*cells, strict=True), strict=True))
+    data: Data = dict[str, Any](zip(header, zip(*cells, strict=True), strict=True))
     means = {name: sum(grid.values()) / len(grid) for name, grid in named.items()}
     yield Plot(
         Chart(data, _draw_passkeys),

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from posenc.extend.answer import figures
@@ -162,7 +162,7 @@ def _passkeys(outcome: Outcome) -> list[Block]:
     return [*([unread] if unread else []), *plots]
 
 
-def keys_unread(grids: list[Mapping[tuple[int, float], float]]) -> str:
+def keys_unread(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
     """Return a warning where no method finds half of the keys in the shortest text; else ""."""
     shortest = min(length for grid in grids for length, _ in grid)
     means = [
