@@ -1,4 +1,10 @@
-"""One softmax attention over one set of keys, ready to run."""
+"""One softmax attention over one set of keys, ready to run.
+
+A `Problem` answers what the ways of attention ask: which keys a mask may show to some queries
+(`maybe_visible`) and which it shows for sure (`all_visible`), the scores and the bias of some
+queries, and the sum of values. Queries and keys are counted by index, from 0. `first_key` is above
+0 if a problem was restricted to some keys by `among`.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -70,10 +76,12 @@ class Problem:
 
     @property
     def causal_by_index(self) -> bool:
-        """Return True if the mask equals torch's is_causal."""
+        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i."""
         mask = self.mask
-        exact = mask is not None and mask.exact and mask.causal and mask.window is None
-        return exact and self.mask_shift == 0 and len(self.queries) == len(self.keys)
+        if mask is None or not mask.causal or not mask.exact:
+            return False
+        aligned = self.mask_shift == 0 and len(self.queries) == len(self.keys)
+        return aligned and mask.window is None
 
     @property
     def every_row_sees_a_key(self) -> bool:
@@ -82,17 +90,20 @@ class Problem:
         if mask is None:
             return True
         assert mask.q_positions is not None and mask.kv_positions is not None
+        # Causality and windows show a query the key at its own position.
         return mask.exact and same(mask.q_positions, mask.kv_positions)
 
     @property
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest distance at which the mask may show a key, by index:
         that of a query minus that of a key."""
-        mask, shift = self.mask, self.mask_shift
+        mask = self.mask
+        shift = self.mask_shift
         if mask is None or shift is None:
             return -FAR, FAR
-        most = FAR if mask.window is None else mask.window - 1
-        return (0 if mask.causal else -most) - shift, most - shift
+        most = FAR if mask.window is None else mask.window - 1  # a window counts the query itself
+        least = 0 if mask.causal else -most
+        return least - shift, most - shift  # from positions to indices
 
     def maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) that includes all keys visible to any of queries [start,
@@ -100,8 +111,11 @@ class Problem:
         if self.mask_shift is None:
             return 0, self.kv_len
         least, most = self.distances
+        # The last query, stop - 1, sees keys up to stop - 1 - least; the first one from
+        # start - most on. One key stays even if the mask hides all.
         last = max(min(self.kv_len, stop - least), min(1, self.kv_len))
-        return max(0, min(start - most, last - 1)), last
+        first = max(0, min(start - most, last - 1))
+        return first, last
 
     def all_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
@@ -110,40 +124,60 @@ class Problem:
         if self.mask_shift is None or not self.mask.exact:
             return 0, 0
         least, most = self.distances
+        # Here the last query limits the first key, and the first query the last one.
         first = max(0, stop - 1 - most - self.first_key)
         last = min(self.kv_len, start - least + 1 - self.first_key)
         return (first, last) if first < last else (0, 0)
 
     def hide(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
         """Write -inf in place where a key is hidden from queries [start, stop). Return the mask of
-        visible pairs, or None if the mask did not have to be read."""
+        visible pairs, or None if the mask was not read for all keys."""
         first, last = self.all_visible(start, stop)
-        spans = [(0, self.kv_len)] if first == last else [(0, first), (last, self.kv_len)]
-        visible = None
-        for begin, end in spans:
-            visible = self.among(begin, end).visible(start, stop) if begin < end else None
-            if visible is not None:
-                scores[..., begin:end].masked_fill_(~visible, -torch.inf)
-        return visible if first == last else None
+        if first == last:
+            return self._hide_among(scores, start, stop, 0, self.kv_len)
+        self._hide_among(scores, start, stop, 0, first)
+        self._hide_among(scores, start, stop, last, self.kv_len)
+        return None
+
+    def _hide_among(
+        self, scores: Tensor, start: int, stop: int, first: int, last: int
+    ) -> Tensor | None:
+        """Do what `hide` does, for keys [first, last) only."""
+        if first >= last:
+            return None
+        visible = self.among(first, last).visible(start, stop)
+        if visible is not None:
+            scores[..., first:last].masked_fill_(~visible, -torch.inf)
+        return visible
 
     def ready(self, rows: int) -> "Problem":
-        """Precompute what blocks of at most `rows` queries have in common."""
+        """Return the problem with a term that has computed what blocks of at most `rows` queries
+        have in common."""
         if self.term is None:
             return self
-        mask, own = self.mask, (self.queries.where, self.keys.where)
-        causal = mask is not None and mask.causal
-        if causal:  # by positions that are those of the term
-            causal = all(map(same, own, (mask.q_positions, mask.kv_positions)))  # type: ignore[arg-type]
         with without_autocast(self.q.device):
-            term = self.term.ready(rows, causal)
+            term = self.term.ready(rows, self._hides_later_keys())
         return self if term is self.term else replace(self, term=term)
+
+    def _hides_later_keys(self) -> bool:
+        """Return True if the mask hides keys that are later by the positions of the term."""
+        mask = self.mask
+        if mask is None or not mask.causal:
+            return False
+        assert mask.q_positions is not None and mask.kv_positions is not None
+        same_q = same(self.queries.where, mask.q_positions)
+        return same_q and same(self.keys.where, mask.kv_positions)
 
     def among(self, first: int, last: int) -> "Problem":
         """Restrict the attention to keys [first, last)."""
         if (first, last) == (0, self.kv_len):
             return self
-        k, v = self.k[:, :, first:last], self.v[:, :, first:last]
-        return replace(self, k=k, v=v, first_key=self.first_key + first)
+        return replace(
+            self,
+            k=self.k[:, :, first:last],
+            v=self.v[:, :, first:last],
+            first_key=self.first_key + first,
+        )
 
     def widen(self, t: Tensor) -> Tensor:
         """Convert t to at least float32, except under autocast, which would cast it back."""
@@ -152,7 +186,8 @@ class Problem:
     def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
         """Return the scaled scores of queries [start, stop) with the term applied, before masking:
         (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the mask."""
-        q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
+        q = self.widen(self.q[:, :, start:stop])
+        k = self.widen(self.k)
         scores = grouped_matmul(q * self.scale, k.mT)
         scores = scores.to(at_least_float32(scores.dtype))
         if self.term is None:
@@ -164,14 +199,18 @@ class Problem:
     def bias(self, start: int, stop: int) -> Tensor:
         """Return the bias of an additive term for queries [start, stop): (batch or 1, num_heads,
         stop - start, kv_len). Called without autocast, which would round it."""
-        rows, dtype = slice(start, stop), at_least_float32(self.q.dtype)
-        term, count = self.term, stop - start
+        term = self.term
         assert term is not None
+        rows = slice(start, stop)
+        count = stop - start
         if self.is_by_distance:
             row = self.by_distance(stop - 1 - self.first_key, count + self.kv_len - 1)
             if count == 1 and self.all_visible(start, stop) == (0, self.kv_len):
                 return row[None, :, None]  # the encoding may keep the row: only to be read
+            # Each query's part of the row begins one entry later than that of the next query.
             return row.unfold(1, self.kv_len, 1).flip(1)[None]
+
+        dtype = at_least_float32(self.q.dtype)
         if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
             return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
         product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
@@ -196,17 +235,24 @@ class Problem:
         return row
 
     def negligible(self) -> Tensor:
-        """Return for each head how far the bias of a key lies below that of another key, visible to
-        the same query, if it does not matter: all such keys together have less than exp(-40) of the
-        other key's weight, which is less than the rounding of float64. NaN, less than which is no
-        number, unless all of q, k and v are finite."""
-        dtype, heads = at_least_float32(self.q.dtype), self.q.shape[1]
-        q, k, v = (t.detach() for t in (self.q, self.k, self.v))
-        longest = (torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax((0, 2)) for t in (q, k))
-        of_q, of_k = (for_every_head(t, heads, 0) for t in longest)
-        # The largest difference of two scores, also of vectors rounded to 16 bits.
-        apart = 2.04 * abs(self.scale) * of_q * of_k
-        return -40 - math.log(self.kv_len) - apart + 0 * v.sum(dtype=dtype)
+        """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query
+        if its bias minus that of another key, which the query also sees, is less than this.
+
+        Products scale * q . k are at most a = scale * max |q| * max |k| in size, so two of them
+        differ by at most 2 a. A key whose bias lies 40 + log(kv_len) + 2 a below has a weight below
+        exp(-40) / kv_len of the other key's. All such keys together have less than exp(-40) of it,
+        which is less than the rounding of float64.
+
+        NaN, less than which is no number, unless all of q, k and v are finite.
+        """
+        dtype = at_least_float32(self.q.dtype)
+        num_heads = self.q.shape[1]
+        longest_q = _longest(self.q, num_heads, dtype)
+        longest_k = _longest(self.k, num_heads, dtype)
+        # 2.04 instead of 2: vectors may be rounded to 16 bits.
+        difference = 2.04 * abs(self.scale) * longest_q * longest_k
+        nan_unless_finite = 0 * self.v.detach().sum(dtype=dtype)
+        return -40 - math.log(self.kv_len) - difference + nan_unless_finite
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to
@@ -231,3 +277,9 @@ class Problem:
     def span(self) -> slice:
         """Return the slice of these keys among all keys that the term knows."""
         return slice(self.first_key, self.first_key + self.kv_len)
+
+
+def _longest(vectors: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """Return the length of the longest vector for each query head, (num_heads,)."""
+    lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
+    return for_every_head(lengths.amax((0, 2)), num_heads, 0)

@@ -1,6 +1,16 @@
-"""Check the arguments of attention and split it into softmax attentions, one for each pass."""
+"""Check the arguments of attention and split it into softmax attentions, one for each pass.
 
-from typing import Any
+`problems_of` works in four steps:
+
+    _checked      every argument is checked, positions become Tokens
+    _with_cache   new keys and values are appended to the cache; keys are now Raw or Rotated
+    _bound        the mask is bound to the positions of all keys
+    _problem      one Problem for each pass, with its vectors, its term and its mask
+
+Most encodings have one pass. Self-Extend has two: one for near keys and one for far keys.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +28,43 @@ from posenc.masks import Mask, bind_in_memory, check_documents, check_mask
 from posenc.positions import held_already, run_shift
 
 _OWNER = "attention"
+
+
+class Call(NamedTuple):
+    """Checked arguments of one call of `attention`; keys and values are the new ones only."""
+
+    encoding: PositionEncoding
+    queries: Tokens
+    keys: Tokens
+    v: Tensor
+    mask: Mask | None
+    scale: float
+    dropout_p: float
+
+
+class Raw(NamedTuple):
+    """Keys as they came, before `encoding.transform`: each pass transforms them for its own
+    positions. Without a cache, and for encodings that claim needs_raw_k."""
+
+    keys: Tokens
+    v: Tensor
+
+
+class Rotated(NamedTuple):
+    """Keys that `encoding.transform` changed before they entered the cache, so that a decode step
+    transforms only the new ones, and the queries `q` that were transformed with the new keys."""
+
+    q: Tensor
+    keys: Tokens
+    v: Tensor
+
+
+class Seen(NamedTuple):
+    """Queries and keys at the positions that the encoding sees in one pass, and its own mask."""
+
+    queries: Tokens
+    keys: Tokens
+    mask: Mask | None
 
 
 def problems_of(
@@ -42,6 +89,49 @@ def problems_of(
 
     Raises: TypeError for wrong types, ValueError for sizes that do not fit.
     """
+    call = _checked(
+        q,
+        k,
+        v,
+        encoding,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        q_state=q_state,
+        kv_state=kv_state,
+        mask=mask,
+        num_cached=cache.length if cache else 0,
+        dropout_p=dropout_p,
+        return_lse=return_lse,
+        sinks=sinks,
+        scale=scale,
+    )
+    stored = _with_cache(call, cache)
+    shared_mask = _bound(call.mask, call.queries, stored.keys)
+    passes = _passes(call.encoding, call.queries, stored.keys)
+    # Passes are merged, and a sink is added, by their log-sum-exp.
+    need_lse = return_lse or sinks is not None or len(passes) > 1
+    return [_problem(call, stored, seen, shared_mask, need_lse) for seen in passes]
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Any,
+    *,
+    q_positions: Any,
+    kv_positions: Any,
+    q_state: Any,
+    kv_state: Any,
+    mask: Any,
+    num_cached: int,
+    dropout_p: Any,
+    return_lse: Any,
+    sinks: Any,
+    scale: Any,
+) -> Call:
+    """Check every argument and return them as tokens. The values are transformed here, because no
+    encoding transforms them for a pass."""
     encoding = boundary.check_encoding(_OWNER, encoding)
     boundary.check_vectors(_OWNER, q=q, k=k, v=v)
     boundary.check_sizes(q, k, v)
@@ -49,86 +139,54 @@ def problems_of(
     boundary.check_scale(_OWNER, scale)
     if scale is not None:
         encoding = encoding.with_scale(float(scale))
+
     axes = encoding.claims.num_axes
-    queries = Tokens(q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes)
+    at_q = check_positions(_OWNER, "q_positions", q_positions, q, axes)
+    queries = Tokens(q, at_q, q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
-        keys = queries.given(k).with_state(kv_state)
+        keys = queries.given(k).with_state(kv_state)  # positions need no second check
     else:
         at_k = check_positions(_OWNER, "kv_positions", kv_positions, k, axes)
         keys = Tokens(k, at_k, kv_state, axes)
     boundary.check_state("q_state", q_state, q)
     boundary.check_state("kv_state", kv_state, k)
+
     check_share(_OWNER, "dropout_p", dropout_p)
     check_flag(_OWNER, "return_lse", return_lse)
-    check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + (cache.length if cache else 0))
-    keep_raw, rotated = encoding.claims.needs_raw_k, None
-    v = encoding.transform_values(keys.given(v))
-    if cache is not None:
-        if not keep_raw:
-            rotated = _transformed(encoding, queries, keys)
-            keys = keys.given(rotated[1])
-        _check_new(cache, keys, mask)
-        keys, v = _with_past(cache, encoding, keys, v)
-    mask = _bound(mask, queries, keys)
-    passes = _passes(encoding, queries, keys)
-    grad_enabled, problems = torch.is_grad_enabled(), []
-    for seen_q, seen_k, own in passes:
-        if rotated is None:
-            new_q, new_k = _transformed(encoding, seen_q, seen_k)
-        else:
-            assert keys.x is not None
-            new_q, new_k = rotated[0], keys.x
-        raw_k = None
-        if keep_raw and {3, 4} & {*encoding.claims.places}:
-            assert seen_k.x is not None
-            raw_k = for_every_head(seen_k.x, q.shape[1])
-        seen_k = seen_k.given(raw_k)
-        with without_autocast(q.device):
-            term = encoding.term(seen_q, seen_k)
-        if term is not None and not isinstance(term, Term):
-            wrong = f"must return a Term, such as Dense, or None, got {type(term).__name__}"
-            raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
-        visible = mask
-        if own is not None:
-            if own.bound or mask is None:  # to tensors, which may not be comparable with a range
-                own = _bind(own, queries, keys)
-            if mask is None:
-                check_documents(own)
-            visible = own if mask is None else own & mask
-        read = (new_q, new_k, v, seen_q.x, seen_q.state, seen_k.x, seen_k.state)
-        read += tuple(encoding.parameters()) if grad_enabled else ()
-        shift = mask_shift = run_shift(seen_q.where, seen_k.where)
-        if visible is not None:
-            bound = visible.q_positions, visible.kv_positions
-            if bound[0] is not seen_q.where or bound[1] is not seen_k.where:
-                mask_shift = run_shift(*bound)  # type: ignore[arg-type]
-        one = Problem(
-            q=new_q,
-            k=new_k,
-            v=v,
-            queries=seen_q,
-            keys=seen_k,
-            term=term,
-            encoding=encoding,
-            mask=visible,
-            scale=encoding.scale(q.shape[-1]),
-            dropout_p=dropout_p,
-            need_lse=return_lse or sinks is not None or len(passes) > 1,
-            needs_grad=grad_enabled and any(t is not None and t.requires_grad for t in read),
-            shift=shift,
-            mask_shift=mask_shift,
-        )
-        problems.append(one)
-    return problems
+    check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + num_cached)
+    return Call(
+        encoding,
+        queries,
+        keys,
+        v=encoding.transform_values(keys.given(v)),
+        mask=mask,
+        scale=encoding.scale(q.shape[-1]),
+        dropout_p=dropout_p,
+    )
+
+
+def _with_cache(call: Call, cache: KVCache | None) -> Raw | Rotated:
+    """Append the new keys and values to the cache, if there is one, and return all of them."""
+    if cache is None:
+        return Raw(call.keys, call.v)
+    if call.encoding.claims.needs_raw_k:
+        _check_new(cache, call.keys, call.mask)
+        return Raw(*_appended(cache, call.encoding, call.keys, call.v))
+    q, k = _transformed(call.encoding, call.queries, call.keys)
+    rotated = call.keys.given(k)
+    _check_new(cache, rotated, call.mask)
+    return Rotated(q, *_appended(cache, call.encoding, rotated, call.v))
 
 
 def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
     """Raise ValueError if a causal mask would show a new token earlier ones at its own position, as
     where two layers share a cache or positions do not advance."""
-    if mask is None or not mask.causal or mask.bound or mask.separates or new.num_axes > 1:
+    compares_positions = mask is not None and mask.causal and not mask.bound
+    if cache.where is None or not compares_positions or new.num_axes > 1:
         return
-    padded = any(read.name == "padding" for read in mask.reads)  # padding may have any position
-    if cache.where is None or padded:
+    # Packed documents begin again at 0, and padding may have any position.
+    may_repeat = mask.separates or any(read.name == "padding" for read in mask.reads)
+    if may_repeat:
         return
     position = held_already(cache.where, new.where)
     if position is not None:
@@ -138,16 +196,22 @@ def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
         )
 
 
-def _with_past(
+def _appended(
     cache: KVCache, encoding: PositionEncoding, new: Tokens, v: Tensor
 ) -> tuple[Tokens, Tensor]:
     """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
     assert new.x is not None
     cache.belong_to(encoding)
-    only_last, axis = encoding.claims.state_kept == "last", -1 if new.num_axes == 1 else -2
+    only_last = encoding.claims.state_kept == "last"
     k, v, positions, state = cache.append(
-        new.x, v, new.where, new.state, position_axis=axis, keep_last_state=only_last
+        new.x,
+        v,
+        new.where,
+        new.state,
+        position_axis=-1 if new.num_axes == 1 else -2,
+        keep_last_state=only_last,
     )
+    # A state of which only the last token is kept does not belong to these keys.
     return Tokens(k, positions, None if only_last else state, new.num_axes), v
 
 
@@ -172,24 +236,109 @@ def _bind(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
     return mask.bind(queries.where, keys.where)
 
 
-def _passes(
-    encoding: PositionEncoding, queries: Tokens, keys: Tokens
-) -> list[tuple[Tokens, Tokens, Mask | None]]:
-    """Return queries, keys and own mask of each pass."""
+def _passes(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[Seen]:
+    """Return what the encoding sees in each of its passes."""
     if type(encoding).passes is PositionEncoding.passes:  # needs no tensor of positions
-        return [(queries, keys, None)]
+        return [Seen(queries, keys, None)]
     passes = encoding.passes(queries.positions, keys.positions)
-    return [(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
+    return [Seen(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
+
+
+def _problem(
+    call: Call, stored: Raw | Rotated, seen: Seen, shared_mask: Mask | None, need_lse: bool
+) -> Problem:
+    """Return the softmax attention of one pass."""
+    encoding = call.encoding
+    queries = seen.queries
+    if isinstance(stored, Rotated):
+        q, k = stored.q, stored.keys.x
+        assert k is not None
+    else:
+        q, k = _transformed(encoding, queries, seen.keys)
+    keys = seen.keys.given(_raw_keys(encoding, seen.keys, q.shape[1]))
+    with without_autocast(q.device):
+        term = _term(encoding, queries, keys)
+    mask = _mask_of_pass(seen.mask, shared_mask, call.queries, stored.keys)
+    shift = run_shift(queries.where, keys.where)
+    vectors_and_states = (q, k, stored.v, queries.x, queries.state, keys.x, keys.state)
+    return Problem(
+        q=q,
+        k=k,
+        v=stored.v,
+        queries=queries,
+        keys=keys,
+        term=term,
+        encoding=encoding,
+        mask=mask,
+        scale=call.scale,
+        dropout_p=call.dropout_p,
+        need_lse=need_lse,
+        needs_grad=_is_tracked(encoding, vectors_and_states),
+        shift=shift,
+        mask_shift=_mask_shift(mask, queries, keys, shift),
+    )
+
+
+def _raw_keys(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> Tensor | None:
+    """Return untransformed keys, one for every query head, if the encoding's term reads them."""
+    acts_in_term = 3 in encoding.claims.places or 4 in encoding.claims.places
+    if not (encoding.claims.needs_raw_k and acts_in_term):
+        return None
+    assert keys.x is not None
+    return for_every_head(keys.x, num_heads)
+
+
+def _term(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> Term | None:
+    """Return the encoding's term. Raises: TypeError if a subclass returns anything else."""
+    term: Any = encoding.term(queries, keys)
+    if term is not None and not isinstance(term, Term):
+        wrong = f"must return a Term, such as Dense, or None, got {type(term).__name__}"
+        raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
+    return term
+
+
+def _mask_of_pass(
+    own: Mask | None, shared: Mask | None, queries: Tokens, keys: Tokens
+) -> Mask | None:
+    """Return the pairs that a pass's own mask and the mask of the call both show. Positions of
+    `queries` and `keys` are the true ones, not those that the pass sees."""
+    if own is None:
+        return shared
+    if shared is None:
+        own = _bind(own, queries, keys)
+        check_documents(own)
+        return own
+    if own.bound:  # to tensors, which may not be comparable with a range
+        own = _bind(own, queries, keys)
+    return own & shared
+
+
+def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | None) -> int | None:
+    """Return the shift of the positions that the mask is bound to, mostly those of the tokens."""
+    if mask is None:
+        return shift
+    at_q, at_k = mask.q_positions, mask.kv_positions
+    if at_q is queries.where and at_k is keys.where:
+        return shift
+    return run_shift(at_q, at_k)  # type: ignore[arg-type]
+
+
+def _is_tracked(encoding: PositionEncoding, tensors: tuple[Tensor | None, ...]) -> bool:
+    """Return True if autograd tracks one of the tensors or a parameter of the encoding."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in (*tensors, *encoding.parameters()))
 
 
 def _transformed(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKeys:
     """Apply place 2. Raises: TypeError if a subclass returns anything but q and k of that shape."""
-    found: Any = encoding.transform(q, k)
-    pair = found if isinstance(found, tuple) else (found,)
-    tokens = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
-    if tokens != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
+    result: Any = encoding.transform(q, k)
+    pair = result if isinstance(result, tuple) else (result,)
+    # The width may change, nothing else may.
+    returned = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
+    if returned != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
         wanted = "must return (q, k), each (batch, heads, len, width) like those it got"
         shapes = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair)
         got = ", ".join(map(str, shapes))
         raise TypeError(f"{type(encoding).__name__}.transform {wanted}, got {got}.")
-    return found
+    return result
