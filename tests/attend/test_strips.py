@@ -230,7 +230,7 @@ def test_keys_that_strips_share_are_attended_to_once(rows, form, window, monkeyp
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # heads attend one at a time
     q, k, v = (t.detach() for t in inputs(2300))
     if form.endswith("together"):
-        monkeypatch.setattr(strips, "_hidden", lambda problem, row: [0] * 4)
+        monkeypatch.setattr(strips, "_negligible_entries", lambda problem, row: [0] * 4)
     encoding, positions = posenc.ALiBi(4, form=form.split(",")[0]), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
     q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}
@@ -331,10 +331,10 @@ def test_no_weight_in_the_backward_pass_is_below_the_smallest_normal_number(far,
     """Nor is one lost that counts: with `far`, queries find key 0 in spite of a bias of -100."""
     given, plain = [], flash.gradients
 
-    def spy(mine, theirs, bias, scale):
-        scores = scale * mine[1] @ theirs[0].mT + bias
-        given.append((scores - mine[3][..., None]).exp())
-        return plain(mine, theirs, bias, scale)
+    def spy(rows, keys, bias, scale):
+        scores = scale * rows.q @ keys[0].mT + bias
+        given.append((scores - rows.lse[..., None]).exp())
+        return plain(rows, keys, bias, scale)
 
     monkeypatch.setattr(flash, "gradients", spy)
     q, k, v = inputs(1000)

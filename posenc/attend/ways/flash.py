@@ -1,9 +1,10 @@
 """Run torch's flash attention on the CPU, forward and backward, and get its log-sum-exp.
 
-A torch without these two operators, or whose operators compute wrongly, runs the other ways.
+A torch without these two operators, or whose operators compute wrongly, runs the other ways. The
+log-sum-exp lets `join` combine attention over disjoint sets of keys.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ def attend(
     out, lse = kernels.FORWARD(q, k, v, attn_mask=adjacent(bias), scale=scale)
     if visible is not None:
         blind = ~visible.any(-1)
-        out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+        out = out.masked_fill(blind[..., None], 0)
+        lse = lse.masked_fill(blind, -torch.inf)
     if not (readable(lse) and bool(lse.all())):  # the kernel's log-sum-exp over no key is 0
         lse = lse.masked_fill(bias.amax(-1) == -torch.inf, -torch.inf)
     return out, lse
@@ -83,21 +85,34 @@ def seen(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
 
 
+class Rows(NamedTuple):
+    """What the backward kernel reads of some queries."""
+
+    grad: Tensor
+    """Gradient of the output."""
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+
+
 def gradients(
-    mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor, scale: float
+    rows: Rows, keys: tuple[Tensor, Tensor], bias: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v from those of the output. `mine`: gradient of the output,
-    q, output and log-sum-exp; `theirs`: k and v, with as many heads as q, possibly only part of the
-    keys, whose bias is `bias`."""
+    """Return the gradients of q, k and v from those of the output. `keys`: k and v, with as many
+    heads as q, possibly only part of the keys of the softmax, whose bias is `bias`."""
     assert kernels.BACKWARD is not None
-    (grad, q, out, lse), (k, v) = mine, theirs
+    grad, q, out, lse = rows
+    k, v = keys
     bias = adjacent(bias)  # as in `attend`
     return kernels.BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
-    query that sees no key of a set has log-sum-exp -inf and output 0 in it."""
+    query that sees no key of a set has log-sum-exp -inf and output 0 in it.
+
+    lse = log(sum of exp(lse_s) over sets s), out = sum of exp(lse_s - lse) out_s
+    """
     if len(parts) == 1:
         return parts[0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(0)
@@ -113,8 +128,12 @@ def same_width(*tensors: Tensor) -> list[Tensor]:
     """Pad the tensors to the widest head dimension, with contiguous channels, because the operators
     read as many channels of k and v as q has."""
     width = max(t.shape[-1] for t in tensors)
-    missing = [width - t.shape[-1] for t in tensors]
-    return [adjacent(F.pad(t, (0, m)) if m else t) for t, m in zip(tensors, missing, strict=True)]
+    return [adjacent(_padded(t, width)) for t in tensors]
+
+
+def _padded(t: Tensor, width: int) -> Tensor:
+    missing = width - t.shape[-1]
+    return F.pad(t, (0, missing)) if missing else t
 
 
 def adjacent(t: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ def _gradients(
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
     for parts in _blocks(problem, row, key):
         for rows, keys, bias, visible in parts:
-            mine = [t[:, :, rows] for t in (grad, q, out, lse)]
+            mine = flash.Rows(*(t[:, :, rows] for t in (grad, q, out, lse)))
             theirs = flash.seen(visible, k[:, :, keys], v[:, :, keys])
             found = flash.gradients(mine, theirs, bias, problem.scale)
             for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.strips_backward import Strips
-from posenc.attend.ways.strips_forward import Group, Plan, Strip, forward
+from posenc.attend.ways.strips_backward import Entries, Strips
+from posenc.attend.ways.strips_forward import Group, HeadPlan, Plan, Strip, forward
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import readable
 
@@ -40,88 +40,135 @@ fifth faster with 768 queries or more."""
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by strips of queries at consecutive positions, whose distance alone counts."""
     if problem.term is None and problem.causal_by_index and not problem.needs_grad:
+        # torch's own causal kernel is called for its log-sum-exp.
         q, k, v = flash.same_width(problem.q, problem.k, problem.v)
         out, lse = flash.attend(q, k, v, None, problem.scale)
         return out[..., : problem.v.shape[-1]], lse
+
     row = falling_row(problem)
-    hidden = _hidden(problem, row.detach())
-    if any(hidden):
-        first = torch.tensor(hidden, device=row.device)[:, None]
+    negligible = _negligible_entries(problem, row.detach())
+    if any(negligible):
+        first = torch.tensor(negligible, device=row.device)[:, None]
         row = row.masked_fill(torch.arange(row.shape[1], device=row.device) < first, -torch.inf)
-    plan = _plan(problem, row, hidden)
+    plan = _plan(problem, row, negligible)
     if not (problem.need_lse or problem.needs_grad):
-        return forward(problem.q, problem.k, problem.v, row, problem.scale, plan)[0], None
-    ends = _constant(problem), problem.q_len - problem.distances[0]
-    out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, plan, ends)  # type: ignore[misc]
-    blind = lse == -torch.inf  # nothing passes a gradient through these
-    return out, lse.masked_fill(blind, -torch.inf) if problem.need_lse else None
+        out, _ = forward(problem.q, problem.k, problem.v, row, problem.scale, plan)
+        return out, None
+
+    least_distance, _ = problem.distances
+    entries = Entries(_constant_entries(problem), visible_end=problem.q_len - least_distance)
+    out, lse = Strips.apply(  # type: ignore[misc]
+        problem.q, problem.k, problem.v, row, problem.scale, plan, entries
+    )
+    if not problem.need_lse:
+        return out, None
+    sees_nothing = lse == -torch.inf
+    return out, lse.masked_fill(sees_nothing, -torch.inf)  # which passes no gradient on
 
 
-def _plan(problem: Problem, row: Tensor, hidden: list[int]) -> Plan:
-    """Divide heads by how many of the row's first entries are hidden, and queries into groups."""
-    plan, head, heads, shared = [], 0, len(hidden), len(hidden) // problem.k.shape[1]
-    together = shared * -(-torch.get_num_threads() // max(1, len(problem.q)))  # one a thread
-    if not problem.needs_grad and problem.kv_len <= TOGETHER:
-        together = heads  # more calls would cost more than they save
-    calls = [hidden[i // together * together :][:together] for i in range(0, heads, shared)]
-    for ends, same in itertools.groupby((min(each), max(each)) for each in calls):
-        theirs = slice(head, head := head + len(list(same)))
-        mine = slice(theirs.start * shared, head * shared)
-        starts = range(0, problem.q_len, TOGETHER)
-        groups = [_group(problem, row[mine], start, *ends) for start in starts]
-        plan.append((mine, theirs, groups))
+def _plan(problem: Problem, row: Tensor, negligible: list[int]) -> Plan:
+    """Divide the queries of each head into groups of strips. Heads that drop about as many of the
+    row's first entries attend together."""
+    num_heads = len(negligible)
+    queries_per_key_head = num_heads // problem.k.shape[1]
+    heads_a_call = _heads_a_call(problem, num_heads, queries_per_key_head)
+    # For each head of keys: the fewest and the most entries that a head of its call drops.
+    dropped = []
+    for head in range(0, num_heads, queries_per_key_head):
+        first = head // heads_a_call * heads_a_call
+        of_call = negligible[first : first + heads_a_call]
+        dropped.append((min(of_call), max(of_call)))
+
+    plan = []
+    kv_head = 0
+    for (fewest, most), alike in itertools.groupby(dropped):
+        kv_heads = slice(kv_head, kv_head + len(list(alike)))
+        kv_head = kv_heads.stop
+        q_heads = slice(kv_heads.start * queries_per_key_head, kv_heads.stop * queries_per_key_head)
+        groups = [
+            _group(problem, row[q_heads], begin, fewest, most)
+            for begin in range(0, problem.q_len, TOGETHER)
+        ]
+        plan.append(HeadPlan(q_heads, kv_heads, groups))
     return plan
 
 
-def _hidden(problem: Problem, row: Tensor) -> list[int]:
-    """Return for each head of q how many of the row's first entries do not matter."""
-    q_len, kv_len, none = problem.q_len, problem.kv_len, [0] * len(row)
+def _heads_a_call(problem: Problem, num_heads: int, queries_per_key_head: int) -> int:
+    """Return how many heads of queries may attend in one call of the kernel."""
+    if not problem.needs_grad and problem.kv_len <= TOGETHER:
+        return num_heads  # more calls would cost more than they save
+    rows_of_batch = max(1, len(problem.q))
+    key_heads = -(-torch.get_num_threads() // rows_of_batch)  # a head of keys for each thread
+    return queries_per_key_head * key_heads
+
+
+def _negligible_entries(problem: Problem, row: Tensor) -> list[int]:
+    """Return for each head of q how many of the row's first entries do not matter, because their
+    keys get no weight next to nearer ones."""
+    q_len = problem.q_len
+    kv_len = problem.kv_len
+    nothing = [0] * len(row)
     # Tiny weights are slow in 32 bits; otherwise few keys are attended to faster.
     few = ROWS if problem.needs_grad or problem.q.dtype == row.dtype else TOGETHER
-    if kv_len <= few or q_len > kv_len or not (len(problem.q) and readable(row)):
-        return none
-    # Every query has a key for each of these entries.
-    below = row - row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
-    if not bool((below.nan_to_num(neginf=0) < -87).any()):  # no weight is tiny
-        return none
+    if kv_len <= few or q_len > kv_len:
+        return nothing
+    if not len(problem.q) or not readable(row):
+        return nothing
+    # Every query has a key for each of the entries q_len - 1 to kv_len - 1: the bias of its best.
+    best = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
+    below = row - best
+    has_tiny_weights = (below.nan_to_num(neginf=0) < -87).any()  # exp(-87) is tiny
+    if not bool(has_tiny_weights):
+        return nothing
+    # An entry is dropped if it and all before it are negligible.
     return (below.cummax(-1).values < problem.negligible()[:, None]).sum(-1).tolist()
 
 
-def _constant(problem: Problem) -> int:
+def _constant_entries(problem: Problem) -> int:
     """Return how many of the row's first entries are one parameter of each head."""
-    first = None if problem.term is None else problem.term.constant_from
-    if first is None or problem.shift is None or problem.mask is None or not problem.mask.causal:
+    first_distance = None if problem.term is None else problem.term.constant_from
+    causal = problem.mask is not None and problem.mask.causal
+    if first_distance is None or problem.shift is None or not causal:
         return 0
-    if problem.distances[1] + problem.shift < first:  # the mask hides all of them
+    _, most = problem.distances
+    if most + problem.shift < first_distance:  # the mask hides all of them
         return 0
-    return min(max(0, problem.q_len + problem.shift - first), problem.q_len + problem.kv_len - 1)
+    # Entry 0 is for distance q_len - 1 + shift, and each further one for a distance less by 1.
+    constant = max(0, problem.q_len + problem.shift - first_distance)
+    return min(constant, problem.q_len + problem.kv_len - 1)
 
 
-def _group(problem: Problem, row: Tensor, begin: int, hidden: int, most_hidden: int) -> Group:
-    """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see. The
-    first `hidden` entries of the row are hidden for all heads, `most_hidden` for some."""
-    end, q_len = min(begin + TOGETHER, problem.q_len), problem.q_len
+def _group(problem: Problem, row: Tensor, begin: int, fewest: int, most: int) -> Group:
+    """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see. All
+    heads drop the first `fewest` entries of the row, and some heads drop the first `most`."""
+    q_len = problem.q_len
+    end = min(begin + TOGETHER, q_len)
     size = ROWS if problem.mask is not None else TOGETHER
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
         strip = Strip(start, stop, *problem.maybe_visible(start, stop))
-        strips.append(strip.reading(q_len, hidden, row.shape[1]))
+        strips.append(strip.reading(q_len, fewest, row.shape[1]))
+
     first, last = problem.all_visible(begin, end)
-    first = max(first, most_hidden - q_len + end)
+    first = max(first, most - q_len + end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:
         return Group(strips, None)
+    # The bias may hide keys, too: it must show the shared keys and those left out on both sides.
     read = row[:, q_len - end + first : q_len - begin + last - 1]
-    return Group(strips, shared if readable(read) and bool(read.isfinite().all()) else None)
+    all_finite = readable(read) and bool(read.isfinite().all())
+    return Group(strips, shared if all_finite else None)
 
 
 def falling_row(problem: Problem) -> Tensor:
     """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
     hides it; its first entry is for the last query and the first key."""
-    farthest, size = problem.q_len - 1, problem.q_len + problem.kv_len - 1
-    least, most = problem.distances  # entries that the mask hides are not computed
+    farthest = problem.q_len - 1
+    size = problem.q_len + problem.kv_len - 1
+    # Entry e is for distance farthest - e. Entries that the mask hides are not computed.
+    least, most = problem.distances
     first = min(max(0, farthest - most), size)
     last = max(first, min(size, farthest - least + 1))
     if problem.term is None:

@@ -1,6 +1,37 @@
-"""Compute gradients of attention with a bias by distance, by strips of queries."""
+"""Compute gradients of attention with a bias by distance, by strips of queries.
 
-from typing import Any
+The forward pass is, for query i and key j, with one row of bias for each head:
+
+    s[i, j] = scale q[i] . k[j] + row[q_len - 1 - i + j]
+    lse[i]  = log(sum over j of exp(s[i, j]))
+    p[i, j] = exp(s[i, j] - lse[i])
+    out[i]  = sum over j of p[i, j] v[j]
+
+From the gradients of out (`grad`) and of lse (`grad_lse`) follow those of the scores:
+
+    d_s[i, j] = p[i, j] (grad[i] . v[j] - mean[i] + grad_lse[i])
+    mean[i]   = sum over j of p[i, j] grad[i] . v[j]  =  grad[i] . out[i]
+
+torch's own backward kernel computes d_s without grad_lse, and from it the gradients of q, k and v,
+but none of a bias. grad_lse gets in by one more channel: with grad' = (grad, 1), v' = (v, 0) and
+out' = (out, -grad_lse), grad' . v' stays as it is and grad' . out' = mean - grad_lse.
+
+The gradient of the row is computed here. Its entry e is the sum of d_s over the diagonal
+q_len - 1 - i + j = e. Two things save work and keep it exact:
+
+Entries of one parameter. Far distances may share one parameter of each head, as T5's last bucket
+does: the first `constant` entries of the row. Without grad_lse, the sum of d_s[i, j] over j is
+mean[i] - mean[i] = 0 for each query, because weights sum to 1. So the gradients of all entries sum
+to 0, those of the first `constant` ones sum to minus the sum of the others, and only pairs that
+read the others are computed.
+
+When this is too coarse. That sum is a difference of larger numbers: if it is less than 1e-4 of the
+sum of their sizes, rounding would be much of it. The gradient is then computed again from all
+pairs, with constant = 0.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,19 +43,28 @@ from posenc.attend.ways.strips_forward import Plan, Strip, forward, reversed_bia
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 
-ROWS, BYTES = 128, 2 * 2**20
-"""Queries whose scores are materialized at once, and the maximum bytes of these scores."""
+ROWS = 128
+"""Queries whose scores are materialized at once."""
+BYTES = 2 * 2**20
+"""Maximum bytes of these scores."""
 KEYS = 4096
 """Keys per call of torch's backward kernel, which returns copies."""
+
+
+class Entries(NamedTuple):
+    """Describe the entries of a row of bias, in falling order of distance."""
+
+    constant: int
+    """How many of the first ones are one parameter of each head."""
+    visible_end: int
+    """The mask hides entries from here on."""
 
 
 class Strips(torch.autograd.Function):
     """Attend by strips, without materializing the scores of all pairs in the backward pass.
 
     Inputs: q (batch, num_heads, q_len, width), k and v (batch, num_kv_heads, kv_len, ...), row
-    (num_heads, q_len + kv_len - 1), scale, plan, and ends: how many of the row's first entries are
-    one parameter of each head, and how many the mask does not hide. Outputs: out and the
-    log-sum-exp.
+    (num_heads, q_len + kv_len - 1), scale, plan and entries. Outputs: out and the log-sum-exp.
     """
 
     @staticmethod
@@ -36,12 +76,14 @@ class Strips(torch.autograd.Function):
         row: Tensor,
         scale: float,
         plan: Plan,
-        ends: tuple[int, int],
+        entries: Entries,
     ) -> tuple[Tensor, Tensor]:
         out, lse = forward(q, k, v, row, scale, plan)
-        # Without a key the kernel's weights are exp(-inf - 0).
+        # A query without keys: the backward pass gives weights exp(-inf - 0) = 0, not NaN.
         ctx.save_for_backward(q, k, v, row, out, lse.masked_fill(lse == -torch.inf, 0))
-        ctx.scale, ctx.plan, ctx.ends = scale, plan, ends
+        ctx.scale = scale
+        ctx.plan = plan
+        ctx.entries = entries
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -52,20 +94,71 @@ class Strips(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives
             bias = row.unfold(1, k.shape[2], 1).flip(1)
             return *dense_gradients((q, k, v, row), bias, ctx.scale, grads), None, None, None
-        grad, row = torch.zeros_like(out) if grad is None else grad, row.contiguous()
-        every = [q, *(for_every_head(t, q.shape[1]) for t in (k, v)), grad, out]
-        if grad_lse is not None:
-            # The kernel subtracts grad . out from the gradients of weights. With one more channel,
-            # it adds grad_lse.
-            every = [t.to(row.dtype) for t in every]
-            every[3] = F.pad(every[3], (0, 1), value=1)
-            every[4] = torch.cat([every[4], -grad_lse[..., None]], -1)
-        tensors, d_row = [*flash.same_width(*every), lse], None
+        if grad is None:
+            grad = torch.zeros_like(out)
+        row = row.contiguous()
+        saved = _saved(q, k, v, out, lse, grad, grad_lse, row.dtype)
+        d_row = None
         with without_autocast(q.device):  # backward may be called inside it
             if ctx.needs_input_grad[3]:
-                d_row = _of_row(tensors, row, grad_lse, ctx.scale, ctx.plan, ctx.ends)
-            found = zip(_of_inputs(tensors, row, ctx.scale, ctx.plan), (q, k, v), strict=True)
-        return *(of_groups(d[..., : t.shape[-1]], t) for d, t in found), d_row, None, None, None
+                d_row = _of_row(saved, row, ctx.scale, ctx.plan, ctx.entries)
+            d_q, d_k, d_v = _of_inputs(saved, row, ctx.scale, ctx.plan)
+        return (
+            of_groups(d_q[..., : q.shape[-1]], q),
+            of_groups(d_k[..., : k.shape[-1]], k),
+            of_groups(d_v[..., : v.shape[-1]], v),
+            d_row,
+            None,
+            None,
+            None,
+        )
+
+
+class Saved(NamedTuple):
+    """What the backward pass reads, with as many heads as the queries and all of one width: q, out
+    and grad (batch, num_heads, q_len, width), k and v (batch, num_heads, kv_len, width), lse and
+    grad_lse (batch, num_heads, q_len)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad: Tensor
+    out: Tensor
+    lse: Tensor
+    grad_lse: Tensor | None
+
+    def of_heads(self, heads: slice) -> "Saved":
+        """Select some heads."""
+        return Saved(*(None if t is None else t[:, heads] for t in self))  # type: ignore[arg-type]
+
+    def reversed_rows(self, rows: slice) -> flash.Rows:
+        """Return what belongs to some queries, in reverse order, as `reversed_bias` has them."""
+        return flash.Rows(
+            grad=self.grad[:, :, rows].flip(2),
+            q=self.q[:, :, rows].flip(2),
+            out=self.out[:, :, rows].flip(2),
+            lse=self.lse[:, :, rows].flip(2),
+        )
+
+
+def _saved(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    dtype: torch.dtype,
+) -> Saved:
+    """Give all tensors as many heads as q and one width, and grad_lse a channel if there is one."""
+    k = for_every_head(k, q.shape[1])
+    v = for_every_head(v, q.shape[1])
+    if grad_lse is not None:
+        q, k, v, grad, out = (t.to(dtype) for t in (q, k, v, grad, out))
+        grad = F.pad(grad, (0, 1), value=1)
+        out = torch.cat([out, -grad_lse[..., None]], -1)
+    return Saved(*flash.same_width(q, k, v, grad, out), lse, grad_lse)
 
 
 def of_groups(grad: Tensor, t: Tensor) -> Tensor:
@@ -75,94 +168,128 @@ def of_groups(grad: Tensor, t: Tensor) -> Tensor:
     return grad.to(t.dtype)
 
 
-def _of_inputs(tensors: list[Tensor], row: Tensor, scale: float, plan: Plan) -> list[Tensor]:
-    """Return the gradients of q, k and v by torch's own backward kernel. `tensors`: q, k, v,
-    gradient of out, out and log-sum-exp."""
-    into = [torch.zeros_like(t, dtype=row.dtype) for t in tensors[:3]]
+def _of_inputs(
+    saved: Saved, row: Tensor, scale: float, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v by torch's own backward kernel, in the row's dtype."""
+    d_q = torch.zeros_like(saved.q, dtype=row.dtype)
+    d_k = torch.zeros_like(saved.k, dtype=row.dtype)
+    d_v = torch.zeros_like(saved.v, dtype=row.dtype)
     for heads, _, groups in plan:
-        q, k, v, grad, out, lse = (t[:, heads] for t in tensors)
-        d_q, d_k, d_v = (t[:, heads] for t in into)
-        for part in (part for group in groups for part in group.parts()):
-            rows = slice(part.start, part.stop)
-            mine = [t[:, :, rows].flip(2) for t in (grad, q, out, lse)]
-            for first in range(part.first, part.last, KEYS):
-                piece = part._replace(first=first, last=min(first + KEYS, part.last))
-                keys, bias = slice(first, piece.last), reversed_bias(row[heads], q.shape[2], piece)
-                found = flash.gradients(mine, (k[:, :, keys], v[:, :, keys]), bias, scale)
-                d_q[:, :, rows] += found[0].flip(2)
-                d_k[:, :, keys] += found[1]
-                d_v[:, :, keys] += found[2]
-                del found  # free its memory before the next part
-    return into
+        own = saved.of_heads(heads)
+        parts = [part for group in groups for part in group.parts()]
+        for part in parts:
+            rows = own.reversed_rows(part.rows())
+            for piece in _pieces(part):
+                k = own.k[:, :, piece.keys()]
+                v = own.v[:, :, piece.keys()]
+                bias = reversed_bias(row[heads], saved.q.shape[2], piece)
+                more_q, more_k, more_v = flash.gradients(rows, (k, v), bias, scale)
+                d_q[:, heads, piece.rows()] += more_q.flip(2)
+                d_k[:, heads, piece.keys()] += more_k
+                d_v[:, heads, piece.keys()] += more_v
+                del more_q, more_k, more_v  # free their memory before the next piece
+    return d_q, d_k, d_v
 
 
-def _of_row(
-    tensors: list[Tensor],
-    row: Tensor,
-    grad_lse: Tensor | None,
-    scale: float,
-    plan: Plan,
-    ends: tuple[int, int],
-) -> Tensor:
-    """Return the gradient of the row. It sums those of the scores along diagonals in a fixed order,
-    so results are reproducible bit for bit. If the first entries are one parameter, only scores
-    that read others are computed, because the gradients of a query's scores sum to 0."""
-    d_row, (batch, _, q_len, _) = torch.zeros_like(row), tensors[0].shape
-    if grad_lse is not None or tensors[0].dtype != row.dtype:
-        ends = 0, ends[1]  # their sum is not 0, or too coarse
-    keys = min(tensors[1].shape[2], ends[1] - ends[0] + ROWS)
-    at_once = max(1, BYTES // max(1, batch * ROWS * keys * row.element_size()))
-    for heads, _, groups in plan:
-        for first in range(heads.start, heads.stop, at_once):
-            mine = slice(first, min(first + at_once, heads.stop))
-            own = [t[:, mine] for t in tensors]
-            own_lse = None if grad_lse is None else grad_lse[:, mine]
-            for strip in (strip for group in groups for strip in group.strips):
-                for start in range(strip.start, strip.stop, ROWS):
-                    part = strip._replace(start=start, stop=min(start + ROWS, strip.stop))
-                    part = part.reading(q_len, *ends)
-                    if part.first >= part.last:
-                        continue
-                    bias = reversed_bias(row[mine], q_len, part)
-                    d_scores = _of_scores(own, bias, own_lse, scale, part, ends[0] == 0)
-                    _add_diagonals(d_scores.sum(0), d_row[mine, q_len - part.stop + part.first :])
-    if not ends[0]:
-        return d_row
+def _pieces(part: Strip) -> Iterator[Strip]:
+    """Divide a part into pieces of at most KEYS keys."""
+    for first in range(part.first, part.last, KEYS):
+        yield part._replace(first=first, last=min(first + KEYS, part.last))
+
+
+def _of_row(saved: Saved, row: Tensor, scale: float, plan: Plan, entries: Entries) -> Tensor:
+    """Return the gradient of the row, (num_heads, q_len + kv_len - 1). All sums have a fixed order,
+    so results are reproducible bit for bit. The head of this file derives it."""
+    # With grad_lse the gradients of a query's scores do not sum to 0, and weights from vectors in
+    # 16 bits do not sum to 1 closely enough.
+    sums_to_zero = saved.grad_lse is None and saved.q.dtype == row.dtype
+    if entries.constant == 0 or not sums_to_zero:
+        return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
+
+    d_row = _sums_along_diagonals(saved, row, scale, plan, *entries)
     rest = -d_row.sum(-1)
-    if bool((rest.abs() < 1e-4 * d_row.abs().sum(-1)).any()):  # rounding would be much of it
-        return _of_row(tensors, row, grad_lse, scale, plan, (0, ends[1]))
-    d_row[:, ends[0] - 1] += rest
+    too_coarse = rest.abs() < 1e-4 * d_row.abs().sum(-1)
+    if bool(too_coarse.any()):
+        return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
+    # One of the constant entries gets the gradient of all: they are one parameter.
+    d_row[:, entries.constant - 1] += rest
     return d_row
 
 
-def _of_scores(
-    tensors: list[Tensor],
-    bias: Tensor,
-    grad_lse: Tensor | None,
-    scale: float,
-    strip: Strip,
-    whole: bool,
+def _sums_along_diagonals(
+    saved: Saved, row: Tensor, scale: float, plan: Plan, begin: int, end: int
 ) -> Tensor:
-    """Return the gradients of a strip's scores, with queries in reverse order. `whole`: the queries
-    see no other keys."""
-    rows, keys = slice(strip.start, strip.stop), slice(strip.first, strip.last)
-    q, grad, out, lse = (tensors[i][:, :, rows].flip(2).to(bias.dtype) for i in (0, 3, 4, 5))
-    k, v = (tensors[i][:, :, keys].to(bias.dtype) for i in (1, 2))
-    scores, d_scores = ((q * scale) @ k.mT).add_(bias), grad @ v.mT
-    if not whole:
-        mean = (grad * out).sum(-1, keepdim=True)
-        scores.sub_(lse[..., None]).clamp_(min=-80)  # exp is slow where it gives tiny numbers
-        return d_scores.sub_(mean).mul_(scores.exp_())
-    # Normalised here, because far from the start the log-sum-exp is too coarse for weights that sum
-    # to 1. The mean is that by these weights, so that terms common to all keys cancel.
+    """Return the sums of the gradients of scores that read entry e of the row, at place e, from
+    pairs that read entries [begin, end). Other places may be incomplete."""
+    batch, _, q_len, _ = saved.q.shape
+    d_row = torch.zeros_like(row)
+    most_keys = min(saved.k.shape[2], end - begin + ROWS)
+    head_bytes = batch * ROWS * most_keys * row.element_size()
+    heads_at_once = max(1, BYTES // max(1, head_bytes))
+    for heads, _, groups in plan:
+        strips = [strip for group in groups for strip in group.strips]
+        for first_head in range(heads.start, heads.stop, heads_at_once):
+            some = slice(first_head, min(first_head + heads_at_once, heads.stop))
+            own = saved.of_heads(some)
+            for strip in strips:
+                for start in range(strip.start, strip.stop, ROWS):
+                    part = strip._replace(start=start, stop=min(start + ROWS, strip.stop))
+                    part = part.reading(q_len, begin, end)
+                    if part.first >= part.last:
+                        continue
+                    bias = reversed_bias(row[some], q_len, part)
+                    if begin == 0:
+                        d_scores = _of_all_scores(own, bias, scale, part)
+                    else:
+                        d_scores = _of_some_scores(own, bias, scale, part)
+                    _add_diagonals(d_scores.sum(0), d_row[some, part.first_entry(q_len) :])
+    return d_row
+
+
+def _of_some_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Tensor:
+    """Return the gradients of a strip's scores, with queries in reverse order, whose queries may
+    see other keys, too."""
+    rows, scores, d_weights = _scores(saved, bias, scale, strip)
+    mean = (rows.grad * rows.out).sum(-1, keepdim=True)
+    scores.sub_(rows.lse[..., None])
+    scores.clamp_(min=-80)  # exp is slow where it gives tiny numbers
+    weights = scores.exp_()
+    return d_weights.sub_(mean).mul_(weights)
+
+
+def _of_all_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Tensor:
+    """Return the gradients of a strip's scores, with queries in reverse order, whose queries see no
+    other keys.
+
+    Weights are normalised here, because far from the start the log-sum-exp is too coarse for
+    weights that sum to 1. The mean is that by these weights, so that terms common to all keys
+    cancel.
+    """
+    _, scores, d_scores = _scores(saved, bias, scale, strip)
     weights = torch.softmax(scores, -1)
     blind = bias.amax(-1, keepdim=True) == -torch.inf
     if bool(blind.any()):  # queries that see no key
         weights.masked_fill_(blind, 0)
-    d_scores.mul_(weights).addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
-    if grad_lse is not None:
-        d_scores.addcmul_(weights, grad_lse[:, :, rows, None].flip(2).to(bias.dtype))
+    d_scores.mul_(weights)
+    mean = d_scores.sum(-1, keepdim=True)
+    d_scores.addcmul_(weights, mean, value=-1)
+    if saved.grad_lse is not None:
+        grad_lse = saved.grad_lse[:, :, strip.rows(), None].flip(2).to(bias.dtype)
+        d_scores.addcmul_(weights, grad_lse)
     return d_scores
+
+
+def _scores(
+    saved: Saved, bias: Tensor, scale: float, strip: Strip
+) -> tuple[flash.Rows, Tensor, Tensor]:
+    """Return a strip's queries, their scores and the gradients of their weights, in the dtype of
+    the bias and with queries in reverse order."""
+    rows = flash.Rows(*(t.to(bias.dtype) for t in saved.reversed_rows(strip.rows())))
+    k = saved.k[:, :, strip.keys()].to(bias.dtype)
+    v = saved.v[:, :, strip.keys()].to(bias.dtype)
+    scores = ((rows.q * scale) @ k.mT).add_(bias)
+    return rows, scores, rows.grad @ v.mT
 
 
 def _add_diagonals(d_scores: Tensor, d_row: Tensor) -> None:
@@ -170,6 +297,6 @@ def _add_diagonals(d_scores: Tensor, d_row: Tensor) -> None:
     # Row i of the buffer is row i of d_scores shifted right by i, so diagonals become columns.
     heads, count, width = d_scores.shape
     sheared = d_scores.new_zeros(heads, count, count + width)
-    diagonal = (count * (count + width), count + width + 1, 1)
-    sheared.as_strided((heads, count, width), diagonal).copy_(d_scores)
+    strides = (count * (count + width), count + width + 1, 1)
+    sheared.as_strided((heads, count, width), strides).copy_(d_scores)
     d_row[:, : count + width - 1] += sheared.sum(1)[:, :-1]

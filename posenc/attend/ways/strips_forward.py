@@ -1,4 +1,18 @@
-"""Attend with a bias by distance, by strips of queries: the forward pass."""
+"""Attend with a bias by distance, by strips of queries: the forward pass.
+
+A strip of 256 queries attends to all keys that the mask may show to it. Four strips form a group.
+Most of their keys are the same, and torch's kernel is faster with more queries at once, so the
+keys that all four see are attended to by one call for the group ("shared"):
+
+    queries of a group   keys
+    strip 0              near | shared               | near
+    strip 1              near | shared               | near
+    strip 2              near | shared               | near
+    strip 3              near | shared               | near
+
+What a strip sees besides the shared keys ("near") it attends to by itself, and the two results are
+joined by their log-sum-exp.
+"""
 
 from typing import NamedTuple
 
@@ -19,9 +33,23 @@ class Strip(NamedTuple):
     first: int
     last: int
 
+    # Methods, not properties, which torch.compile does not trace on named tuples up to torch 2.6.
+
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
+    def keys(self) -> slice:
+        return slice(self.first, self.last)
+
+    def first_entry(self, q_len: int) -> int:
+        """Return the index in the row of bias of the strip's last query and first key."""
+        return q_len - self.stop + self.first
+
     def reading(self, q_len: int, begin: int, end: int) -> "Strip":
         """Drop keys for which all queries read entries of the row outside [begin, end)."""
-        first, last = begin - q_len + 1 + self.start, end - q_len + self.stop
+        # Query i reads entry q_len - 1 - i + j for key j.
+        first = begin - q_len + 1 + self.start
+        last = end - q_len + self.stop
         return self._replace(first=max(self.first, first), last=min(self.last, last))
 
 
@@ -32,28 +60,40 @@ class Group(NamedTuple):
     shared: Strip | None
 
     def near(self, strip: Strip) -> list[Strip]:
-        """Return a strip without the shared keys."""
-        spans = [strip[2:]]
-        if self.shared is not None:
-            spans = [(strip.first, self.shared.first), (self.shared.last, strip.last)]
-        return [Strip(*strip[:2], *span) for span in spans if span[0] < span[1]]
+        """Return a strip without the shared keys: the keys before and after them, if any."""
+        if self.shared is None:
+            parts = [strip]
+        else:
+            parts = [
+                strip._replace(last=self.shared.first),
+                strip._replace(first=self.shared.last),
+            ]
+        return [part for part in parts if part.first < part.last]
 
     def parts(self) -> list[Strip]:
-        """Return disjoint parts of all strips."""
+        """Return disjoint parts that cover all pairs of all strips."""
         near = [part for strip in self.strips for part in self.near(strip)]
         return near if self.shared is None else [*near, self.shared]
 
 
-Plan = list[tuple[slice, slice, list[Group]]]
-"""Heads of the queries, the heads of the keys that they read, and the groups in which they do."""
+class HeadPlan(NamedTuple):
+    """Say in which groups the queries of some heads attend to the keys of theirs."""
+
+    q_heads: slice
+    kv_heads: slice
+    groups: list[Group]
+
+
+Plan = list[HeadPlan]
 
 
 def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
     """Return the bias (1, num_heads, rows, keys) of a strip with queries in reverse order, as a
     view of the row (num_heads, q_len + kv_len - 1)."""
     shape = (1, len(row), strip.stop - strip.start, strip.last - strip.first)
-    at = row.storage_offset() + q_len - strip.stop + strip.first
-    return row.as_strided(shape, (0, row.stride(0), 1, 1), at)
+    # One step to the next query, or to the next key, is one entry of the row.
+    strides = (0, row.stride(0), 1, 1)
+    return row.as_strided(shape, strides, row.storage_offset() + strip.first_entry(q_len))
 
 
 def forward(
@@ -61,49 +101,65 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (batch, num_heads, q_len, v_dim) in the dtype of q, and the log-sum-exp
     (batch, num_heads, q_len) in that of the row."""
-    v_dim, q_len = v.shape[-1], q.shape[2]
+    v_dim = v.shape[-1]
+    q_len = q.shape[2]
     q, k, v = flash.same_width(q, k, v)
     row = row.contiguous()
-    groups = plan[0][2]
-    if len(plan) == len(groups) == len(groups[0].strips) == 1:
-        strip = groups[0].strips[0]
-        bias, keys = reversed_bias(row, q_len, strip), slice(strip.first, strip.last)
+    strip = _only_strip(plan)
+    if strip is not None:
+        bias = reversed_bias(row, q_len, strip)
         if bias.numel() * bias.element_size() <= SHORT_BYTES:
+            keys = strip.keys()
             out, lse = flash.attend(q, k[:, :, keys], v[:, :, keys], bias.flip(2), scale)
             return out[..., :v_dim], lse
 
     # Store heads within tokens, so that joining heads later needs no copy.
     out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)
     lse = row.new_zeros(q.shape[:3])
-    for mine, theirs, groups in plan:
-        given = q[:, mine], k[:, theirs], v[:, theirs], row[mine], out[:, mine], lse[:, mine]
-        _write(*given, scale, groups)
+    for heads in plan:
+        mine = heads.q_heads
+        theirs = heads.kv_heads
+        attend = _Heads(q[:, mine], k[:, theirs], v[:, theirs], row[mine], scale)
+        attend.write(heads.groups, out[:, mine], lse[:, mine])
     return out[..., :v_dim], lse
 
 
-def _write(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    groups: list[Group],
-) -> None:
-    """Write the output and log-sum-exp of some heads."""
+def _only_strip(plan: Plan) -> Strip | None:
+    """Return the strip of a plan that has only one; None if it has several."""
+    groups = plan[0].groups
+    if len(plan) == len(groups) == len(groups[0].strips) == 1:
+        return groups[0].strips[0]
+    return None
 
-    def attend(strip: Strip) -> tuple[Tensor, Tensor]:
-        queries, keys = q[:, :, strip.start : strip.stop].flip(2), slice(strip.first, strip.last)
-        bias = reversed_bias(row, q.shape[2], strip)
-        found, found_lse = flash.attend(queries, k[:, :, keys], v[:, :, keys], bias, scale)
-        return found.flip(2), found_lse.flip(2)
 
-    for group in groups:
-        for strip in group.strips:
-            rows = slice(*strip[:2])
-            out[:, :, rows], lse[:, :, rows] = flash.join(list(map(attend, group.near(strip))))
-        if group.shared is not None:
-            rows = slice(*group.shared[:2])
-            near = out[:, :, rows], lse[:, :, rows]
-            out[:, :, rows], lse[:, :, rows] = flash.join([near, attend(group.shared)])
+class _Heads(NamedTuple):
+    """Attend from some heads' queries (batch, heads, q_len, width) to keys and values, with their
+    rows of bias (heads, q_len + kv_len - 1)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    row: Tensor
+    scale: float
+
+    def write(self, groups: list[Group], out: Tensor, lse: Tensor) -> None:
+        """Write the output and log-sum-exp of all groups into `out` and `lse`."""
+        for group in groups:
+            for strip in group.strips:
+                rows = strip.rows()
+                near = [self._attend(part) for part in group.near(strip)]
+                out[:, :, rows], lse[:, :, rows] = flash.join(near)
+            if group.shared is not None:
+                rows = group.shared.rows()
+                near = (out[:, :, rows], lse[:, :, rows])
+                far = self._attend(group.shared)
+                out[:, :, rows], lse[:, :, rows] = flash.join([near, far])
+
+    def _attend(self, strip: Strip) -> tuple[Tensor, Tensor]:
+        """Return the output of the strip's queries over its keys, and the log-sum-exp."""
+        queries = self.q[:, :, strip.rows()].flip(2)  # reversed, as the bias is
+        k = self.k[:, :, strip.keys()]
+        v = self.v[:, :, strip.keys()]
+        bias = reversed_bias(self.row, self.q.shape[2], strip)
+        out, lse = flash.attend(queries, k, v, bias, self.scale)
+        return out.flip(2), lse.flip(2)
