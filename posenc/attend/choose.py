@@ -51,9 +51,10 @@ kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % f
 NEAR = 16
 """Near keys are attended to apart if there are this many times as many, at least SHORT to train and
 SHORT / 4 otherwise."""
-DENSE_BYTES, LEAN_BYTES = 32 * 2**20, 4 * 2**20
-"""Maximum size of scores that are computed all at once: DENSE_BYTES in general, LEAN_BYTES on the
-CPU without gradients, because smaller blocks stay in the CPU's cache."""
+DENSE_BYTES = 32 * 2**20
+"""Maximum size of scores that are computed all at once."""
+LEAN_BYTES = 4 * 2**20
+"""The same on the CPU without gradients, because smaller blocks stay in the CPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,12 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
         raise ValueError(
             f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
         )
-    form = sdpa_form(problem)[0] if impl == "sdpa" else ""
-    reason = "selected by name" + (_backend(problem) if impl == "flex" else "")
+    form = ""
+    reason = "selected by name"
+    if impl == "sdpa":
+        form, _ = sdpa_form(problem)
+    elif impl == "flex":
+        reason += _backend(problem)
     return Choice(impl, reason + _repeats(problem, impl, form), form, named=True)
 
 
@@ -129,35 +134,47 @@ def refusal(problem: Problem, way: str) -> str | None:
 
 
 def _cheapest(problem: Problem) -> Choice:
-    on_cpu, needs_grad = problem.q.device.type == "cpu", problem.needs_grad
-    lean = on_cpu and not needs_grad
-    dense = 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
-    if on_cpu and needs_grad and dense and problem.kv_len <= SHORT and _slows_flash(problem):
+    on_cpu = problem.q.device.type == "cpu"
+    dense = _fits_dense(problem)  # the scores may be computed all at once
+    short_training = on_cpu and problem.needs_grad and dense and problem.kv_len <= SHORT
+    if short_training and _slows_flash(problem):
         return Choice("reference", "short rows that need gradients")
+
     form, _ = sdpa_form(problem)
     if form:
         return Choice("sdpa", FORMS[form] + _repeats(problem, "sdpa", form), form)
+
     if not on_cpu and not dense and _why_not_flex(problem) is None:
         reason = "one fused kernel with the encoding's score_mod"
         return Choice("flex", reason + _backend(problem))
-    if refusal(problem, "blocks") is None:
-        if blocks.masks(problem):
-            reason = "torch's kernel reads the encoding's bias as a mask"
-            return Choice("blocks", reason + _repeats(problem, "blocks"))
-        if not dense:
-            return Choice("blocks", "the scores are too large to compute at once")
+
+    blocks_can_run = refusal(problem, "blocks") is None
+    if blocks_can_run and blocks.masks(problem):
+        reason = "torch's kernel reads the encoding's bias as a mask"
+        return Choice("blocks", reason + _repeats(problem, "blocks"))
+    if blocks_can_run and not dense:
+        return Choice("blocks", "the scores are too large to compute at once")
     return Choice("reference", "the scores are small" if dense else "nothing else can run here")
 
 
+def _fits_dense(problem: Problem) -> bool:
+    """Return True if scores and weights of all pairs are small enough to compute all at once."""
+    lean = problem.q.device.type == "cpu" and not problem.needs_grad
+    scores_and_weights = 2 * scores_bytes(problem, problem.q_len)
+    return scores_and_weights <= (LEAN_BYTES if lean else DENSE_BYTES)
+
+
 def _backend(problem: Problem) -> str:
-    return ", backend {}: {}".format(*flex_options.backend(problem))
+    name, why = flex_options.backend(problem)
+    return f", backend {name}: {why}"
 
 
 def _repeats(problem: Problem, way: str, form: str = "") -> str:
     """Return what is added to the reason if the operators get keys and values for every head."""
-    runs = blocks.masks(problem) if way == "blocks" else way == "sdpa" and form != "plain"
-    shared = problem.q.shape[1] != problem.k.shape[1]
-    if not (runs and shared and problem.q.device.type == "cpu" and kernels.wrong().grouped):
+    runs_operators = blocks.masks(problem) if way == "blocks" else way == "sdpa" and form != "plain"
+    shares_heads = problem.q.shape[1] != problem.k.shape[1]
+    on_cpu = problem.q.device.type == "cpu"
+    if not (runs_operators and shares_heads and on_cpu and kernels.wrong().grouped):
         return ""
     repeated = "keys and values are repeated for every head"
     return f"; {repeated}, because torch {kernels.RELEASE} reads shared heads wrongly"
@@ -175,23 +192,30 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
-    if problem.q_len <= FEW and not problem.need_lse and _takes_rows(problem):
+    few_queries = problem.q_len <= FEW and not problem.need_lse
+    if few_queries and _takes_rows(problem):
         return "row", ""
     if _splits(problem):
         return "near and far", ""
-    window = problem.mask is not None and problem.mask.window is not None
-    strips = None
-    if problem.term is not None or problem.need_lse or window:
-        strips = _why_not_strips(problem)
-        if strips is None:
+
+    why_not_strips = None
+    if problem.term is not None or problem.need_lse or _has_window(problem):
+        why_not_strips = _why_not_strips(problem)
+        if why_not_strips is None:
             return "strips", ""
     if problem.need_lse:
-        return "", f"the log-sum-exp comes with strips of queries, and {strips}"
+        return "", f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
     if problem.term is None:
         wrong = kernels.wrong().function if problem.q.device.type == "cpu" else ""
         return ("", wrong) if wrong else ("plain", "")
-    key_rows = _why_not_key_rows(problem)
-    return ("", f"{strips}; {key_rows}") if key_rows else ("key rows", "")
+    why_not_key_rows = _why_not_key_rows(problem)
+    if why_not_key_rows is None:
+        return "key rows", ""
+    return "", f"{why_not_strips}; {why_not_key_rows}"
+
+
+def _has_window(problem: Problem) -> bool:
+    return problem.mask is not None and problem.mask.window is not None
 
 
 def _takes_rows(problem: Problem) -> bool:
@@ -206,24 +230,30 @@ def _takes_rows(problem: Problem) -> bool:
 
 def _splits(problem: Problem) -> bool:
     """Return True if the term attends to near keys itself, and there are enough others."""
-    term, length = problem.term, problem.q_len
+    term = problem.term
     if term is None or term.far_from is None or torch.compiler.is_compiling():
         return False
-    many = length >= max(NEAR * term.far_from, SHORT if problem.needs_grad else SHORT // 4)
-    plain = problem.q is problem.queries.x and flash.runs_on(problem.q.device)
-    return many and plain and problem.shift == 0 and problem.causal_by_index
+    least_length = max(NEAR * term.far_from, SHORT if problem.needs_grad else SHORT // 4)
+    if problem.q_len < least_length:
+        return False
+    # The term computes its vectors from q as it came, and its positions are indices.
+    untransformed = problem.q is problem.queries.x
+    by_index = problem.shift == 0 and problem.causal_by_index
+    return untransformed and by_index and flash.runs_on(problem.q.device)
 
 
 def _why_not_strips(problem: Problem) -> str | None:
-    term, mask = problem.term, problem.mask
+    term = problem.term
+    mask = problem.mask
     if why_not := flash.why_not_on(problem.q.device):
         return why_not
     if term is not None and (term.by_distance is None or term.combine is not None):
         return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
         return "the mask is not only causality and a window"
-    scattered = mask is not None and problem.mask_shift is None
-    if scattered or (term is not None and problem.shift is None):
+    mask_needs_run = mask is not None and problem.mask_shift is None
+    term_needs_run = term is not None and problem.shift is None
+    if mask_needs_run or term_needs_run:
         return "the positions are not known to be consecutive"
     return None
 
@@ -238,34 +268,55 @@ def _why_not_key_rows(problem: Problem) -> str | None:
         return "a bias per key suffices under a causal mask only"
     if term is None or term.per_key is None or term.combine is not None:
         return "the bias is no term of the query minus a term of the key"
-    return key_rows.why_not(problem) if problem.q.numel() and problem.kv_len else None
+    if problem.q.numel() == 0 or problem.kv_len == 0:
+        return None
+    return key_rows.why_not(problem)
 
 
 def _why_not_flex(problem: Problem) -> str | None:
-    device, term, needs_grad = problem.q.device.type, problem.term, problem.needs_grad
-    adds_atomically = flex_options.adds_atomically(problem)
     if torch.compiler.is_compiling():
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
         return "only reference and blocks apply dropout"
-    if term is not None and term.combine is not None:
+    if problem.term is not None and problem.term.combine is not None:
         return "the encoding reads the attention weights"
-    if term is not None and term.pair is None:
+    if problem.term is not None and problem.term.pair is None:
         return "the encoding reads whole rows of scores"
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
-    if device == "cuda" and min(problem.q.shape[-1], problem.v.shape[-1]) < 16:
+    device = problem.q.device.type
+    if device == "cuda" and _head_width(problem) < 16:
         return "on CUDA it needs heads of at least 16 channels"
     if transformed():
         return "torch.func's transforms do not support its kernels"
-    if device == "cuda" and torch.are_deterministic_algorithms_enabled() and adds_atomically:
-        return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
-    if device == "cpu" and needs_grad:
-        return "FlexAttention has no backward pass on the CPU"
-    if device == "cpu" and problem.need_lse:
-        return "FlexAttention gives no log-sum-exp on the CPU"
-    if device not in ("cpu", "cuda"):
-        return f"it runs on CPU and CUDA, not on {device}"
+    if device == "cuda":
+        why_not = _why_not_flex_on_cuda(problem)
+    elif device == "cpu":
+        why_not = _why_not_flex_on_cpu(problem)
+    else:
+        why_not = f"it runs on CPU and CUDA, not on {device}"
+    if why_not is not None:
+        return why_not
     if flex.lacks_room(problem):
         return "torch could not build its kernel, which needs more shared memory than the GPU has"
+    return None
+
+
+def _head_width(problem: Problem) -> int:
+    """Return the width of the narrower of q and v."""
+    return min(problem.q.shape[-1], problem.v.shape[-1])
+
+
+def _why_not_flex_on_cuda(problem: Problem) -> str | None:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if deterministic and flex_options.adds_atomically(problem):
+        return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
+    return None
+
+
+def _why_not_flex_on_cpu(problem: Problem) -> str | None:
+    if problem.needs_grad:
+        return "FlexAttention has no backward pass on the CPU"
+    if problem.need_lse:
+        return "FlexAttention gives no log-sum-exp on the CPU"
     return None

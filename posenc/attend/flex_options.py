@@ -1,4 +1,11 @@
-"""Say how FlexAttention's kernel gets the bias of a problem, and which options it gets."""
+"""Say how FlexAttention's kernel gets the bias of a problem, and which options it gets.
+
+Three kinds of bias, the cheapest first, with an encoding of each kind:
+
+    formulas   ALiBi: computed from the distance of a pair, no memory is read
+    table      Sandwich: one number for each head and distance is read
+    pairs      FIRE: numbers are read for each pair of a query and a key
+"""
 
 from typing import Any
 
@@ -16,7 +23,10 @@ FORMULAS = {
     "fwd_num_warps": 4,
     "fwd_num_stages": 3,
     "bwd_num_warps": 4,
-    **{f"bwd_BLOCK_{side}": 64 for side in ("M1", "N1", "M2", "N2")},
+    "bwd_BLOCK_M1": 64,
+    "bwd_BLOCK_N1": 64,
+    "bwd_BLOCK_M2": 64,
+    "bwd_BLOCK_N2": 64,
 }
 """For a bias by formulas. Smaller tiles than torch's leave registers for the arithmetic: on an H100
 at 8,192 tokens, 16 heads of 64 channels in bfloat16, ALiBi takes 0.62 ms instead of 0.75, with the
@@ -24,9 +34,11 @@ backward pass 2.15 instead of 2.46."""
 TILES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
 """Queries and keys of a tile, the most first, of which a bias that is read for each pair takes the
 first one that fits the shared memory of the GPU."""
-MEASURED_WIDTH, MEASURED_CARD = 64, (9, 0)
-"""Widest heads, and CUDA's compute capability, for which FORMULAS was measured: the H100's and
-H200's. Another card may not have the shared memory for it."""
+MEASURED_WIDTH = 64
+"""Widest heads for which FORMULAS was measured."""
+MEASURED_CARD = (9, 0)
+"""CUDA's compute capability for which FORMULAS was measured: the H100's and H200's. Another card
+may not have the shared memory for it."""
 
 
 def backend(problem: Problem) -> tuple[str, str]:
@@ -43,9 +55,10 @@ def learns(problem: Problem) -> bool:
     bias reads queries or keys."""
     if problem.term is None or not problem.needs_grad:
         return False
-    states = (problem.queries.state, problem.keys.state)
-    tensors = [t for t in (*states, *problem.encoding.parameters()) if t is not None]
-    return problem.term.by_distance is None or any(t.requires_grad for t in tensors)
+    if problem.term.by_distance is None:
+        return True
+    tensors = [problem.queries.state, problem.keys.state, *problem.encoding.parameters()]
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def adds_atomically(problem: Problem) -> bool:
@@ -83,7 +96,9 @@ def kind(problem: Problem) -> str:
         names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
     if computes(problem):
         return names
-    return "table" if problem.is_by_distance else f"pairs {names}".strip()
+    if problem.is_by_distance:
+        return "table"
+    return f"pairs {names}".strip()
 
 
 def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
@@ -91,8 +106,10 @@ def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
     if problem.q.device.type != "cuda":
         return chosen
+    if reads_pairs(problem):
+        return chosen | _options_for_pairs(problem)
     if not problem.is_by_distance:
-        return chosen | (_options_for_pairs(problem) if reads_pairs(problem) else {})
+        return chosen
     by_formulas = computes(problem)
     if not by_formulas:
         chosen |= TABLES
@@ -100,8 +117,8 @@ def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
         chosen |= FORMULAS
     if parts == 1 and _is_orderly(problem):
         chosen["BLOCKS_ARE_CONTIGUOUS"] = True
-        # A table's numbers may be -inf, a formula's are finite.
-        chosen |= {"ROWS_GUARANTEED_SAFE": True} if by_formulas else {}
+        if by_formulas:  # their numbers are finite; a table's may be -inf
+            chosen["ROWS_GUARANTEED_SAFE"] = True
     return chosen
 
 
@@ -112,16 +129,23 @@ def _options_for_pairs(problem: Problem) -> dict[str, Any]:
     chosen: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
     if problem.q_len <= BLOCK:  # torch may run its kernel for decoding, which has other tiles
         return chosen | {"fwd_num_stages": 1}
+    stages, queries, keys = _first_that_fits(problem)
+    chosen["fwd_BLOCK_M"] = queries
+    chosen["fwd_BLOCK_N"] = keys
+    chosen["fwd_num_stages"] = stages
+    chosen["fwd_num_warps"] = 8 if queries == BLOCK else 4
+    return chosen
+
+
+def _first_that_fits(problem: Problem) -> tuple[int, int, int]:
+    """Return (stages, queries, keys) of the first tile that fits the shared memory, two stages
+    before one; of the smallest tile if none does."""
     room = _shared_memory(problem.q.device)
-    fitting = [
-        (stages, tile)
-        for stages in (2, 1)
-        for tile in TILES
-        if _needs(problem, *tile, stages) <= room
-    ]
-    stages, (queries, keys) = fitting[0] if fitting else (1, TILES[-1])
-    chosen |= {"fwd_BLOCK_M": queries, "fwd_BLOCK_N": keys, "fwd_num_stages": stages}
-    return chosen | {"fwd_num_warps": 8 if queries == BLOCK else 4}
+    for stages in (2, 1):
+        for queries, keys in TILES:
+            if _needs(problem, queries, keys, stages) <= room:
+                return stages, queries, keys
+    return 1, *TILES[-1]
 
 
 def _needs(problem: Problem, queries: int, keys: int, stages: int) -> int:
@@ -132,13 +156,17 @@ def _needs(problem: Problem, queries: int, keys: int, stages: int) -> int:
     registers. Tiles whose layout changes go through this memory when the others are not in it.
     A term reads at most two numbers for a pair: of the query's vector and of the key's.
     """
-    q, v = problem.q, problem.v
     terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
-    # Triton pads widths to powers of two.
-    of_q, of_v = (1 << (side.shape[-1] - 1).bit_length() for side in (q, v))
-    rows = queries * of_q + queries * keys + stages * keys * (of_q + of_v)
+    q_width = _power_of_two(problem.q.shape[-1])
+    v_width = _power_of_two(problem.v.shape[-1])
+    rows = queries * q_width + queries * keys + stages * keys * (q_width + v_width)
     numbers = 2 * terms * (stages - 1) * queries * keys
-    return q.dtype.itemsize * rows + 4 * numbers
+    return problem.q.dtype.itemsize * rows + 4 * numbers
+
+
+def _power_of_two(width: int) -> int:
+    """Return the power of two to which Triton pads a width."""
+    return 1 << (width - 1).bit_length()
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -158,17 +186,19 @@ def _is_orderly(problem: Problem) -> bool:
     mask = problem.mask
     if mask is None:
         return True
-    causal = mask.exact and mask.causal and mask.window is None
+    only_causal = mask.exact and mask.causal and mask.window is None
     same_start = problem.mask_shift == 0 and problem.q_len <= problem.kv_len
-    return causal and same_start and problem.q_len % BLOCK == 0
+    return only_causal and same_start and problem.q_len % BLOCK == 0
 
 
 def _is_measured(problem: Problem) -> bool:
     """Return True if FORMULAS was measured for such heads, dtypes, lengths and cards. Up to BLOCK
     queries torch may run another kernel, for decoding."""
-    q, v = problem.q, problem.v
-    narrow = max(q.shape[-1], v.shape[-1]) <= MEASURED_WIDTH and q.dtype.itemsize == 2
-    return narrow and problem.q_len > BLOCK and _capability(q.device) == MEASURED_CARD
+    q = problem.q
+    narrow = max(q.shape[-1], problem.v.shape[-1]) <= MEASURED_WIDTH
+    half = q.dtype.itemsize == 2
+    long = problem.q_len > BLOCK
+    return narrow and half and long and _capability(q.device) == MEASURED_CARD
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

@@ -15,8 +15,10 @@ from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
 from posenc.attend.ways.second_derivatives import twice_differentiable
 from posenc.encodings.numbers.precision import without_autocast
 
-NEAR_ROWS, MASKED_ROWS = 1024, 256
-"""Queries that attend to near keys at a time; queries per call if masks are materialized."""
+NEAR_ROWS = 1024
+"""Queries that attend to near keys at a time."""
+MASKED_ROWS = 256
+"""Queries per call if masks are materialized."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
@@ -35,78 +37,148 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
 def _plain(problem: Problem) -> Tensor:
     """Attend without a term."""
     all_seen = problem.all_visible(0, problem.q_len) == (0, problem.kv_len)
-    if all_seen or problem.causal_by_index or _mask_in_one(problem):
+    needs_no_mask = all_seen or problem.causal_by_index
+    if needs_no_mask or _mask_in_one(problem):
         return _kernel(problem, 0, problem.q_len)
-    spans = [(i, min(i + MASKED_ROWS, problem.q_len)) for i in range(0, problem.q_len, MASKED_ROWS)]
-    outs = [_kernel(problem.among(*problem.maybe_visible(*span)), *span) for span in spans]
+    outs = []
+    for start in range(0, problem.q_len, MASKED_ROWS):
+        stop = min(start + MASKED_ROWS, problem.q_len)
+        first, last = problem.maybe_visible(start, stop)
+        outs.append(_kernel(problem.among(first, last), start, stop))
     return torch.cat(outs, dim=2)
 
 
 def cost(problem: Problem, form: str) -> Cost:
     """Return the expected time and memory of a form."""
-    size, (batch, heads) = problem.q.element_size(), problem.q.shape[:2]
-    mask, needs_grad = problem.mask, problem.needs_grad
     time = "O(q_len * kv_len)"
-    if mask is not None and mask.window is not None:
-        time = f"O(q_len * {min(mask.window, problem.kv_len)})"
-    if form == "row":
-        assert problem.term is not None
-        held = 1 + problem.term.held(False)
-        return Cost(time, int(held * scores_bytes(problem, problem.q_len)))
-    if form == "strips":
-        extra = 3 * batch * heads * min(problem.q_len, strips.TOGETHER) * problem.q.shape[-1] * size
-        if needs_grad:
-            scores = scores_bytes(problem, min(problem.q_len, strips_backward.ROWS))
-            extra += 3 * min(strips_backward.BYTES, scores) + 4 * problem.k.numel()
-        row = 4 * heads * (problem.q_len + problem.kv_len)
-        return Cost(time, row + problem.q.numel() * size + extra)
-    if form == "near and far":
-        assert problem.term is not None and problem.term.far_from is not None
-        near = 4 + 4.5 * problem.term.far_from / problem.q.shape[-1]
-        copies = near * min(1, NEAR_ROWS / problem.q_len) + (12 if needs_grad else 2)
-        return Cost(time, int(4 * copies * problem.q.numel()))
-    dense_mask = 0
-    if mask is not None and not problem.causal_by_index:  # torch converts it to floats
-        rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
-        dense_mask = batch * rows * problem.kv_len * (1 + size)
-        dense_mask += size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
-    copied = 0
-    if form == "key rows":  # a block's mask, and with gradients copies of q, k and v
-        dense_mask = scores_bytes(problem, key_rows.ROWS) // max(1, problem.kv_len // key_rows.ROWS)
-        if needs_grad:
-            copied = 2 * sum(t.numel() for t in (problem.q, problem.k, problem.v))
-    if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output as wide as q
-        copied += problem.q.numel() + problem.k.numel()
-    if needs_grad:  # the kernel's copies of the three in the backward pass
-        copied += max(copied, problem.q.numel() + problem.k.numel())
-    return Cost(time, dense_mask + copied * size)
+    if problem.mask is not None and problem.mask.window is not None:
+        time = f"O(q_len * {min(problem.mask.window, problem.kv_len)})"
+    extra_bytes = {
+        "row": _row_bytes,
+        "strips": _strips_bytes,
+        "near and far": _near_and_far_bytes,
+        "key rows": _key_rows_bytes,
+        "plain": _plain_bytes,
+    }
+    return Cost(time, extra_bytes[form](problem))
+
+
+def _row_bytes(problem: Problem) -> int:
+    """Count the bias of all queries and what the term needs to compute it."""
+    assert problem.term is not None
+    arrays = 1 + problem.term.held(False)
+    return int(arrays * scores_bytes(problem, problem.q_len))
+
+
+def _strips_bytes(problem: Problem) -> int:
+    """Count the row of bias in float32, a copy of the output, and three results of a group."""
+    q = problem.q
+    batch, heads, q_len, width = q.shape
+    row = 4 * heads * (q_len + problem.kv_len)
+    output = q.numel() * q.element_size()
+    group = 3 * batch * heads * min(q_len, strips.TOGETHER) * width * q.element_size()
+    if not problem.needs_grad:
+        return row + output + group
+    # Scores, weights and their gradients of some queries, and the gradient of k in float32.
+    scores = scores_bytes(problem, min(q_len, strips_backward.ROWS))
+    backward = 3 * min(strips_backward.BYTES, scores) + 4 * problem.k.numel()
+    return row + output + group + backward
+
+
+def _near_and_far_bytes(problem: Problem) -> int:
+    """Count arrays of the size of q in float32: those of near keys, which grow with `far_from`, for
+    a block of queries at a time, and the results for far keys."""
+    assert problem.term is not None and problem.term.far_from is not None
+    near = 4 + 4.5 * problem.term.far_from / problem.q.shape[-1]
+    far = 12 if problem.needs_grad else 2
+    copies = near * min(1, NEAR_ROWS / problem.q_len) + far
+    return int(4 * copies * problem.q.numel())
+
+
+def _key_rows_bytes(problem: Problem) -> int:
+    """Count a block's mask, and with gradients copies of q, k and v."""
+    blocks_of_keys = max(1, problem.kv_len // key_rows.ROWS)
+    mask = scores_bytes(problem, key_rows.ROWS) // blocks_of_keys
+    copies = 0
+    if problem.needs_grad:
+        copies = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
+    return mask + _copied_bytes(problem, copies)
+
+
+def _plain_bytes(problem: Problem) -> int:
+    """Count the materialized mask, unless torch's kernel needs none."""
+    if problem.mask is None or problem.causal_by_index:
+        return _copied_bytes(problem, 0)
+    size = problem.q.element_size()
+    rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
+    mask = len(problem.q) * rows * problem.kv_len * (1 + size)  # torch converts it to floats
+    with_zeros = size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
+    return mask + with_zeros + _copied_bytes(problem, 0)
+
+
+def _copied_bytes(problem: Problem, copied: int) -> int:
+    """Return the bytes of `copied` elements, of padding and of the kernel's own copies."""
+    one_of_each = problem.q.numel() + problem.k.numel()
+    if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
+        copied += one_of_each
+    if problem.needs_grad:  # the kernel's copies of the three in the backward pass
+        copied += max(copied, one_of_each)
+    return copied * problem.q.element_size()
 
 
 def _near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend to far keys by strips, then to near keys by the term, NEAR_ROWS queries at a time."""
-    term, n, (q, k, v) = problem.term, problem.q_len, (problem.q, problem.k, problem.v)
-    assert term is not None and term.far_from is not None and term.attend_near and term.far
-    first, last, attend_near, added = term.far_from, n - term.far_from, term.attend_near, term.far
-    where, parts = range(last), {"q": q[:, :, first:], "k": k[:, :, :last], "v": v[:, :, :last]}
-    mask = masks.causal.bind(where, where)
-    found, found_lse = strips.run(replace(problem, **parts, mask=mask, term=None, need_lse=True))
-    assert found_lse is not None
-    far = torch.cat([torch.zeros_like(found[:, :, :1]).expand(-1, -1, first, -1), found], 2)
-    far_lse = F.pad(found_lse, (first, 0), value=-torch.inf)  # the first queries see no far key
+    """Attend to far keys by strips, then to near keys by the term, NEAR_ROWS queries at a time.
+
+    Keys at least `far_from` before a query are far. All of them have one vector in the term, which
+    adds the same number to all their scores, so that it is added to their log-sum-exp.
+    """
+    q, k, v = problem.q, problem.k, problem.v
+    term = problem.term
+    assert term is not None and term.far_from is not None
+    assert term.attend_near is not None and term.far is not None
+    far_from, attend_near, of_far = term.far_from, term.attend_near, term.far
+    far_out, far_lse = _far(problem, far_from)
 
     def attend(start: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, start + NEAR_ROWS)
-        keys = slice(max(0, start - first + 1), rows.stop)
+        keys = slice(max(0, start - far_from + 1), rows.stop)
         near = attend_near(q[:, :, rows], k[:, :, keys], v[:, :, keys])
-        score, value = added(q[:, :, rows])
-        return flash.join([near, (far[:, :, rows] + value, far_lse[:, :, rows] + score)])
+        score, value = of_far(q[:, :, rows])
+        far = (far_out[:, :, rows] + value, far_lse[:, :, rows] + score)
+        return flash.join([near, far])
 
     if problem.needs_grad:
         attend = functools.partial(checkpoint, attend, use_reentrant=False)
+    outs = []
+    lses = []
     with without_autocast(q.device):
-        each = [attend(start) for start in range(0, n, NEAR_ROWS)]
-    out, lse = (torch.cat(t, 2) for t in zip(*each, strict=True))
-    return out.to(q.dtype), lse if problem.need_lse else None
+        for start in range(0, problem.q_len, NEAR_ROWS):
+            out, lse = attend(start)
+            outs.append(out)
+            lses.append(lse)
+    lse = torch.cat(lses, 2)
+    return torch.cat(outs, 2).to(q.dtype), lse if problem.need_lse else None
+
+
+def _far(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
+    """Attend without the term from every query to the keys at least `far_from` before it."""
+    # Query i sees keys 0 to i - far_from: a causal mask if the first `far_from` queries and the
+    # last `far_from` keys are left out.
+    length = problem.q_len - far_from
+    indices = range(length)
+    far = replace(
+        problem,
+        q=problem.q[:, :, far_from:],
+        k=problem.k[:, :, :length],
+        v=problem.v[:, :, :length],
+        mask=masks.causal.bind(indices, indices),
+        term=None,
+        need_lse=True,
+    )
+    out, lse = strips.run(far)
+    assert lse is not None
+    no_out = torch.zeros_like(out[:, :, :1]).expand(-1, -1, far_from, -1)
+    return torch.cat([no_out, out], 2), F.pad(lse, (far_from, 0), value=-torch.inf)
 
 
 def _mask_in_one(problem: Problem) -> bool:
@@ -118,13 +190,18 @@ def _mask_in_one(problem: Problem) -> bool:
 def _kernel(problem: Problem, start: int, stop: int) -> Tensor:
     """Attend from queries [start, stop) by torch's scaled_dot_product_attention."""
     causal = problem.causal_by_index
-    mask = visible = None if causal else problem.visible(start, stop)
-    q, (k, v) = problem.q, flash.seen(visible, problem.k, problem.v)
-    q = q if stop - start == q.shape[2] else q[:, :, start:stop]
+    visible = None if causal else problem.visible(start, stop)
+    k, v = flash.seen(visible, problem.k, problem.v)
+    q = problem.q
+    if stop - start != q.shape[2]:
+        q = q[:, :, start:stop]
+    mask = visible
     if mask is not None:  # torch falls back to its dense path for fewer rows or keys
         mask = flash.adjacent(mask.expand(*mask.shape[:-2], stop - start, problem.kv_len))
-    width, v_dim = q.shape[-1], v.shape[-1]
-    v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
+    width = q.shape[-1]
+    v_dim = v.shape[-1]
+    if v_dim < width:
+        v = F.pad(v, (0, width - v_dim))
     out = F.scaled_dot_product_attention(
         q,
         k,
