@@ -29,7 +29,7 @@ def main() -> None:
         lse[:, :, 0] = torch.inf  # a query that sees no key
         gradient.BLOCK = kernel.block_of(q, v)
         aparts = gradient._aparts(built, gradient.BLOCK, 10**6)
-        tensors = (q, k, v, grad, lse, mean, row)
+        tensors = gradient.Inputs(q, k, v, grad, lse, mean, row)
         want = gradient._totals(built, tensors, aparts)
         got = kernel.totals(*tensors, built.scale, built.distances, aparts)
         # float32 sums in another order; weights are up to exp of scores, of any size here

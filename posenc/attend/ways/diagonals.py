@@ -7,12 +7,20 @@ the sum of the gradients of the scores on one diagonal:
     d_scores = weights * (d_weights - mean),   weights = exp(scores - lse),
     d_weights = grad v^T,   mean[i] = grad[i] . out[i] - grad_lse[i]
 
-Pairs of BLOCK queries and BLOCK keys that lie along one diagonal of blocks have their diagonals at
-the same places, so they are added up block by block, and only their sum is summed along diagonals.
+Scores are cut into blocks of BLOCK queries and BLOCK keys. Blocks along one diagonal of blocks are
+equally far `apart` (block of queries minus block of keys), and so have the same distances at the
+same places, here for 4 blocks of each:
+
+              keys
+    queries   0  -1  -2  -3      The four blocks 0 are added up pair by pair,
+              1   0  -1  -2      then their sum is summed along its diagonals.
+              2   1   0  -1      The same is done for the three blocks 1, and so on.
+              3   2   1   0
+
 All sums have a fixed order, so results are reproducible bit for bit.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +50,9 @@ def with_gradient(problem: Problem, row: Tensor, out: Tensor, lse: Tensor) -> tu
 def extra_bytes(problem: Problem) -> int:
     """Return the peak memory of the backward pass."""
     batch, heads = problem.q.shape[:2]
-    blocks = -(-min(problem.q_len, problem.kv_len) // BLOCK)
-    return ARRAYS * min(_most_bytes(problem.q.device), 4 * batch * heads * blocks * BLOCK**2)
+    longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK)  # in blocks
+    scores = 4 * batch * heads * longest_diagonal * BLOCK**2
+    return ARRAYS * min(_most_bytes(problem.q.device), scores)
 
 
 def _most_bytes(device: torch.device) -> int:
@@ -51,6 +60,8 @@ def _most_bytes(device: torch.device) -> int:
 
 
 class _OfRow(torch.autograd.Function):
+    """Return out and lse unchanged. Their gradients pass on to the kernel, and give the row's."""
+
     @staticmethod
     def forward(
         ctx: Any, out: Tensor, lse: Tensor, row: Tensor, problem: Problem
@@ -65,100 +76,148 @@ class _OfRow(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        (grad, grad_lse), (q, k, v, out, lse, row) = grads, ctx.saved_tensors
+        grad, grad_lse = grads
         if grad is None and grad_lse is None:
             return None, None, None, None
-        given = torch.zeros_like(out) if grad is None else grad
+        q, k, v, out, lse, row = ctx.saved_tensors
+        grad_or_zero = torch.zeros_like(out) if grad is None else grad
         with without_autocast(q.device):  # backward may be called inside it
-            d_row = _gradient(ctx.problem, (q, k, v, out, lse, row), given, grad_lse)
+            mean = (grad_or_zero.to(row.dtype) * out.to(row.dtype)).sum(-1)
+            if grad_lse is not None:
+                mean = mean - grad_lse
+            # exp(-inf) = 0 is the weight of all keys for queries that see none.
+            lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+            dtype = ctx.problem.product_dtype
+            q, k, v, grad_or_zero = (t.to(dtype) for t in (q, k, v, grad_or_zero))
+            inputs = Inputs(q, k, v, grad_or_zero, lse, mean, row)
+            d_row = _gradient(ctx.problem, inputs, grad_lse)
         return grad, grad_lse, d_row, None
 
 
-def _gradient(
-    problem: Problem, saved: tuple[Tensor, ...], grad: Tensor, grad_lse: Tensor | None
-) -> Tensor:
+class Inputs(NamedTuple):
+    """What the gradients of scores are computed from; the head of this file says how."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad: Tensor
+    lse: Tensor
+    mean: Tensor
+    row: Tensor
+
+
+def _gradient(problem: Problem, inputs: Inputs, grad_lse: Tensor | None) -> Tensor:
     """Return the gradient of the row."""
-    q, k, v, out, lse, row = saved
-    mean = (grad.to(row.dtype) * out.to(row.dtype)).sum(-1)
-    if grad_lse is not None:
-        mean = mean - grad_lse
-    # exp(-inf) = 0 is the weight of all keys for queries that see none.
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    constant = _constant_from(problem)  # by index, as all distances here
-    q, k, v, grad = (t.to(problem.product_dtype) for t in (q, k, v, grad))
-    tensors = q, k, v, grad, lse, mean, row
-    if _kernel_runs(problem, tensors):
+    row = inputs.row
+    constant_from = _constant_from(problem)
+    if _kernel_runs(problem, inputs):
         from posenc.attend.ways import diagonals_kernel as kernel
 
-        aparts = _aparts(problem, kernel.block_of(q, v), constant)
-        lse, mean, row = lse.contiguous(), mean.contiguous(), row.contiguous()
-        scale, distances = problem.scale, problem.distances
-        found = kernel.totals(q, k, v, grad, lse, mean, row, scale, distances, aparts)
+        aparts = _aparts(problem, kernel.block_of(inputs.q, inputs.v), constant_from)
+        adjacent = inputs._replace(
+            lse=inputs.lse.contiguous(),
+            mean=inputs.mean.contiguous(),
+            row=row.contiguous(),
+        )
+        totals = kernel.totals(*adjacent, problem.scale, problem.distances, aparts)
     else:
-        aparts = _aparts(problem, BLOCK, constant)
-        found = _totals(problem, tensors, aparts)
-    d_row = _along_diagonals(found, aparts[0], problem.q_len, row.shape[1])
-    if constant <= problem.q_len - 1:
-        # The gradients of a query's scores sum to that of its log-sum-exp, so the rest is that of
-        # the one parameter which all entries of the row for far keys are.
+        aparts = _aparts(problem, BLOCK, constant_from)
+        totals = _totals(problem, inputs, aparts)
+    d_row = _along_diagonals(totals, aparts[0], problem.q_len, row.shape[1])
+    if constant_from <= problem.q_len - 1:
+        # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
+        # to 1. What the near entries leave of this sum belongs to the far ones: one parameter.
         whole = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
         d_row[:, 0] += whole - d_row.sum(-1)
     return d_row.to(row.dtype)
 
 
-def _kernel_runs(problem: Problem, tensors: tuple[Tensor, ...]) -> bool:
+def _kernel_runs(problem: Problem, inputs: Inputs) -> bool:
     """Return True if one kernel can do it: on CUDA, with a mask that depends on distance only."""
-    mask, on_cuda = problem.mask, problem.q.device.type == "cuda"
-    exact = mask is None or (mask.exact and problem.mask_shift is not None)
-    alike = len({t.dtype for t in tensors[:4]}) == 1 and tensors[-1].dtype == torch.float32
-    return exact and alike and on_cuda and has_triton()
+    if problem.q.device.type != "cuda" or not has_triton():
+        return False
+    mask = problem.mask
+    by_distance = mask is None or (mask.exact and problem.mask_shift is not None)
+    same_dtype = inputs.q.dtype == inputs.k.dtype == inputs.v.dtype == inputs.grad.dtype
+    return by_distance and same_dtype and inputs.row.dtype == torch.float32
 
 
-def _aparts(problem: Problem, block: int, constant: int) -> range:
-    """Return how many blocks queries may be after the keys whose bias matters, in falling order."""
+def _aparts(problem: Problem, block: int, constant_from: int) -> range:
+    """Return how many blocks queries may be after the keys whose bias matters, in falling order.
+    From distance `constant_from` on the bias is one parameter, which needs no sums of its own."""
     least, most = problem.distances
-    most = min(most, constant - 1)
+    most = min(most, constant_from - 1)
     # The distances of a pair of blocks are those of their first tokens, up to block - 1 off.
-    high = min((most + block - 1) // block, (problem.q_len - 1) // block)
-    low = max(-((block - 1 - least) // block), -((problem.kv_len - 1) // block))
-    return range(high, min(low, high) - 1, -1)
+    highest = min((most + block - 1) // block, (problem.q_len - 1) // block)
+    lowest = max(-((block - 1 - least) // block), -((problem.kv_len - 1) // block))
+    return range(highest, min(lowest, highest) - 1, -1)
 
 
-def _totals(problem: Problem, tensors: tuple[Tensor, ...], aparts: range) -> Tensor:
+class Queries(NamedTuple):
+    """Inputs of queries in blocks, each (batch, num_heads, blocks, BLOCK, width or 1)."""
+
+    q: Tensor
+    grad: Tensor
+    lse: Tensor
+    mean: Tensor
+
+
+class Keys(NamedTuple):
+    """Inputs of keys in blocks, each (batch, num_heads, blocks, BLOCK, width)."""
+
+    k: Tensor
+    v: Tensor
+
+
+def _totals(problem: Problem, inputs: Inputs, aparts: range) -> Tensor:
     """Return the sums of the gradients of scores of blocks that are `aparts` apart: (len(aparts),
     num_heads, BLOCK, BLOCK)."""
-    q, k, v, grad, lse, mean, row = tensors
-    dtype, (batch, heads, q_len, _), kv_len = row.dtype, q.shape, k.shape[2]
-    q_blocks, k_blocks = (-(-n // BLOCK) for n in (q_len, kv_len))
-    query_blocks = [_in_blocks(t.to(dtype), q_blocks) for t in (q * problem.scale, grad)]
-    # Queries of padding have weights exp(-inf) = 0.
-    query_blocks += [_in_blocks(lse[..., None], q_blocks, torch.inf)]
-    query_blocks += [_in_blocks(mean[..., None], q_blocks)]
-    key_blocks = [_in_blocks(for_every_head(t, heads).to(dtype), k_blocks) for t in (k, v)]
+    q, k, v, grad, lse, mean, row = inputs
+    dtype = row.dtype
+    batch, heads, q_len, _ = q.shape
+    q_blocks = -(-q_len // BLOCK)
+    k_blocks = -(-k.shape[2] // BLOCK)
+    queries = Queries(
+        q=_in_blocks((q * problem.scale).to(dtype), q_blocks),
+        grad=_in_blocks(grad.to(dtype), q_blocks),
+        # Queries of padding have weights exp(-inf) = 0.
+        lse=_in_blocks(lse[..., None], q_blocks, torch.inf),
+        mean=_in_blocks(mean[..., None], q_blocks),
+    )
+    keys = Keys(
+        k=_in_blocks(for_every_head(k, heads).to(dtype), k_blocks),
+        v=_in_blocks(for_every_head(v, heads).to(dtype), k_blocks),
+    )
     at_once = max(1, _most_bytes(q.device) // (4 * batch * heads * BLOCK**2))
-    found = []
+    totals = []
     for apart in aparts:
         bias = _tile(row, apart, q_len)
         total = torch.zeros_like(bias)
-        for first in range(max(0, apart), min(q_blocks, k_blocks + apart), at_once):
-            last = min(first + at_once, q_blocks, k_blocks + apart)
-            mine = [t[:, :, first:last] for t in query_blocks]
-            theirs = [t[:, :, first - apart : last - apart] for t in key_blocks]
-            total += _of_blocks(problem, mine, theirs, bias, first, first - apart)
-        found.append(total)
-    return torch.stack(found)
+        # Blocks of queries that have a block of keys `apart` before them.
+        begin = max(0, apart)
+        end = min(q_blocks, k_blocks + apart)
+        for first in range(begin, end, at_once):
+            last = min(first + at_once, end)
+            some_queries = Queries(*(t[:, :, first:last] for t in queries))
+            some_keys = Keys(*(t[:, :, first - apart : last - apart] for t in keys))
+            total += _of_blocks(problem, some_queries, some_keys, bias, first, first - apart)
+        totals.append(total)
+    return torch.stack(totals)
 
 
 def _constant_from(problem: Problem) -> int:
-    """Return the distance by index from which on the bias is one parameter of each head; more than
-    any distance if that is not known, or if the mask hides all of these."""
-    term, mask = problem.term, problem.mask
+    """Return the distance, by index as all distances here, from which on the bias is one parameter
+    of each head; more than any distance if that is not known, or if the mask hides all of these."""
+    term = problem.term
+    mask = problem.mask
     assert term is not None and problem.shift is not None
-    known = mask is not None and mask.causal and problem.mask_shift == problem.shift
-    if term.constant_from is None or not known:
-        return problem.q_len + problem.kv_len
-    constant = term.constant_from - problem.shift
-    return constant if constant <= problem.distances[1] else problem.q_len + problem.kv_len
+    more_than_any = problem.q_len + problem.kv_len
+    comparable = mask is not None and mask.causal and problem.mask_shift == problem.shift
+    if term.constant_from is None or not comparable:
+        return more_than_any
+    constant_from = term.constant_from - problem.shift
+    _, most = problem.distances
+    return constant_from if constant_from <= most else more_than_any
 
 
 def _in_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
@@ -180,19 +239,15 @@ def _tile(row: Tensor, apart: int, q_len: int) -> Tensor:
 
 
 def _of_blocks(
-    problem: Problem,
-    mine: list[Tensor],
-    theirs: list[Tensor],
-    bias: Tensor,
-    q_block: int,
-    k_block: int,
+    problem: Problem, queries: Queries, keys: Keys, bias: Tensor, q_block: int, k_block: int
 ) -> Tensor:
     """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK, BLOCK).
     The first one has queries from block `q_block` on, and keys from `k_block` on."""
-    (q, grad, lse, mean), (k, v) = mine, theirs
-    scores = (q @ k.mT).add_(bias[:, None]).sub_(lse)
-    scores.masked_fill_(_hidden(problem, q_block, k_block, q.shape[2]), -torch.inf)
-    d_scores = (grad @ v.mT).sub_(mean).mul_(scores.exp_())
+    scores = (queries.q @ keys.k.mT).add_(bias[:, None]).sub_(queries.lse)
+    blocks = queries.q.shape[2]
+    scores.masked_fill_(_hidden(problem, q_block, k_block, blocks), -torch.inf)
+    weights = scores.exp_()
+    d_scores = (queries.grad @ keys.v.mT).sub_(queries.mean).mul_(weights)
     return d_scores.sum((0, 2))
 
 
@@ -202,18 +257,17 @@ def _hidden(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor
     device = problem.q.device
     block = torch.arange(blocks, device=device)[:, None] * BLOCK
     within = torch.arange(BLOCK, device=device)
-    q_idx, k_idx = ((first * BLOCK + block + within) for first in (q_block, k_block))
-    padding = (q_idx >= problem.q_len)[..., None] | (k_idx >= problem.kv_len)[:, None]
+    q_idx = (q_block * BLOCK + block + within)[:, :, None]  # (blocks, BLOCK, 1)
+    k_idx = (k_block * BLOCK + block + within)[:, None]  # (blocks, 1, BLOCK)
+    padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
     if problem.mask is None:
         return padding[None, None]
-    batch, heads = (torch.arange(n, device=device) for n in problem.q.shape[:2])
-    seen = problem.mask(
-        batch.view(-1, 1, 1, 1, 1),
-        heads.view(-1, 1, 1, 1),
-        q_idx.clamp(max=problem.q_len - 1)[..., None],
-        k_idx.clamp(max=problem.kv_len - 1)[:, None],
-    )
-    return ~seen | padding
+    batch = torch.arange(problem.q.shape[0], device=device).view(-1, 1, 1, 1, 1)
+    heads = torch.arange(problem.q.shape[1], device=device).view(-1, 1, 1, 1)
+    q_inside = q_idx.clamp(max=problem.q_len - 1)
+    k_inside = k_idx.clamp(max=problem.kv_len - 1)
+    visible = problem.mask(batch, heads, q_inside, k_inside)
+    return ~visible | padding
 
 
 def _along_diagonals(totals: Tensor, apart: int, q_len: int, row_len: int) -> Tensor:
@@ -229,6 +283,6 @@ def _along_diagonals(totals: Tensor, apart: int, q_len: int, row_len: int) -> Te
     # The second half of each has the distances of the first half of the next one.
     first, second = (half.flatten(1) for half in sums.split(block, -1))
     joined = F.pad(first, (0, block)) + F.pad(second, (block, 0))
-    begin = q_len - 1 - apart * block - (block - 1)  # place of the first column in the row
-    before, after = begin, row_len - begin - joined.shape[1]
-    return F.pad(joined, (before, after))
+    before = q_len - 1 - apart * block - (block - 1)  # place of the first column in the row
+    after = row_len - before - joined.shape[1]
+    return F.pad(joined, (before, after))  # a negative number drops columns
