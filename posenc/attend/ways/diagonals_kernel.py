@@ -1,4 +1,9 @@
-"""Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA."""
+"""Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA.
+
+The formulas, and what `apart` means, are at the head of `diagonals`, which computes the same by
+plain operations of torch. One program adds up the blocks of one head that are equally far apart, or
+one of PARTS parts of them, for all rows of the batch.
+"""
 
 from typing import Any
 
@@ -7,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_BYTES, SHARED_BYTES = 64 * 2**10, 96 * 2**10
-"""Maximum bytes of the queries, keys, values and gradients of a block, and of those in shared
-memory: more than one block if they are small, so that the next one loads during this one."""
+BLOCK_BYTES = 64 * 2**10
+"""Maximum bytes of the queries, keys, values and gradients of a block."""
+SHARED_BYTES = 96 * 2**10
+"""Maximum bytes of these in shared memory: more than one block if they are small, so that the next
+one loads during this one."""
 PARTS = 4
 """Programs that share the blocks along one diagonal."""
 WARPS = 8
@@ -33,48 +40,16 @@ def _padded(t: Tensor) -> int:
 
 @triton.jit
 def _kernel(
-    q,
-    k,
-    v,
-    grad,
-    lse,
-    mean,
-    row,
-    out,
-    q_batch,
-    q_head,
-    q_token,
-    q_channel,
-    k_batch,
-    k_head,
-    k_token,
-    k_channel,
-    v_batch,
-    v_head,
-    v_token,
-    v_channel,
-    grad_batch,
-    grad_head,
-    grad_token,
-    grad_channel,
-    batch,
-    heads,
-    q_len,
-    kv_len,
-    row_len,
-    last_apart,
-    least,
-    most,
-    scale,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    V_WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    V_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    q, k, v, grad, lse, mean, row, out,
+    q_batch, q_head, q_token, q_channel,
+    k_batch, k_head, k_token, k_channel,
+    v_batch, v_head, v_token, v_channel,
+    grad_batch, grad_head, grad_token, grad_channel,
+    batch, heads, q_len, kv_len, row_len, last_apart, least, most, scale,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, V_PADDED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Write the sum of the gradients of the scores of all blocks of one head whose queries are
     `apart` blocks after their keys, of one part of them: (BLOCK, BLOCK)."""
     LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore[assignment]
@@ -90,12 +65,14 @@ def _kernel(
     bias = tl.load(row + head.to(tl.int64) * row_len + entry, mask=seen, other=0.0)
     bias = tl.where(seen, bias, float("-inf")) * LOG2_E
 
+    # This program's share of the blocks of queries that have a block of keys `apart` before them.
     first = tl.maximum(apart, 0)
     stop = tl.minimum(tl.cdiv(q_len, BLOCK), tl.cdiv(kv_len, BLOCK) + apart)
     share = tl.cdiv(tl.maximum(stop - first, 0), PARTS)
     begin = first + part * share
     end = tl.minimum(begin + share, stop)
-    channel, v_channels = tl.arange(0, PADDED), tl.arange(0, V_PADDED)
+    channel = tl.arange(0, PADDED)
+    v_channels = tl.arange(0, V_PADDED)
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     head64 = head.to(tl.int64)
     for b in range(batch):
@@ -108,9 +85,12 @@ def _kernel(
         for block in range(begin, end):
             i = block * BLOCK + within
             j = (block - apart) * BLOCK + within
-            i_in, j_in = i < q_len, j < kv_len
-            wide_i, wide_j = i.to(tl.int64)[:, None], j.to(tl.int64)[:, None]
-            in_q, in_v = channel[None, :] < WIDTH, v_channels[None, :] < V_WIDTH
+            i_in = i < q_len
+            j_in = j < kv_len
+            wide_i = i.to(tl.int64)[:, None]
+            wide_j = j.to(tl.int64)[:, None]
+            in_q = channel[None, :] < WIDTH
+            in_v = v_channels[None, :] < V_WIDTH
             qs = tl.load(
                 q_from + wide_i * q_token + channel[None, :] * q_channel,
                 mask=i_in[:, None] & in_q,
@@ -162,36 +142,22 @@ def totals(
     dtype; lse, mean (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
     contiguous. `visible`: the least and the greatest distance by index at which a key is visible.
     """
-    (batch, heads, q_len, width), kv_len, v_width = q.shape, k.shape[2], v.shape[-1]
+    batch, heads, q_len, width = q.shape
     block = block_of(q, v)
     out = row.new_empty(len(aparts), PARTS, heads, block, block)
-    ends = [max(-(2**31), min(end, 2**31 - 1)) for end in visible]
+    least, most = (max(-(2**31), min(distance, 2**31 - 1)) for distance in visible)  # int32
     kernel: Any = _kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
         kernel[(PARTS, len(aparts), heads)](
-            q,
-            k,
-            v,
-            grad,
-            lse,
-            mean,
-            row,
-            out,
+            q, k, v, grad, lse, mean, row, out,
             *q.stride(),
             *k.stride(),
             *v.stride(),
             *grad.stride(),
-            batch,
-            heads,
-            q_len,
-            kv_len,
-            row.shape[1],
-            aparts[0],
-            *ends,
-            scale,
+            batch, heads, q_len, k.shape[2], row.shape[1], aparts[0], least, most, scale,
             GROUPS=heads // k.shape[1],
             WIDTH=width,
-            V_WIDTH=v_width,
+            V_WIDTH=v.shape[-1],
             PADDED=_padded(q),
             V_PADDED=_padded(v),
             BLOCK=block,
@@ -199,5 +165,5 @@ def totals(
             PRECISION="ieee",
             num_warps=WARPS,
             num_stages=max(1, min(3, SHARED_BYTES // _block_bytes(q, v, block))),
-        )
+        )  # fmt: skip
     return out.sum(1)

@@ -1,10 +1,15 @@
 """Attend by compiled FlexAttention, with the encoding's score_mod and a block mask. Both capture
-tensors only: for other Python numbers the kernel would be compiled again."""
+tensors only: for other Python numbers the kernel would be compiled again.
+
+An additive bias gets into the kernel in one of the ways that `flex_options` names. If it is
+constant for far keys, as T5's is, near blocks are attended to with it and far blocks without it
+(`_Parts`), and the two results are joined by their log-sum-exp.
+"""
 
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,15 +47,20 @@ _no_room: set[tuple[Any, ...]] = set()
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory."""
-    heads, pairs = problem.q.shape[1], problem.q_len * problem.kv_len
+    pairs = problem.q_len * problem.kv_len
     learning = flex_options.learns(problem)
-    if problem.term is None or (flex_options.computes(problem) and not learning):
-        numbers = 0
+    is_formula = flex_options.computes(problem) and not learning
+    if problem.term is None or is_formula:
+        numbers = 0  # of the bias, for each head
+    elif flex_options.reads_pairs(problem):
+        numbers = pairs
     else:
-        numbers = pairs if flex_options.reads_pairs(problem) else problem.q_len + problem.kv_len
-    dense = problem.mask is not None and not _is_exact(problem)
-    mask = 2 * _mask_rows(problem) * pairs if dense else pairs // BLOCK**2 * 8
-    extra = 4 * heads * numbers + mask
+        numbers = problem.q_len + problem.kv_len
+    if problem.mask is None or _is_exact(problem):
+        mask_bytes = pairs // BLOCK**2 * 8  # a number for each block, by queries and by keys
+    else:
+        mask_bytes = 2 * _mask_rows(problem) * pairs  # torch computes it for all pairs
+    extra = 4 * problem.q.shape[1] * numbers + mask_bytes
     if learning and problem.is_by_distance:
         extra += diagonals.extra_bytes(problem)
     return Cost("O(visible blocks)", extra)
@@ -63,11 +73,18 @@ def lacks_room(problem: Problem) -> bool:
 
 def _kernel(problem: Problem) -> tuple[Any, ...]:
     """Return what the shared memory of the kernel depends on."""
-    q, v = problem.q, problem.v
-    widths = q.shape[-1], v.shape[-1]
-    few = problem.q_len <= BLOCK
-    asked = q.device, q.dtype, widths, few, backend(problem)[0]
-    return *asked, type(problem.encoding), flex_options.kind(problem)
+    q = problem.q
+    name, _ = backend(problem)
+    return (
+        q.device,
+        q.dtype,
+        q.shape[-1],
+        problem.v.shape[-1],
+        problem.q_len <= BLOCK,  # torch may run another kernel for few queries
+        name,
+        type(problem.encoding),
+        flex_options.kind(problem),
+    )
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -105,40 +122,65 @@ def _learned_row(problem: Problem) -> Tensor | None:
     return row if row.requires_grad else None
 
 
+class _Parts(NamedTuple):
+    """What FlexAttention runs: a score_mod and one block mask; or two of them, for near blocks with
+    the score_mod and for far ones without."""
+
+    mod: ScoreMod | None
+    block_masks: tuple[Any, ...]
+    constant: Tensor | None = None
+    """Bias of far keys, (num_heads, 1). The score_mod adds what near ones have beyond it, so the
+    log-sum-exp is less by it."""
+
+
 def _attend(problem: Problem, row: Tensor | None, need_lse: bool) -> tuple[Tensor, Any]:
     """Return the output, and the log-sum-exp if needed. `row`: the bias by falling distance if it
     is known and needs no gradient."""
-    device, (name, _) = problem.q.device.type, backend(problem)
-    # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
-    lengths = (problem.q_len, problem.kv_len) if device == "cpu" else None
-    first_far = None if device in WITHOUT_LSE else _first_far(problem)
-    constant = None
-    if first_far is not None:
-        row = _whole_row(problem) if row is None else row
-        constant = row[:, :1]
-        mod, parts = _table_mod(problem, row - constant), _near_and_far(problem, first_far)
-    elif row is None:
-        mod, parts = score_mod(problem), (block_mask(problem),)
-    elif flex_options.computes(problem):
-        with torch.no_grad():
-            mod, parts = _formulas_mod(problem), (block_mask(problem),)
-    else:
-        mod, parts = _table_mod(problem, row), (block_mask(problem),)
+    device = problem.q.device.type
+    name, _ = backend(problem)
+    mod, block_masks, constant = _parts(problem, row)
     attend = _compiled(
-        device, name, flex_options.kind(problem), _is_exact(problem), len(parts), lengths
+        device,
+        name,
+        flex_options.kind(problem),
+        _is_exact(problem),
+        len(block_masks),
+        # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
+        (problem.q_len, problem.kv_len) if device == "cpu" else None,
     )
     out, lse = attend(
         problem.q,
         problem.k,
         problem.v,
         mod,
-        parts,
+        block_masks,
         need_lse,
         scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-        kernel_options=flex_options.options(problem, name, len(parts)) or None,
+        kernel_options=flex_options.options(problem, name, len(block_masks)) or None,
     )
-    return out, lse if lse is None or constant is None else lse + constant
+    if lse is not None and constant is not None:
+        lse = lse + constant
+    return out, lse
+
+
+def _parts(problem: Problem, row: Tensor | None) -> _Parts:
+    """Return score_mod and block masks. `row`: as in `_attend`."""
+    joins_parts = problem.q.device.type not in WITHOUT_LSE
+    first_far = _first_far(problem) if joins_parts else None
+    if first_far is not None:
+        row = _whole_row(problem) if row is None else row
+        constant = row[:, :1]
+        mod = _table_mod(problem, row - constant)
+        return _Parts(mod, _near_and_far(problem, first_far), constant)
+    if row is None:
+        mod = score_mod(problem)
+    elif flex_options.computes(problem):
+        with torch.no_grad():
+            mod = _formulas_mod(problem)
+    else:
+        mod = _table_mod(problem, row)
+    return _Parts(mod, (block_mask(problem),))
 
 
 def score_mod(problem: Problem) -> ScoreMod | None:
@@ -160,7 +202,8 @@ def _formulas_mod(problem: Problem) -> ScoreMod:
     """Return a score_mod that computes the bias from the distance by index."""
     assert problem.term is not None and problem.term.formulas is not None
     assert problem.shift is not None
-    formulas, device = problem.term.formulas(), problem.q.device
+    formulas = problem.term.formulas()
+    device = problem.q.device
     if abs(problem.shift) + problem.q_len + problem.kv_len < WHOLE:
         shift = torch.full((), problem.shift, dtype=torch.float32, device=device)
 
@@ -199,22 +242,23 @@ def _whole_row(problem: Problem) -> Tensor:
 
 
 def _first_far(problem: Problem) -> int | None:
-    """Return how many blocks a query is beyond a key from where on the bias of pairs is constant.
-    None if it is constant nowhere, or for too few blocks to attend to these apart.
+    """Return the least number of blocks from a key to a query at which the bias of all pairs is
+    constant. None if it is constant nowhere, or for too few blocks to attend to these apart.
 
     FlexAttention without a bias takes half as long as with one that it reads from a table.
     """
     term, mask, shift = problem.term, problem.mask, problem.shift
     if term is None or term.constant_from is None or shift is None or mask is None:
         return None
-    if not (mask.exact and mask.causal and problem.mask_shift == shift):
-        return None
+    by_distance = mask.exact and mask.causal and problem.mask_shift == shift
     every_query_sees_itself = 0 <= shift and problem.q_len + shift <= problem.kv_len
+    if not by_distance or not every_query_sees_itself:
+        return None
     # Pairs of blocks `first` apart are by index at least first * BLOCK - (BLOCK - 1) apart.
     first = -(-(term.constant_from - shift + BLOCK - 1) // BLOCK)
     # The first query is in block 0, and so is the first key.
     last = min(problem.q_len - 1, problem.distances[1]) // BLOCK
-    return first if every_query_sees_itself and last - first >= FAR_BLOCKS else None
+    return first if last - first >= FAR_BLOCKS else None
 
 
 def block_mask(problem: Problem) -> Any:
@@ -224,20 +268,26 @@ def block_mask(problem: Problem) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    lengths, device = (problem.q_len, problem.kv_len), problem.q.device
+    device = problem.q.device
     if _is_exact(problem):
-        return _build(problem)(*problem.distances, *lengths, device)
+        return _build(problem)(*problem.distances, problem.q_len, problem.kv_len, device)
     rows = _mask_rows(problem)
     return create_block_mask(
-        _captured(problem.mask, device), None if rows == 1 else rows, None, *lengths, device=device
+        _captured(problem.mask, device),
+        None if rows == 1 else rows,
+        None,
+        problem.q_len,
+        problem.kv_len,
+        device=device,
     )
 
 
 def _near_and_far(problem: Problem, first_far: int) -> tuple[Any, Any]:
     """Return the block masks of pairs of blocks nearer than `first_far`, and of all others."""
-    build, lengths = _build(problem), (problem.q_len, problem.kv_len)
-    near, far = (-FAR, first_far), (first_far, FAR)
-    return tuple(build(*problem.distances, *lengths, problem.q.device, *of) for of in (near, far))  # type: ignore[return-value]
+    build = functools.partial(
+        _build(problem), *problem.distances, problem.q_len, problem.kv_len, problem.q.device
+    )
+    return build(-FAR, first_far), build(first_far, FAR)
 
 
 def _build(problem: Problem) -> Callable[..., Any]:
@@ -274,27 +324,34 @@ def _exact(
     from torch.nn.attention.flex_attention import BlockMask
 
     with torch.inference_mode(False):  # training may use it later
-        least, most = (_number(n, device) for n in (nearest, farthest))
-        everything = (first, stop) == (-FAR, FAR)
-        chosen_ends = tuple(_number(n, device) for n in (first, stop))
-        first_q, first_k = (torch.arange(0, n, BLOCK, device=device) for n in (q_len, kv_len))
-        end_q, end_k = (first_q + BLOCK)[:, None], first_k + BLOCK
-        low = first_q[:, None] - end_k.clamp(max=kv_len) + 1
-        high = end_q.clamp(max=q_len) - 1 - first_k
-        apart = (first_q[:, None] - first_k) // BLOCK
+        least = _number(nearest, device)
+        most = _number(farthest, device)
+        every_block = (first, stop) == (-FAR, FAR)
+        chosen_ends = (_number(first, device), _number(stop, device))
+
+        # Blocks of queries along the first axis, of keys along the second.
+        begin_q = torch.arange(0, q_len, BLOCK, device=device)[:, None]
+        begin_k = torch.arange(0, kv_len, BLOCK, device=device)
+        end_q = begin_q + BLOCK
+        end_k = begin_k + BLOCK
+        # The least and the greatest distance in each pair of blocks.
+        low = begin_q - end_k.clamp(max=kv_len) + 1
+        high = end_q.clamp(max=q_len) - 1 - begin_k
+        apart = (begin_q - begin_k) // BLOCK
         chosen = (apart >= first) & (apart < stop)
-        some = (high >= least) & (low <= most) & chosen
-        whole = (low >= least) & (high <= most) & (end_q <= q_len) & (end_k <= kv_len) & chosen
+        shows_some = chosen & (high >= least) & (low <= most)
+        without_padding = (end_q <= q_len) & (end_k <= kv_len)
+        shows_all = chosen & without_padding & (low >= least) & (high <= most)
 
         def visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = q_idx - kv_idx
-            seen = (distance >= least) & (distance <= most)
+            shown = (distance >= least) & (distance <= most)
             # The kernels visit the chosen blocks only. Uncompiled code reads this for all pairs.
-            return seen if everything else seen & _are_chosen(q_idx, kv_idx, *chosen_ends)
+            return shown if every_block else shown & _are_chosen(q_idx, kv_idx, *chosen_ends)
 
         return BlockMask.from_kv_blocks(
-            *_listed(some & ~whole),
-            *_listed(whole),
+            *_listed(shows_some & ~shows_all),
+            *_listed(shows_all),
             BLOCK_SIZE=BLOCK,
             mask_mod=visible,
             seq_lengths=(q_len, kv_len),
@@ -314,14 +371,17 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _captured(mask: Mask, device: torch.device) -> Mask:
     """Return the mask with positions and the numbers of its predicate as tensors."""
-    where = [tensor(t, device) for t in (mask.q_positions, mask.kv_positions) if t is not None]
-    mask = mask.bind(*where)
+    assert mask.q_positions is not None and mask.kv_positions is not None
+    mask = mask.bind(tensor(mask.q_positions, device), tensor(mask.kv_positions, device))
     return replace(mask, predicate=_in_tensors(mask.predicate, device))
 
 
 def _in_tensors(part: Any, device: torch.device) -> Any:
+    """Return a predicate, possibly partial functions within each other, with its whole numbers as
+    tensors."""
     if isinstance(part, functools.partial):
-        return functools.partial(part.func, *(_in_tensors(each, device) for each in part.args))
+        args = [_in_tensors(argument, device) for argument in part.args]
+        return functools.partial(part.func, *args)
     return _number(part, device) if type(part) is int else part
 
 
@@ -353,17 +413,17 @@ def _flex(
     `score_mod`, of which every query sees a key, and to those of a second one without."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    if len(block_masks) == 1 and not need_lse:
-        return flex_attention(q, k, v, score_mod, block_masks[0], **options), None
-    parts = [
-        _with_lse(q, k, v, mod, mask, **options)
-        for mod, mask in zip((score_mod, None), block_masks, strict=False)
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    lse = torch.logaddexp(parts[0][1], parts[1][1])
-    out = sum(part * (part_lse - lse).exp()[..., None] for part, part_lse in parts)
-    return out.to(q.dtype), lse  # type: ignore[union-attr]
+    near_mask, *far_masks = block_masks
+    if not far_masks and not need_lse:
+        return flex_attention(q, k, v, score_mod, near_mask, **options), None
+    near, near_lse = _with_lse(q, k, v, score_mod, near_mask, **options)
+    if not far_masks:
+        return near, near_lse
+    far, far_lse = _with_lse(q, k, v, None, far_masks[0], **options)
+    lse = torch.logaddexp(near_lse, far_lse)
+    near_share = (near_lse - lse).exp()[..., None]
+    far_share = (far_lse - lse).exp()[..., None]
+    return (near * near_share + far * far_share).to(q.dtype), lse
 
 
 def _with_lse(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ precise at key 100,000 as at key 100. Blocks are so short that this holds for al
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from posenc.encodings.numbers.tracking import readable
 ROWS = 512
 """Maximum queries per block, which read one row of bias."""
 FALL = {ROWS: 64, 128: 128, 32: 128}
-"""Queries per block, and how much row[i] may change within such a block, because large numbers are
-coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow."""
+"""From queries per block to how much row[i] may change within such a block, because large numbers
+are coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow."""
 LARGEST = {torch.float32: 2.0**28, torch.float64: 2.0**12}
 """Maximum size of row and key for scores of this dtype: float64 then rounds their difference by
 less than 1e-7, and 1e-12."""
@@ -60,72 +60,121 @@ def why_not(problem: Problem) -> str | None:
 def _row_and_key(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return row and key of the term, each (batch or 1, num_heads, len)."""
     assert problem.term is not None and problem.term.per_key is not None
-    row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
-    return row, key
+    row, key = problem.term.per_key()
+    return _with_batch(row), _with_batch(key)
+
+
+def _with_batch(t: Tensor) -> Tensor:
+    return t if t.ndim == 3 else t[None]
 
 
 def _block_size(row: Tensor) -> int | None:
     """Return the largest number of queries per block of FALL for which row changes little enough;
     None if there is none."""
     for size, most in FALL.items():
-        blocks = F.pad(row, (0, -row.shape[-1] % size), mode="replicate").unflatten(-1, (-1, size))
-        if bool((blocks.amax(-1) - blocks.amin(-1) <= most).all()):
+        missing = -row.shape[-1] % size
+        blocks = F.pad(row, (0, missing), mode="replicate").unflatten(-1, (-1, size))
+        change = blocks.amax(-1) - blocks.amin(-1)
+        if bool((change <= most).all()):
             return size
     return None
 
 
-Part = tuple[slice, slice, Tensor, Tensor | None]
-"""(rows, keys, bias, visible): the bias of their scores, -inf for hidden pairs; visible is True for
-the others, or None if no pair is hidden."""
+class Part(NamedTuple):
+    """Select queries and keys of a block, with the bias of their scores."""
+
+    rows: slice
+    keys: slice
+    bias: Tensor
+    """(batch, num_heads, rows, keys), -inf for hidden pairs."""
+    visible: Tensor | None
+    """False for hidden pairs; None if none is hidden."""
 
 
 def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     """Yield each block of queries as parts: the keys that all its queries see, and the keys before
     and after them."""
-    q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
+    dtype = at_least_float32(problem.q.dtype)
     size = _block_size(row)
     assert size is not None
-    # Others are compared with the key at a query's own position, which an exact mask shows.
-    exact = problem.mask is not None and problem.mask.exact and readable(key)
-    shift, least = problem.mask_shift if exact else None, problem.negligible()
-    for start in range(0, q_len, size):
-        stop = min(start + size, q_len)
+    negligible = problem.negligible()
+    for start in range(0, problem.q_len, size):
+        stop = min(start + size, problem.q_len)
         first, last = problem.maybe_visible(start, stop)
-        if shift is not None and 0 <= start + shift and stop + shift <= key.shape[-1]:
-            own = key[..., start + shift : stop + shift].amax(-1, keepdim=True)
-            far = (own - key).cummax(-1).values < least[:, None]
-            first = max(first, int(far.sum(-1).amin()))
+        first = max(first, _first_that_matters(problem, key, start, stop, negligible))
         begin, end = problem.all_visible(start, stop)
-        begin, end = (first, first) if begin == end else (max(begin, first), min(end, last))
-        bias = (row[..., (start + stop) // 2, None] - key).to(dtype)[:, :, None]
+        if begin == end:  # none is known to be visible to all
+            begin, end = first, first
+        else:
+            begin, end = max(begin, first), min(end, last)
+
+        middle = (start + stop) // 2
+        bias = (row[..., middle, None] - key).to(dtype)[:, :, None]
         parts = []
         for lower, upper in ((first, begin), (begin, end), (end, last)):
             if lower < upper:
-                shape = (len(problem.q), heads, stop - start, upper - lower)
-                added = bias[..., lower:upper].expand(shape)
-                visible = problem.among(lower, upper).visible(start, stop)
-                if visible is not None:
-                    added = added.masked_fill(~visible, -torch.inf)
-                parts.append((slice(start, stop), slice(lower, upper), added, visible))
+                part = _part(problem, bias, slice(start, stop), slice(lower, upper))
+                parts.append(part)
         yield parts
 
 
+def _first_that_matters(
+    problem: Problem, key: Tensor, start: int, stop: int, negligible: Tensor
+) -> int:
+    """Return the first key whose weight may matter to queries [start, stop); 0 if unknown.
+
+    Keys are compared with the key at a query's own position, which an exact mask shows.
+    """
+    shift = problem.mask_shift
+    exact = problem.mask is not None and problem.mask.exact
+    if shift is None or not exact or not readable(key):
+        return 0
+    every_query_has_its_key = 0 <= start + shift and stop + shift <= key.shape[-1]
+    if not every_query_has_its_key:
+        return 0
+    largest = key[..., start + shift : stop + shift].amax(-1, keepdim=True)
+    # A key is dropped if it and all before it are negligible.
+    dropped = (largest - key).cummax(-1).values < negligible[:, None]
+    return int(dropped.sum(-1).amin())
+
+
+def _part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> Part:
+    """Return some keys of a block of queries. `bias`: that of all keys, (batch or 1, num_heads, 1,
+    kv_len)."""
+    batch, num_heads = problem.q.shape[:2]
+    shape = (batch, num_heads, rows.stop - rows.start, keys.stop - keys.start)
+    added = bias[..., keys].expand(shape)
+    visible = problem.among(keys.start, keys.stop).visible(rows.start, rows.stop)
+    if visible is not None:
+        added = added.masked_fill(~visible, -torch.inf)
+    return Part(rows, keys, added, visible)
+
+
 class _KeyRows(torch.autograd.Function):
+    """Attend by blocks of queries. Inputs: q, k, v, row and key, and the problem without its term;
+    output: that of attention."""
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, row: Tensor, key: Tensor, problem: Problem
     ) -> Tensor:
         wide_q, wide_k, wide_v = flash.same_width(q, k, v)
-        outs, lses = [], []
+        outs = []
+        lses = []
         for parts in _blocks(problem, row, key):
-            found = []
-            for rows, keys, bias, visible in parts:
-                block = wide_q[:, :, rows], wide_k[:, :, keys], wide_v[:, :, keys]
-                found.append(flash.attend(*block, bias, problem.scale, visible))
-            out, lse = flash.join(found)
+            results = []
+            for part in parts:
+                some_q = wide_q[:, :, part.rows]
+                some_k = wide_k[:, :, part.keys]
+                some_v = wide_v[:, :, part.keys]
+                results.append(
+                    flash.attend(some_q, some_k, some_v, part.bias, problem.scale, part.visible)
+                )
+            out, lse = flash.join(results)
             outs.append(out)
             lses.append(lse)
-        out, lse = torch.cat(outs, 2)[..., : v.shape[-1]], torch.cat(lses, 2)
+        out = torch.cat(outs, 2)[..., : v.shape[-1]]
+        lse = torch.cat(lses, 2)
         ctx.save_for_backward(q, k, v, row, key, out, lse)
         ctx.problem = problem
         return out
@@ -154,26 +203,53 @@ def _gradients(
     lse: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, row and key; that of row is zero.
+    """Return the gradients of q, k, v, row and key; that of row is zero, because row[i] cancels.
 
-    A column of ones is appended to q and one of zeros to k. The gradient of the latter is the sum
-    of the gradients of a key's scores, which is the gradient of its term.
+    A column of ones is appended to q and one of zeros to k, so scores stay as they are. The
+    gradient of the latter is scale times the sum of the gradients of a key's scores, and minus this
+    sum is the gradient of its term.
     """
-    given, heads, width, v_dim = (q, k, v), q.shape[1], q.shape[-1], v.shape[-1]
-    lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
+    heads = q.shape[1]
+    width = q.shape[-1]
+    v_dim = v.shape[-1]
     size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
-    every = [q, *(for_every_head(t, heads) for t in (k, v)), out, grad]
-    q, k, v, out, grad = (flash.adjacent(F.pad(t, (0, size - t.shape[-1]))) for t in every)
-    q[..., width] = 1
-    wide = at_least_float32(q.dtype)
-    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
+    wide_q = _padded(q, size)
+    wide_k = _padded(for_every_head(k, heads), size)
+    wide_v = _padded(for_every_head(v, heads), size)
+    wide_out = _padded(out, size)
+    wide_grad = _padded(grad, size)
+    wide_q[..., width] = 1
+    lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
+
+    dtype = at_least_float32(q.dtype)
+    d_q = torch.zeros(wide_q.shape, dtype=dtype, device=q.device)
+    d_k = torch.zeros(wide_k.shape, dtype=dtype, device=k.device)
+    d_v = torch.zeros(wide_v.shape, dtype=dtype, device=v.device)
     for parts in _blocks(problem, row, key):
-        for rows, keys, bias, visible in parts:
-            mine = flash.Rows(*(t[:, :, rows] for t in (grad, q, out, lse)))
-            theirs = flash.seen(visible, k[:, :, keys], v[:, :, keys])
-            found = flash.gradients(mine, theirs, bias, problem.scale)
-            for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):
-                whole[:, :, span] += more
+        for part in parts:
+            rows = flash.Rows(
+                grad=wide_grad[:, :, part.rows],
+                q=wide_q[:, :, part.rows],
+                out=wide_out[:, :, part.rows],
+                lse=lse[:, :, part.rows],
+            )
+            some_k = wide_k[:, :, part.keys]
+            some_v = wide_v[:, :, part.keys]
+            keys = flash.seen(part.visible, some_k, some_v)
+            more_q, more_k, more_v = flash.gradients(rows, keys, part.bias, problem.scale)
+            d_q[:, :, part.rows] += more_q
+            d_k[:, :, part.keys] += more_k
+            d_v[:, :, part.keys] += more_v
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
-    found = (d_q[..., :width], d_k[..., :width], d_v[..., :v_dim])
-    return *map(of_groups, found, given), torch.zeros_like(row), d_key
+    return (
+        of_groups(d_q[..., :width], q),
+        of_groups(d_k[..., :width], k),
+        of_groups(d_v[..., :v_dim], v),
+        torch.zeros_like(row),
+        d_key,
+    )
+
+
+def _padded(t: Tensor, width: int) -> Tensor:
+    """Pad the last axis with zeros. `width` is greater, so the result is always a copy."""
+    return flash.adjacent(F.pad(t, (0, width - t.shape[-1])))
