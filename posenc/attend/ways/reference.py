@@ -1,4 +1,10 @@
-"""Attend by dense scores and a plain softmax; defines the result for every other way."""
+"""Attend by dense scores and a plain softmax; defines the result for every other way.
+
+    weights = softmax(scale * q k^T + position, over visible keys)
+    out     = weights v
+
+A query that sees no key gets weights 0 and log-sum-exp -inf, where a plain softmax gives NaN.
+"""
 
 from dataclasses import replace
 
@@ -40,14 +46,27 @@ def weigh(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weights of all keys for queries [start, stop), and the log-sum-exp if needed."""
     scores = problem.scores(start, stop, visible)
-    if not (problem.needs_grad or torch.compiler.is_compiling() or transformed()):
+    may_write = not (problem.needs_grad or torch.compiler.is_compiling() or transformed())
+    if may_write:
         problem.hide(scores, start, stop)
     elif visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
-    # A bias may hide keys, too.
-    blind = scores.detach().amax(-1, keepdim=True) == -torch.inf if problem.kv_len else None
-    if blind is None or (readable(blind) and not bool(blind.any())):
+    sees_nothing = _sees_nothing(scores)
+    if sees_nothing is None:
         return scores.softmax(-1), scores.logsumexp(-1) if problem.need_lse else None
-    scores = scores.masked_fill(blind, 0)  # its softmax would be NaN, and so would its gradient
-    lse = scores.logsumexp(-1).masked_fill(blind[..., 0], -torch.inf) if problem.need_lse else None
-    return scores.softmax(-1).masked_fill(blind, 0), lse
+    scores = scores.masked_fill(sees_nothing, 0)  # its softmax would be NaN, and so its gradient
+    lse = None
+    if problem.need_lse:
+        lse = scores.logsumexp(-1).masked_fill(sees_nothing[..., 0], -torch.inf)
+    return scores.softmax(-1).masked_fill(sees_nothing, 0), lse
+
+
+def _sees_nothing(scores: Tensor) -> Tensor | None:
+    """Return which queries see no key, (..., rows, 1); None if all are known to see one. Read from
+    the scores, because a bias may hide keys, too."""
+    if scores.shape[-1] == 0:
+        return None
+    blind = scores.detach().amax(-1, keepdim=True) == -torch.inf
+    if readable(blind) and not bool(blind.any()):
+        return None
+    return blind

@@ -21,10 +21,14 @@ def twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
     of it can be differentiated again."""
     if not out.requires_grad or torch.compiler.is_compiling():
         return out
-    mask, (batch, heads, q_len) = problem.mask, problem.q.shape[:3]
-    kv_len, device = problem.kv_len, problem.q.device
+    # These, and not the problem: the function below must not hold q, k and v, which a backward
+    # pass frees.
+    mask = problem.mask
+    batch, heads, q_len = problem.q.shape[:3]
+    kv_len = problem.kv_len
+    device = problem.q.device
 
-    def visible() -> Tensor | None:  # must not hold q, k and v, which a backward pass frees
+    def visible() -> Tensor | None:
         return None if mask is None else mask.rows(batch, heads, 0, q_len, kv_len, device)
 
     return _Twice.apply(problem.q, problem.k, problem.v, out, problem.scale, visible)  # type: ignore[return-value]
@@ -45,7 +49,8 @@ class _Twice(torch.autograd.Function):
         visible: Callable[[], Tensor | None],
     ) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.scale, ctx.visible = scale, visible
+        ctx.scale = scale
+        ctx.visible = visible
         return out.view_as(out)
 
     @staticmethod
@@ -67,13 +72,26 @@ def dense_gradients(
     """Return the gradients of `inputs` (q, k, v and tensors of the bias, which is -inf for hidden
     pairs), by dense operations, which can be differentiated again. `grads` are the gradients of the
     output and the log-sum-exp."""
-    (q, k, v), dtype, hidden = inputs[:3], bias.dtype, bias == -torch.inf
+    q, k, v = inputs[:3]
+    dtype = bias.dtype
+    hidden = bias == -torch.inf
+    # Least scores instead of -inf: a row without a visible key would have NaN as its gradient.
     scores = grouped_matmul(q.to(dtype) * scale, k.to(dtype).mT) + bias.masked_fill(hidden, 0)
     scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
     weights = scores.softmax(-1).masked_fill(hidden, 0)
-    outs = grouped_matmul(weights, v.to(dtype)), scores.logsumexp(-1)
-    given = [(o, g.to(o.dtype)) for o, g in zip(outs, grads, strict=False) if g is not None]
-    wanted = [t for t in inputs if t.requires_grad]
-    of, signs = zip(*given, strict=True)
-    found = iter(torch.autograd.grad(of, wanted, signs, create_graph=True, allow_unused=True))
-    return [next(found) if t.requires_grad else None for t in inputs]
+    out = grouped_matmul(weights, v.to(dtype))
+    lse = scores.logsumexp(-1)
+
+    results = []
+    grads_of_results = []
+    for result, grad in zip((out, lse), grads, strict=False):  # one way has no log-sum-exp
+        if grad is not None:
+            results.append(result)
+            grads_of_results.append(grad.to(result.dtype))
+    tracked = [t for t in inputs if t.requires_grad]
+    gradients = iter(
+        torch.autograd.grad(
+            results, tracked, grads_of_results, create_graph=True, allow_unused=True
+        )
+    )
+    return [next(gradients) if t.requires_grad else None for t in inputs]
