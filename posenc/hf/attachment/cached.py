@@ -127,8 +127,12 @@ def _update(
     now.layer.columns = columns
     before = _layer(self, layer_idx)
     width = key_states.shape[-1] + columns.width(key_states)
-    if before is not None and int(before.get_seq_length()) and before.keys.shape[-1] != width:
-        raise ValueError(_STRANGE)
+    if before is not None and before.keys.shape[-1] != width:
+        if int(before.get_seq_length()):
+            raise ValueError(_STRANGE)
+        # generate() has made room for keys alone, to read a prompt in chunks; the cache makes it
+        # again when it is updated.
+        before.is_initialized = False
     positions = tensor(now.positions, key_states.device)
     joined = columns.join(key_states, positions, now.state)
     joined, values = update(self, joined, value_states, layer_idx, *args, **options)

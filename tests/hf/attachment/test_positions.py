@@ -177,6 +177,23 @@ def test_generate_with_a_static_cache_gives_what_no_cache_does(family, padded):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["alibi", "fox"])
+@pytest.mark.parametrize("cache", ["static", None])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
+def test_a_prompt_read_in_chunks_generates_what_no_cache_does(family, cache, name):
+    model = with_encoding(family, name)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for mask in (torch.ones_like(MASK), MASK):
+        assert torch.equal(
+            model.generate(
+                TOKENS, attention_mask=mask, cache_implementation=cache, prefill_chunk_size=4,
+                **options,
+            ),
+            model.generate(TOKENS, attention_mask=mask, use_cache=False, **options),
+        )  # fmt: skip
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
 def test_the_implementation_by_itself_reads_a_static_cache_as_transformers_does(family):
     model = build(family)
