@@ -18,7 +18,7 @@ from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import source_of
-from posenc.encodings.registry import content
+from posenc.encodings.registry import code
 from tests.texts import prose
 
 SMALL = {
@@ -216,17 +216,17 @@ def test_another_text_source_or_setting_is_trained(text, trained, monkeypatch, w
     run(trained, ["rope"], text, out=Path("same"))
     assert not trained
     given = {"steps": 3} if what == "steps" else {}
-    read, entry = content._bytes, content.entry
+    read, entry = code._bytes, code.entry
     if what == "text":
         Path(text[0]).write_bytes(prose(7200).replace(b"mat", b"hat"))
     elif what == "source":  # in a file that rope.py imports
         changed = b"\n# mended"
         monkeypatch.setattr(
-            content, "_bytes", lambda f: read(f) + changed * (f.name == "frequencies.py")
+            code, "_bytes", lambda f: read(f) + changed * (f.name == "frequencies.py")
         )
     elif what == "registry":
         monkeypatch.setattr(
-            content, "entry", lambda name: entry(name)._replace(defaults={"interleaved": True})
+            code, "entry", lambda name: entry(name)._replace(defaults={"interleaved": True})
         )
     study = run(trained, ["rope"], text, out=Path("other"), **given)
     assert trained == ["rope-seed0"] and not study.reused
@@ -254,8 +254,8 @@ def test_the_source_of_an_encoding_is_what_its_module_imports(tmp_path, monkeypa
     # A class outside posenc may use any of posenc's, so a change of one counts.
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("import posenc\n\nclass Own(posenc.ALiBi):\n    pass\n", "utf-8")
-    read, before = content._bytes, {n: source_of(n) for n in ("own.py:Own", "alibi", "rope")}
-    monkeypatch.setattr(content, "_bytes", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
+    read, before = code._bytes, {n: source_of(n) for n in ("own.py:Own", "alibi", "rope")}
+    monkeypatch.setattr(code, "_bytes", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
     after = {name: source_of(name) for name in before}
     assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "alibi"]
 
