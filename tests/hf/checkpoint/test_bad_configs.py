@@ -20,7 +20,7 @@ BAD: list[tuple[str, object, str]] = [
       for value in (0, -4, 1.5, "32", [32], True, 10**12, float("nan"), {})),
     ("hidden_size", None, "hidden_size must be"),
     ("num_key_value_heads", 0, "num_key_value_heads must be"),
-    ("num_attention_heads", 64, "number of attention heads (64)"),
+    ("num_attention_heads", 8, "is stored as (32, 32), and config.json needs"),
     ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, but there are only 21 tensors"),
     *(("rope_theta", value, "rope_theta must be a positive number")
       for value in (0, -1e4, float("nan"), float("inf"), "10000", [1], True)),

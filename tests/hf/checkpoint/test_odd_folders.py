@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.hf_models import save
+from tests.hf_models import save, transformers
 
 MIB = 1 << 20
 CONFIGS = {
@@ -20,7 +20,8 @@ CONFIGS = {
     "rms_norm_eps": ("x", "rms_norm_eps must be a number, got 'x'"),
     "layer_types": ("x", "layer_types must be a list"),
     "architectures": ("x", "architectures must be a list of names, got 'x'"),
-    "tie_word_embeddings": ("maybe", " does not load it (StrictDataclass"),
+    "tie_word_embeddings": ("false", "tie_word_embeddings must be true or false, got 'false'"),
+    "attention_bias": (1, "attention_bias must be true or false, got 1"),
 }
 
 
@@ -40,6 +41,14 @@ def test_an_odd_key_is_named(key, tmp_path, call):
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     line = said(call, "inspect", "model", folder)
     assert f"{path}: " in line and words in line
+
+
+def test_a_size_that_only_transformers_refuses_is_one_line(tmp_path, call):
+    folder = save("llama", tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "intermediate_size": "x"}))
+    line = said(call, "inspect", "model", folder)
+    assert str(folder) in line and f"transformers {transformers.__version__} " in line
 
 
 BYTES = {
