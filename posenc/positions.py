@@ -200,7 +200,9 @@ def text_returns(
     repeat their places. Tokens that are not `valid` do not count; positions are read as by
     `goes_back`.
     """
-    if positions.shape[-2] < 4 or not _readable(positions):
+    if not _readable(positions):  # first: while tracing, the length must stay any length
+        return False
+    if positions.shape[-2] < 4:
         return False
     if valid is not None and not _readable(valid):
         return False
