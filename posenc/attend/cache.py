@@ -14,7 +14,8 @@ from posenc.encodings.base.placed import check_whole
 from posenc.positions import join, tensor
 
 _MADE = "made "
-"""Before the name of a buffer: keys or values as they were made, before any shift."""
+"""Prefix of a buffer's name: keys or values as they were made, before any shift. `shift` moves
+these, so that "k" is the moved copy of "made k"."""
 
 
 class KVCache:
@@ -56,10 +57,9 @@ class KVCache:
         class or with other arguments made them."""
         before = self._made_by
         if self.length and before is not None and not alike(before, encoding):
-            made_for, given = (" ".join(str(e).split()) for e in (before, encoding))
             raise ValueError(
-                f"KVCache: its keys were made for {made_for}, but attention has {given}. Use a new "
-                "cache."
+                f"KVCache: its keys were made for {_one_line(before)}, but attention has "
+                f"{_one_line(encoding)}. Use a new cache."
             )
         self._made_by = encoding
 
@@ -81,36 +81,44 @@ class KVCache:
         return tensor(self.where, self._buffers["k"].device)
 
     def _check(self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int) -> None:
-        k, v = new["k"], new["v"]
-        if k.shape[2] != v.shape[2]:
-            raise ValueError(f"KVCache: k has {k.shape[2]} tokens and v has {v.shape[2]}.")
+        """Raise ValueError or TypeError if new tokens do not fit the cached ones."""
+        num_keys = new["k"].shape[2]
+        num_values = new["v"].shape[2]
+        if num_keys != num_values:
+            raise ValueError(f"KVCache: k has {num_keys} tokens and v has {num_values}.")
         for name, buffer in self._buffers.items():
             if name.startswith(_MADE):
                 continue
             if name not in new:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
-            t = new[name]
-            if (t.dtype, t.device) != (buffer.dtype, buffer.device):
-                raise TypeError(
-                    f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got {t.dtype} "
-                    f"on {t.device}."
-                )
-            if (*t.shape[:2], *t.shape[3:]) != (*buffer.shape[:2], *buffer.shape[3:]):
-                held = (*buffer.shape[:2], self.length, *buffer.shape[3:])
-                raise ValueError(
-                    f"KVCache: it has {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
-                    "and width must not change. Use a new cache for other sequences."
-                )
+            self._check_fits(name, new[name], buffer)
         if self.length and "state" in new and "state" not in self._buffers:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
-        if self.where is not None:
-            held, came = (
-                torch.int64 if isinstance(t, range) else t.dtype for t in (self.where, positions)
+        if self.where is None:
+            return
+        cached_dtype = _dtype_of(self.where)
+        new_dtype = _dtype_of(positions)
+        if cached_dtype != new_dtype or position_axis != self._token_axis:
+            raise TypeError(
+                f"KVCache: it has positions in {cached_dtype}, got {new_dtype}; use one kind for "
+                "all tokens."
             )
-            if held != came or position_axis != self._token_axis:
-                raise TypeError(
-                    f"KVCache: it has positions in {held}, got {came}; use one kind for all tokens."
-                )
+
+    def _check_fits(self, name: str, new: Tensor, buffer: Tensor) -> None:
+        """Raise TypeError for another dtype or device, ValueError if more than the number of tokens
+        differs."""
+        if new.dtype != buffer.dtype or new.device != buffer.device:
+            raise TypeError(
+                f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got {new.dtype} "
+                f"on {new.device}."
+            )
+        batch_and_heads_fit = new.shape[:2] == buffer.shape[:2]
+        if not batch_and_heads_fit or new.shape[3:] != buffer.shape[3:]:
+            cached = (*buffer.shape[:2], self.length, *buffer.shape[3:])
+            raise ValueError(
+                f"KVCache: it has {name} of shape {cached}, got {tuple(new.shape)}: batch, heads "
+                "and width must not change. Use a new cache for other sequences."
+            )
 
     @answered
     def append(
@@ -139,7 +147,9 @@ class KVCache:
         Raises: ValueError or TypeError, before anything is stored, if the new tokens do not fit
         those in the cache.
         """
-        tensors = {"k": k, "v": v} if state is None else {"k": k, "v": v, "state": state}
+        tensors = {"k": k, "v": v}
+        if state is not None:
+            tensors["state"] = state
         self._check(tensors, positions, position_axis)
         end = self.length + k.shape[2]
         for name, new in tensors.items():
@@ -240,7 +250,8 @@ class KVCache:
             return where[:start]
         if isinstance(where, range) and start == 0:
             return where[stop:]
-        where, axis = tensor(where, self._buffers["k"].device), self._token_axis
+        where = tensor(where, self._buffers["k"].device)
+        axis = self._token_axis
         before = where.narrow(axis, 0, start)
         after = where.narrow(axis, stop, self.length - stop)
         return torch.cat([before, after], dim=axis)
@@ -273,22 +284,26 @@ class KVCache:
         assert self.where is not None  # only an empty cache has no positions
         after = self._moved(start, delta)
         made_at = tensor(self.where if self._made_at is None else self._made_at, self.k.device)
-        buffers = dict(self._buffers)
+        moving = (self._token_axis, start, self.length - start)
+        made_there = made_at.narrow(*moving)
+        moved_there = tensor(after, self.k.device).narrow(*moving)
+
         moves: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"v": encoding.move_values}
         if not encoding.claims.needs_raw_k:
             moves["k"] = encoding.move_keys
-        for name, moved_by in moves.items():
+        buffers = dict(self._buffers)
+        for name, move in moves.items():
             made = buffers.get(_MADE + name, buffers[name])
             tail = made[:, :, start : self.length]
-            at = (
-                t.narrow(self._token_axis, start, self.length - start)
-                for t in (made_at, tensor(after, self.k.device))
-            )
-            moved = moved_by(tail, *at)
+            moved = move(tail, made_there, moved_there)
             if moved is not tail:  # the encoding changes them
-                kept = buffers[name][:, :, :start]
-                buffers |= {_MADE + name: made, name: torch.cat([kept, moved], dim=2)}
-        self._buffers, self.where, self._made_at = buffers, after, made_at
+                unmoved = buffers[name][:, :, :start]
+                buffers[_MADE + name] = made
+                buffers[name] = torch.cat([unmoved, moved], dim=2)
+        # Only now, so that an error above leaves the cache as it was.
+        self._buffers = buffers
+        self.where = after
+        self._made_at = made_at
 
     def _mover(self) -> PositionEncoding:
         """Return the encoding that made the keys. Raise ValueError if it cannot move them."""
@@ -325,13 +340,23 @@ class KVCache:
         return after
 
     def _write(self, name: str, new: Tensor, end: int) -> None:
-        buffer = self._buffers.get(name, new[:, :, :0])
-        if name not in self._buffers or buffer.shape[2] < end:
-            capacity = max(end, 2 * buffer.shape[2])
+        """Store new tokens as those before `end`, in a buffer that doubles when it is full."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[2] < end:
+            capacity = end if buffer is None else max(end, 2 * buffer.shape[2])
             grown = new.new_zeros(*new.shape[:2], capacity, *new.shape[3:])
-            grown[:, :, : self.length] = buffer[:, :, : self.length]
+            if buffer is not None:
+                grown[:, :, : self.length] = buffer[:, :, : self.length]
             self._buffers[name] = buffer = grown
         buffer[:, :, self.length : end] = new
+
+
+def _one_line(encoding: PositionEncoding) -> str:
+    return " ".join(str(encoding).split())
+
+
+def _dtype_of(positions: Tensor | range) -> torch.dtype:
+    return torch.int64 if isinstance(positions, range) else positions.dtype
 
 
 def check_cache(owner: str, cache: object) -> None:
