@@ -1,7 +1,7 @@
 """Multi-head attention as a module: projections, grouped queries, a cache."""
 
 import functools
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -84,14 +84,18 @@ class Attention(nn.Module):
                 f"embed_dim={embed_dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}."
             )
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
         self.projections = projections
         self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
         built = named("Attention", encoding, shape, "train_length", "causal")
         self.encoding = check_encoding("Attention", built)
         check_scale("Attention", scale)
-        self.dropout, self.scale, self.impl = dropout, scale, impl
+        self.dropout = dropout
+        self.scale = scale
+        self.impl = impl
 
         def project(heads: int, *needed_by: Projections) -> nn.Linear | None:
             width = heads * self.head_dim
@@ -129,35 +133,38 @@ class Attention(nn.Module):
         """
         encoding = check_encoding("Attention", self.encoding if encoding is None else encoding)
         axes = encoding.claims.num_axes
+        token_axis = -1 if axes == 1 else -2
         checked = functools.partial(
             check_embedded, "Attention", embed_dim=self.embed_dim, num_axes=axes
         )
         positions = checked(x, positions)
         check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none
-        given = [t is None for t in (context, context_positions, memory, memory_positions)]
-        if given not in ([True] * 4, [False, False, True, True], [True, True, False, False]):
-            raise ValueError(
-                "Attention: context needs context_positions, or memory needs memory_positions."
-            )
+        _check_sources(context, context_positions, memory, memory_positions)
         check_cache("Attention", cache)
-        token_axis = -1 if axes == 1 else -2
-        source, source_positions = x, positions
+
+        # `source` is what keys and values are projected from.
         if context is not None:
             source = context
             source_positions = checked(context, context_positions, name="context")
             if cache is not None and cache.length:  # the context is cached: append nothing
-                empty = tensor(source_positions, x.device).narrow(token_axis, 0, 0)
-                source, source_positions = x[:, :0], empty
+                source = x[:, :0]
+                source_positions = tensor(source_positions, x.device).narrow(token_axis, 0, 0)
         elif memory is not None:
             earlier = checked(memory, memory_positions, name="memory")
             source = torch.cat([memory, x], dim=1)
             source_positions = join(earlier, positions, token_axis, x.shape[0], x.device)
+        else:
+            source = x
+            source_positions = positions
+
         past = None if cache is None or not cache.length else cache.state
         kv_state = encoding.state(source, tensor(source_positions, x.device), past)
-        own = kv_state
-        if kv_state is not None and context is not None:
-            own = encoding.state(x, tensor(positions, x.device))
-        q_state = None if own is None else own[:, :, own.shape[2] - x.shape[1] :]
+        if kv_state is not None and context is not None:  # no query is among the keys
+            q_state = encoding.state(x, tensor(positions, x.device))
+        else:
+            q_state = kv_state
+        if q_state is not None:  # queries are the last tokens
+            q_state = q_state[:, :, q_state.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)
         out = attention(
             q,
@@ -186,14 +193,17 @@ class Attention(nn.Module):
             k = q
         else:
             k = self._heads(source if self.q_proj is None else self.q_proj(source))
-        return q, k, k if self.v_proj is None else self._heads(self.v_proj(source))
+        v = k if self.v_proj is None else self._heads(self.v_proj(source))
+        return q, k, v
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split (batch, len, heads * head_dim) into (batch, heads, len, head_dim)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _check_projections(self) -> None:
-        kind, heads, kv_heads = self.projections, self.num_heads, self.num_kv_heads
+        kind = self.projections
+        heads = self.num_heads
+        kv_heads = self.num_kv_heads
         if kind not in get_args(Projections):
             raise ValueError(
                 f"Attention: projections must be one of {', '.join(get_args(Projections))}, "
@@ -209,3 +219,16 @@ class Attention(nn.Module):
                 f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
                 f"got {heads} * {self.head_dim} and {self.embed_dim}."
             )
+
+
+def _check_sources(
+    context: Any, context_positions: Any, memory: Any, memory_positions: Any
+) -> None:
+    """Raise ValueError unless tokens come with positions, and at most one kind of them comes."""
+    context_fits = (context is None) == (context_positions is None)
+    memory_fits = (memory is None) == (memory_positions is None)
+    both = context is not None and memory is not None
+    if both or not context_fits or not memory_fits:
+        raise ValueError(
+            "Attention: context needs context_positions, or memory needs memory_positions."
+        )

@@ -106,21 +106,19 @@ class MultiheadAttention(nn.MultiheadAttention):
                 key_padding_mask = key_padding_mask[None]
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q_len, kv_len = query.shape[1], key.shape[1]
-        sizes = (query.shape[0], self.num_heads, q_len, kv_len)
         if positions is None:
             positions = _counted(query, key_padding_mask if to_itself else None)
         if key_positions is None:
             key_positions = positions if to_itself else _counted(key, key_padding_mask)
-        run = as_range(positions)
-        in_order = run is not None and run == as_range(key_positions)
-        mask = mask_of(attn_mask, key_padding_mask, sizes, is_causal, in_order)
-        if mask is not None and self.encoding.claims.num_axes == 1:
-            mask = mask.bind(positions, key_positions)
+        sizes = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        mask = self._mask(attn_mask, key_padding_mask, sizes, is_causal, positions, key_positions)
+        same_tokens = to_itself and key_positions is positions
         kv_state = self.encoding.state(key, tensor(key_positions, key.device))
-        q_state = kv_state
-        if key_positions is not positions or not to_itself:
+        if same_tokens:
+            q_state = kv_state
+        else:
             q_state = self.encoding.state(query, tensor(positions, query.device))
+
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
             "q_positions": positions,
@@ -133,12 +131,33 @@ class MultiheadAttention(nn.MultiheadAttention):
         out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
         assert isinstance(out, Tensor)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
-        weights = attention_weights(q, k, self.encoding, **options) if need_weights else None
-        if weights is not None:
-            weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        weights = None
+        if need_weights:
+            weights = attention_weights(q, k, self.encoding, **options)
+            if average_attn_weights:
+                weights = weights.mean(1)
+            weights = weights.to(out.dtype)
+
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _mask(
+        self,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        sizes: tuple[int, int, int, int],
+        is_causal: bool,
+        positions: Tensor | range,
+        key_positions: Tensor | range,
+    ) -> Mask | None:
+        """Return the mask of a call, bound to its positions unless they have several components."""
+        run = as_range(positions)
+        in_order = run is not None and run == as_range(key_positions)
+        mask = mask_of(attn_mask, key_padding_mask, sizes, is_causal, in_order)
+        if mask is not None and self.encoding.claims.num_axes == 1:
+            return mask.bind(positions, key_positions)
+        return mask
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         if self._qkv_same_embed_dim:
@@ -148,8 +167,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        inputs = (query, key, value)
-        return tuple(F.linear(*each) for each in zip(inputs, weights, biases, strict=True))
+        projections = zip((query, key, value), weights, biases, strict=True)
+        return tuple(F.linear(x, weight, bias) for x, weight, bias in projections)
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split (batch, len, embed_dim) into (batch, num_heads, len, head_dim)."""
@@ -181,20 +200,20 @@ def mask_of(
     memory, which is_causal assumes.
     """
     batch, heads, q_len, kv_len = sizes
-    found: list[Mask] = []
+    parts: list[Mask] = []
     if is_causal:
         if q_len != kv_len:
             raise ValueError(f"is_causal needs as many queries as keys, got {q_len} and {kv_len}.")
         by_index = Mask(lambda sight: sight.q_idx >= sight.kv_idx, separates=False)
-        found.append(causal if in_order else by_index)
+        parts.append(causal if in_order else by_index)
     elif attn_mask is not None:
         seen = ~_hidden("attn_mask", attn_mask)
         if seen.shape == (q_len, kv_len):
-            found.append(Mask(lambda sight: seen[sight.q_idx, sight.kv_idx]))
+            parts.append(Mask(lambda sight: seen[sight.q_idx, sight.kv_idx]))
         elif seen.shape == (batch * heads, q_len, kv_len):
-            each = seen.view(batch, heads, q_len, kv_len)
-            found.append(
-                Mask(lambda sight: each[sight.batch, sight.head, sight.q_idx, sight.kv_idx])
+            of_heads = seen.view(batch, heads, q_len, kv_len)
+            parts.append(
+                Mask(lambda sight: of_heads[sight.batch, sight.head, sight.q_idx, sight.kv_idx])
             )
         else:
             raise ValueError(
@@ -207,10 +226,10 @@ def mask_of(
                 f"key_padding_mask must be ({batch}, {kv_len}), got "
                 f"{tuple(key_padding_mask.shape)}."
             )
-        found.append(padding(~_hidden("key_padding_mask", key_padding_mask)))
-    if len(found) == 2:
-        return found[0] & found[1]
-    return found[0] if found else None
+        parts.append(padding(~_hidden("key_padding_mask", key_padding_mask)))
+    if len(parts) == 2:
+        return parts[0] & parts[1]
+    return parts[0] if parts else None
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:
