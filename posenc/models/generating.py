@@ -122,10 +122,14 @@ class _Writer:
     def __init__(
         self, model: LanguageModel, tokens: Tensor, valid: Tensor | None, length: int | None
     ) -> None:
-        self.model, self.length, self.tokens = model, length, tokens
+        self.model = model
+        self.tokens = tokens
+        self.length = length
         self.caches = model.new_caches()
         self.valid = None if valid is None else valid.bool()
-        positions = None if self.valid is None else (self.valid.cumsum(1) - 1).clamp(min=0)
+        positions = None
+        if self.valid is not None:  # padding is not counted
+            positions = (self.valid.cumsum(1) - 1).clamp(min=0)
         self._run(tokens, positions)
 
     def write(self, chosen: Tensor) -> None:
@@ -144,8 +148,10 @@ class _Writer:
         self.valid = None if self.valid is None else self.valid[rows]
 
     def _run(self, tokens: Tensor, positions: Tensor | None) -> None:
-        if positions is not None and self.model.encoding.claims.num_axes > 1:
-            positions = positions[..., None].expand(-1, -1, self.model.encoding.claims.num_axes)
+        """Append tokens (batch, new) to the caches, and keep the logits after the last one."""
+        num_axes = self.model.encoding.claims.num_axes
+        if positions is not None and num_axes > 1:  # text has the same place on every axis
+            positions = positions[..., None].expand(-1, -1, num_axes)
         mask = None if self.valid is None else masks.causal & masks.padding(self.valid)
         logits = self.model(tokens, positions, caches=self.caches, mask=mask, length=self.length)
         self.logits = logits[:, -1].float()
@@ -155,38 +161,50 @@ def _beam_search(
     writer: _Writer, max_new_tokens: int, num_beams: int, length_penalty: float, stop: int | None
 ) -> Tensor:
     """Extend the num_beams likeliest unfinished continuations of each row, and return the best
-    finished one. These are the rules of transformers with early_stopping=False."""
-    batch, device = writer.tokens.shape[0], writer.tokens.device
-    first = torch.arange(batch, device=device)[:, None]
-    writer.reorder(first.expand(-1, num_beams).flatten())
+    finished one. These are the rules of transformers with early_stopping=False.
+
+    Unfinished continuations are `tokens`, with log-probabilities `scores`; finished ones are
+    `ended`, with log-probabilities per length `best`. Both have num_beams for each row. A row is
+    searched as long as its best unfinished one scores more than its worst finished one.
+    """
+    batch = writer.tokens.shape[0]
+    device = writer.tokens.device
+    row = torch.arange(batch, device=device)[:, None]  # (batch, 1), to index beams of each row
+    writer.reorder(row.expand(-1, num_beams).flatten())
     stop = -1 if stop is None else stop
-    tokens = ended = writer.tokens[:, None].expand(-1, num_beams, -1)
+    tokens = writer.tokens[:, None].expand(-1, num_beams, -1)
+    ended = tokens
     # All beams of a row start equal, so only the first is extended in the first step.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
-    best = scores.clone()  # of the finished continuations, whose tokens are `ended`
+    best = scores.clone()
     scores[:, 0] = 0
     searching = torch.ones(batch, 1, dtype=torch.bool, device=device)
     for step in range(1, max_new_tokens + 1):
-        steps = writer.logits.log_softmax(-1).view(batch, num_beams, -1)
+        log_probabilities = writer.logits.log_softmax(-1).view(batch, num_beams, -1)
+        vocab_size = log_probabilities.shape[-1]
         # Twice as many as are kept: each beam may end with its likeliest token.
-        total = (scores[..., None] + steps).flatten(1)
+        total = (scores[..., None] + log_probabilities).flatten(1)
         total, index = total.topk(min(2 * num_beams, total.shape[1]))
-        beam, chosen = index // steps.shape[-1], index % steps.shape[-1]
-        grown = torch.cat([tokens[first, beam], chosen[..., None]], dim=-1)
+        beam = index // vocab_size
+        chosen = index % vocab_size
+        grown = torch.cat([tokens[row, beam], chosen[..., None]], dim=-1)
         ends = (chosen == stop) | (step == max_new_tokens)
 
+        # Finished: one counts only if it is among the num_beams likeliest of a row in search.
         counts = ends & searching
         counts[:, num_beams:] = False
         new = (total / step**length_penalty).masked_fill(~counts, -torch.inf)
         best, place = torch.cat([best, new], dim=1).topk(num_beams)
-        ended = torch.cat([nn.functional.pad(ended, (0, 1), value=stop), grown], 1)[first, place]
+        padded = nn.functional.pad(ended, (0, 1), value=stop)
+        ended = torch.cat([padded, grown], 1)[row, place]
 
+        # Unfinished: the likeliest that do not end.
         scores, place = total.masked_fill(ends, -torch.inf).topk(num_beams)
-        tokens = grown[first, place]
+        tokens = grown[row, place]
         searching = searching & (scores[:, :1] / step**length_penalty > best[:, -1:])
         if not searching.any():
             break
-        writer.reorder((beam.gather(1, place) + first * num_beams).flatten())
+        writer.reorder((beam.gather(1, place) + row * num_beams).flatten())
         writer.write(tokens[..., -1].flatten())
     return ended[:, 0]
 
@@ -216,19 +234,8 @@ def _check(
     valid: Tensor | None,
     length: int | None,
 ) -> None:
-    if not isinstance(tokens, Tensor) or not isinstance(valid, Tensor | None):
-        wrong = ("tokens", tokens) if not isinstance(tokens, Tensor) else ("valid", valid)
-        raise TypeError(f"generate: {wrong[0]} must be a tensor, got {type(wrong[1]).__name__}.")
-    if tokens.ndim != 2 or not tokens.shape[1]:
-        raise ValueError(
-            f"generate: tokens must be (batch, len) with at least one token, "
-            f"got {tuple(tokens.shape)}."
-        )
-    if valid is not None and (valid.shape != tokens.shape or not bool(valid[:, -1].all())):
-        raise ValueError(
-            f"generate: valid must have the shape of tokens {tuple(tokens.shape)} and end with "
-            f"True in every row (padding goes on the left), got shape {tuple(valid.shape)}."
-        )
+    """Raise TypeError or ValueError for arguments of `generate` that do not fit."""
+    _check_prompts(tokens, valid)
     check_count("generate", "max_new_tokens", max_new_tokens)
     check_count("generate", "num_beams", num_beams)
     check_number("generate", "length_penalty", length_penalty)
@@ -247,3 +254,20 @@ def _check(
         raise ValueError("generate: beam search does not sample; leave temperature at 0.")
     if temperature == 0 and (top_k is not None or top_p is not None):
         raise ValueError("generate: top_k and top_p need a temperature above 0.")
+
+
+def _check_prompts(tokens: Tensor, valid: Tensor | None) -> None:
+    for name, t in (("tokens", tokens), ("valid", valid)):
+        may_lack = name == "valid" and t is None
+        if not may_lack and not isinstance(t, Tensor):
+            raise TypeError(f"generate: {name} must be a tensor, got {type(t).__name__}.")
+    if tokens.ndim != 2 or not tokens.shape[1]:
+        raise ValueError(
+            f"generate: tokens must be (batch, len) with at least one token, "
+            f"got {tuple(tokens.shape)}."
+        )
+    if valid is not None and (valid.shape != tokens.shape or not bool(valid[:, -1].all())):
+        raise ValueError(
+            f"generate: valid must have the shape of tokens {tuple(tokens.shape)} and end with "
+            f"True in every row (padding goes on the left), got shape {tuple(valid.shape)}."
+        )
