@@ -181,8 +181,10 @@ def _with_cache(call: Call, cache: KVCache | None) -> Raw | Rotated:
 def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
     """Raise ValueError if a causal mask would show a new token earlier ones at its own position, as
     where two layers share a cache or positions do not advance."""
-    compares_positions = mask is not None and mask.causal and not mask.bound
-    if cache.where is None or not compares_positions or new.num_axes > 1:
+    if mask is None or cache.where is None or new.num_axes > 1:
+        return
+    compares_positions = mask.causal and not mask.bound
+    if not compares_positions:
         return
     # Packed documents begin again at 0, and padding may have any position.
     may_repeat = mask.separates or any(read.name == "padding" for read in mask.reads)

@@ -158,7 +158,8 @@ def _saved(
         q, k, v, grad, out = (t.to(dtype) for t in (q, k, v, grad, out))
         grad = F.pad(grad, (0, 1), value=1)
         out = torch.cat([out, -grad_lse[..., None]], -1)
-    return Saved(*flash.same_width(q, k, v, grad, out), lse, grad_lse)
+    q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
+    return Saved(q, k, v, grad, out, lse, grad_lse)
 
 
 def of_groups(grad: Tensor, t: Tensor) -> Tensor:
