@@ -129,6 +129,11 @@ def _attach(
                 own_positions.refuse_rest(model, stacks, example)
         for stack, each in zip(stacks, encodings, strict=True):
             _put(attachment, stack, each, _reads_tokens(stacks, stack, example))
+        if not hooks.takes_ids(model):
+            attachment.handles += [
+                model.register_forward_pre_hook(hooks.note_ids, with_kwargs=True),
+                model.register_forward_hook(hooks.forget_ids, with_kwargs=True, always_call=True),
+            ]
         with trial():
             run(model, example)
         if check:

@@ -88,6 +88,8 @@ class Trial:
     reached: list[Reached] = field(default_factory=list)
 
 
+GIVEN_IDS: ContextVar[bool] = ContextVar("posenc position_ids", default=False)
+"""Whether the running model was called with position_ids; set for models that may drop them."""
 FORWARD: ContextVar[Forward | None] = ContextVar("posenc forward", default=None)
 ATTENDING: ContextVar[Attending | None] = ContextVar("posenc attention", default=None)
 TRIAL: ContextVar[Trial | None] = ContextVar("posenc trial", default=None)

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import NAME, LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
-from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward
+from posenc.hf.attachment.calls import (
+    ATTENDING,
+    ENCODING,
+    FORWARD,
+    GIVEN_IDS,
+    LAYER,
+    Attending,
+    Forward,
+)
 from posenc.hf.capabilities import cache_among
 from posenc.positions import (
     counted,
@@ -37,6 +45,21 @@ class Layer:
     own: PositionEncoding | None = None
     has_positions: bool = True
     columns: Columns | None = None
+
+
+def takes_ids(model: nn.Module) -> bool:
+    """Return True if the forward of a model names position_ids, and so hands them on."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def note_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Note whether a model that may drop position_ids is called with them, before its forward."""
+    GIVEN_IDS.set(kwargs.get("position_ids") is not None)
+
+
+def forget_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    """Forget it after the forward, also after an exception."""
+    GIVEN_IDS.set(False)
 
 
 def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -178,6 +201,13 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     cache, mask = cache_among(given.values()), given.get("attention_mask")
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
+    if ids is None and GIVEN_IDS.get():
+        raise ValueError(
+            "posenc: position_ids were given, and this model's own code drops them (as BLOOM's "
+            "does), so neither positions nor packed texts would be as they say. Leave them out, "
+            "with one text in a row, or call the stack of layers with them, such as "
+            "model.transformer(tokens, position_ids=ids)."
+        )
     if ids is not None:
         numbers, ids = _numbers_and_positions(ids, axes)
         positions = _positions_of(ids, axes)

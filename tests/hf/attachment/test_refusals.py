@@ -194,3 +194,30 @@ def test_packed_texts_of_three_components_are_apart_or_refused(use_cache, padded
         model(row, position_ids=counted.expand(3, 1, -1), **told)
     texts = {"attention_mask": torch.tensor([[1] * 4 + [0] * (5 + padded)]), "use_cache": use_cache}
     model(row, position_ids=counted.expand(3, 1, -1), **texts)  # what returns is padding
+
+
+def test_position_ids_that_the_model_drops():
+    """BLOOM's code takes them as further arguments and hands them to nobody: packed texts would
+    see one another."""
+    model = attach(build("bloom"), posenc.ALiBi(num_heads=4))
+    packed = torch.cat([torch.arange(8), torch.arange(TOKENS.shape[1] - 8)])[None]
+    want = model(TOKENS)[0]
+    with pytest.raises(ValueError, match="this model's own code drops them"):
+        model(TOKENS, position_ids=packed.expand_as(TOKENS))
+    torch.testing.assert_close(model(TOKENS)[0], want)  # nothing is remembered
+    detach(model)
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_position_ids_that_a_head_hands_on_without_naming_them():
+    model = attach(build("llama"), ALIBI)
+
+    class Head(type(model)):
+        def forward(self, input_ids, **options):
+            return super().forward(input_ids, **options)
+
+    headed = Head(model.config).eval()
+    headed.load_state_dict(build("llama").state_dict())
+    attach(headed, posenc.ALiBi(num_heads=4))
+    ids = torch.arange(TOKENS.shape[1])[None]
+    torch.testing.assert_close(headed(TOKENS, position_ids=ids)[0], headed(TOKENS)[0])
