@@ -13,6 +13,10 @@ from posenc.masks import Mask, causal, padding
 from posenc.positions import as_range, counted, positions_from_mask, tensor
 
 
+def _is_called(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Do nothing: a module with a hook is called."""
+
+
 class MultiheadAttention(nn.MultiheadAttention):
     """Replace torch.nn.MultiheadAttention by attention with a position encoding.
 
@@ -73,6 +77,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         shape = ModelShape(embed_dim, num_heads)
         built = named("MultiheadAttention", encoding, shape, "train_length", "causal")
         self.encoding = check_encoding("MultiheadAttention", built)
+        # In evaluation without gradients torch's own encoder layer computes from the weights of its
+        # attention and never calls it, unless hooks are attached.
+        self.register_forward_pre_hook(_is_called)
 
     @answered
     def forward(  # type: ignore[override]

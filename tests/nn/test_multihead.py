@@ -2,6 +2,7 @@
 the result."""
 
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -233,3 +234,32 @@ def test_torchs_encoder_never_takes_the_kernel_that_knows_no_positions():
     with torch.no_grad():
         blind = encoder(x, src_key_padding_mask=PADDING)
     assert (blind[~PADDING] - fast[~PADDING]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("no_gradients", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("copied", [False, True])
+def test_torchs_own_layer_keeps_the_encoding_without_gradients(no_gradients, copied):
+    """In evaluation torch's encoder layer may compute from the weights and call no attention."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 48, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiheadAttention(
+        WIDTH, HEADS, batch_first=True, encoding=posenc.ALiBi(HEADS)
+    )
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    trained = layer.train()(x)
+    layer = pickle.loads(pickle.dumps(layer)) if copied else layer
+    with no_gradients():
+        torch.testing.assert_close(layer.eval()(x), trained, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, CAUSAL])
+def test_a_stack_of_torchs_own_layers_keeps_the_encoding(mask):
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 48, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiheadAttention(
+        WIDTH, HEADS, batch_first=True, encoding=posenc.ALiBi(HEADS)
+    )
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    trained = stack.train()(x, mask, src_key_padding_mask=PADDING)
+    with torch.no_grad():
+        kept = stack.eval()(x, mask, src_key_padding_mask=PADDING)
+    torch.testing.assert_close(kept, trained, rtol=0, atol=1e-5)
