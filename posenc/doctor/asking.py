@@ -81,7 +81,8 @@ def lengths(source: Source, length: int | None) -> list[int]:
     try:
         longest = meaning_of(source.config, length).max_length
     except (UnknownFamilyError, ValueError):
+        longest = LONGEST_WITHOUT_MEANING
         named = source.config.get("max_position_embeddings")
-        whole = isinstance(named, int) and not isinstance(named, bool) and 0 < named < 2**31
-        longest = named if whole else LONGEST_WITHOUT_MEANING
+        if isinstance(named, int) and not isinstance(named, bool) and 0 < named < 2**31:
+            longest = named
     return [length or longest, SHORT, LOOKED_AT, longest]

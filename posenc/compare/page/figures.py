@@ -36,8 +36,11 @@ def by_context(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte of the same target bytes, by length of context."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
-        known = [score for score in trial.by_context if score.bits_per_byte is not None]
-        return [(score.length, score.bits_per_byte) for score in known]
+        return [
+            (score.length, score.bits_per_byte)
+            for score in trial.by_context
+            if score.bits_per_byte is not None
+        ]
 
     curves = {name: _mean_curve(trials, points) for name, trials in _by_encoding(study)}
     shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})

@@ -225,9 +225,10 @@ def _read(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked
 
 
 def _asked(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
-    for name in ("refuses", "unmeasured"):
-        if name in case:
-            return Asked(runtime, version, **{name: str(case[name])[:WORDS]})
+    if "refuses" in case:
+        return Asked(runtime, version, refuses=str(case["refuses"])[:WORDS])
+    if "unmeasured" in case:
+        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
     interleaved, admits = case["interleaved"], case["admits"]
     without_rotation = case["without_rotation"]
     return Asked(

@@ -60,7 +60,7 @@ class Compose(PositionEncoding):
         flat: list[PositionEncoding] = []
         for encoding in encodings:
             encoding = require_encoding("Compose", encoding)
-            flat += encoding.encodings if isinstance(encoding, Compose) else [encoding]
+            flat += encoding.members if isinstance(encoding, Compose) else [encoding]
         if len(flat) < 2:
             raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
         self.encodings = nn.ModuleList(flat)

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib import font_manager
@@ -77,7 +78,7 @@ def _drawn(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
         text.set_fontfamily([OWN, *(name for name in CHINESE if name in known)])
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
-    fonts = {"pdf.fonttype": 3 if foreign else 42}
+    fonts: dict[Any, Any] = {"pdf.fonttype": 3 if foreign else 42}
     files = {}
     with style(), matplotlib.rc_context(fonts), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
