@@ -86,9 +86,9 @@ class Mask:
     parts: tuple["Mask", ...] = ()
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self.shown(batch, head, q_idx, kv_idx)
+        return self._shown(batch, head, q_idx, kv_idx)
 
-    def shown(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def _shown(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True for visible pairs of a query and a key. torch.compile of torch 2.6 asks an
         object for its truth before it calls it, and a mask has none; a method it just calls."""
         q_position = take(self.q_positions, batch, q_idx)
@@ -225,7 +225,7 @@ class Mask:
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
         """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
         visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
-        seen = self.shown(
+        seen = self._shown(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
             torch.arange(start, stop, device=device)[:, None],

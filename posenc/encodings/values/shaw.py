@@ -160,8 +160,9 @@ class ShawTerm(ByDistance):
             return for_every_head(t.unfold(2, 2 * near - 1, near), heads)
 
         queries = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near))
-        products = _from_diagonals(queries @ keys_of_blocks(k)).flatten(2, 3)[:, :, :length]
-        scores = products + q @ shaw.key_table.to(q.dtype)[table_rows].mT
+        # Each step takes the name of the one before, so that memory holds one of them.
+        scores = _from_diagonals(queries @ keys_of_blocks(k)).flatten(2, 3)[:, :, :length]
+        scores = scores + q @ shaw.key_table.to(q.dtype)[table_rows].mT
         scores = shaw.scale(shaw.head_dim) * scores
 
         key = torch.arange(length, device=q.device)[:, None] - front
@@ -170,8 +171,8 @@ class ShawTerm(ByDistance):
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
 
-        in_blocks = F.pad(weights, (0, 0, 0, missing)).unflatten(2, (blocks, near))
-        out = _to_diagonals(in_blocks) @ keys_of_blocks(v).mT
+        out = F.pad(weights, (0, 0, 0, missing)).unflatten(2, (blocks, near))
+        out = _to_diagonals(out) @ keys_of_blocks(v).mT
         out = out.flatten(2, 3)[:, :, :length]
         if shaw.value_table is not None:
             out = out + weights @ shaw.value_table.to(q.dtype)[table_rows]
