@@ -353,8 +353,9 @@ def without_rotation(attentions):
 
 
 def names_a_rotation(module):
-    """Whether the forward of an attention calls a function that rotates q and k."""
-    return bool(PAIRED_FUNCTIONS.search(source_of(module)))
+    """Whether an attention rotates q and k by a table of sines, as GPT-J's does."""
+    has_table = hasattr(module, "embed_positions")
+    return has_table and bool(PAIRED_FUNCTIONS.search(source_of(module)))
 
 
 def source_of(module):
