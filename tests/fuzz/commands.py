@@ -189,11 +189,11 @@ def sound(rng: random.Random, command: str) -> list[str]:
             [name, "--head-dim", "8", "--heads", "2", "--train-length", "32"],
         ],
         "inspect model": [["model"], ["model", "--bytes", "--json"]],
-        "inspect module": [["tests.inspect.module.planted:AddsMask", "--as", "add"]],
+        "inspect module": [["tests.inspect.module.planted:CosSin", "--as", "cos-sin"]],
         "inspect contract": [[name]],
         "extend": [
             ["model", "--to", "64", "--bytes", "--text", "text.txt",
-             *option([["--method", "yarn"], ["--tasks", "none"], ["--windows", "2"], []])],
+             *option([["--method", "yarn"], ["--task", "none"], ["--windows", "2"], []])],
         ],
     }  # fmt: skip
     studies = sorted(str(path.parent) for path in Path().glob("out*/study.json"))
