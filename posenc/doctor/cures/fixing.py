@@ -20,6 +20,7 @@ from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import best, misread, require_static
+from posenc.doctor.case import layer_differences
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
 
@@ -93,6 +94,7 @@ def fix(
             changed = fold(folder, meaning.model, recipe.folded)
             lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
         written = read_json(folder / CONFIG)
+        _require_same_frequencies(written, meaning, length)
         wrong = misread(written, meaning, named, folded=recipe.folded, versions=versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
@@ -111,6 +113,23 @@ def fix(
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
     return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _require_same_frequencies(
+    written: Mapping[str, Any], meaning: Meaning, length: int | None
+) -> None:
+    """Raise ValueError if the copy, judged by itself, means other frequencies than the file: the
+    doctor would then call what its runtimes misread "as meant". (Its multiplier may be another,
+    where a temperature is folded into q.)"""
+    copied = meaning_of(written, length).computed.layers
+    for kind, layer in meaning.computed.layers.items():
+        other = copied.get(kind)
+        if other is None or {"pairs", "frequencies"} & layer_differences(other, layer):
+            raise ValueError(
+                "no spelling that the named runtimes read says what the file means "
+                f"({len(layer.inv_freq)} rotated pairs): --fix writes nothing. Name those that "
+                "matter by --for, or write by hand what is meant."
+            )
 
 
 def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> None:

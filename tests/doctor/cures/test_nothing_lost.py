@@ -211,3 +211,14 @@ def test_a_model_that_rotates_nothing_has_nothing_to_fix(tmp_path):
     raw = {**SIZES, "model_type": "granitemoehybrid", "position_embedding_type": "nope"}
     kind, said = outcome(raw, tmp_path)
     assert kind == "refused" and "rotates no layer" in said
+
+
+def test_a_copy_that_means_something_else_is_not_written(tmp_path):
+    """SmolLM3's rotary modules read no share here, and without it the copy, judged by itself, would
+    be as meant with all its pairs."""
+    scaling = {"type": "linear", "factor": "2.0", "rope_theta": 1000}
+    raw = {**SIZES, "model_type": "smollm3", "head_dim": 32, "rope_parameters": scaling}
+    kind, said = outcome({**raw, "partial_rotary_factor": 0.75}, tmp_path)
+    assert kind == "refused" and "says what the file means (12 rotated pairs)" in said
+    kind, _ = outcome(raw, tmp_path)
+    assert kind == "written"
