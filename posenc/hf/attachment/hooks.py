@@ -76,7 +76,8 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
         last = tensor(positions)
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
-    forward = Forward(stack, prepared, positions, documents)
+    has_mask = given.get("attention_mask") is not None
+    forward = Forward(stack, prepared, positions, documents, has_mask)
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
@@ -150,6 +151,8 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     now = Attending(module, forward, encoding, positions, None, positions, None, layer)
     cache = cache_among(everything)
     past = None
+    if cache is not None or forward.has_mask:
+        _refuse_chunks_of_packed_rows(module, forward, x.shape[1])
     if cache is not None:
         cache = self_attention(cache)
         watch(cache)
@@ -171,6 +174,22 @@ def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> N
     has_returned = out is not None
     if has_returned and not now.reached:
         raise _bypassed(module, "it did not call the attention interface of transformers")
+
+
+def _refuse_chunks_of_packed_rows(module: nn.Module, forward: Forward, length: int) -> None:
+    """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.
+
+    Without a cache and a mask transformers counts the chunks of Llama 4 in each text; with either
+    it counts them in the row, where a chunk may begin in the middle of a text.
+    """
+    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
+    if forward.documents is None or chunk is None or length <= chunk:
+        return
+    raise ValueError(
+        f"posenc: {type(module).__name__} attends in chunks of {chunk} tokens. With a cache or an "
+        f"attention_mask transformers counts them in the whole row, and this row of {length} "
+        "tokens has several texts. Call the model with use_cache=False and without attention_mask."
+    )
 
 
 def _bypassed(module: nn.Module, why: str) -> ValueError:

@@ -8,7 +8,7 @@ import posenc
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.capabilities import cache_among, cache_argument, continued
 from tests.hf.attachment.models import TOKENS, build
-from tests.hf_models import transformers
+from tests.hf_models import COMMON, transformers
 
 ENCODINGS = "rope alibi fox cope fire learned yarn self_extend transformer_xl".split()
 FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox", "opt"]
@@ -92,6 +92,26 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
     at = torch.cat([starts, torch.ones(1, 2, dtype=torch.long)], 1)
     found = model(padded, position_ids=at, attention_mask=hidden, use_cache=use_cache).logits[0]
     close(found[:LENGTH], packed)
+
+
+@torch.no_grad()
+def test_chunks_are_counted_in_each_packed_text_or_refused():
+    config = transformers.Llama4TextConfig(**COMMON, attention_chunk_size=6)
+    model = transformers.Llama4ForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.mul_(8 if parameter.ndim > 1 else 1)
+    attach(model, posenc.ALiBi(num_heads=4))
+    row = TOKENS[:1]
+    starts = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)])[None]
+    apart = [model(part).logits[0] for part in (row[:, :8], row[:, 8:])]
+    close(model(row, position_ids=starts, use_cache=False).logits[0], torch.cat(apart))
+    mask = torch.ones_like(row)
+    for told in ({}, {"attention_mask": mask}, {"attention_mask": mask, "use_cache": False}):
+        with pytest.raises(ValueError, match=r"attends in chunks of 6 tokens.*this row of 14"):
+            model(row, position_ids=starts, **told)
+    short = torch.cat([torch.arange(2), torch.arange(3)])[None]  # within one chunk
+    parts = [model(part).logits[0] for part in (row[:, :2], row[:, 2:5])]
+    close(model(row[:, :5], position_ids=short).logits[0], torch.cat(parts))
 
 
 @torch.no_grad()
