@@ -1,4 +1,27 @@
-"""Attach an encoding to a stock model of transformers, and detach it again."""
+"""Attach an encoding to a stock model of transformers, and detach it again.
+
+`attach` changes three kinds of things and records them in an Attachment, from which `_undo`
+restores the model: the attention implementation of its configs, hooks, and attributes. Then each
+forward of the model runs like this (file.function; what it sets or reads in calls.py):
+
+    model            hooks.note_ids       sets GIVEN_IDS, if its own code may drop position_ids
+    stack of layers  hooks.begin          sets FORWARD: positions, prepared encoding
+      embeddings     hooks.embedded       reads FORWARD: adds the encoding to token embeddings
+      own positions  own_positions        gives an identity rotation, zeros of a table, no bias
+      mask           attention.lazy_mask  reads FORWARD and keeps it, for recomputed layers
+      attention      hooks.enter          reads FORWARD, sets ATTENDING: encoding, states
+        cache        cached._update       reads ATTENDING: stores positions and states with the
+                                          keys, and writes those of all keys to it
+        interface    attention.attend     reads ATTENDING: calls posenc.attention
+                     hooks.leave          clears ATTENDING, also after an exception; refuses an
+                                          attention that posenc's did not compute
+                     hooks.end            clears FORWARD, also after an exception
+                     hooks.forget_ids     clears GIVEN_IDS, so too
+
+FORWARD and ATTENDING are context variables: each thread has its own. A cache gets its new `update`
+from cached.watch, which hooks.enter calls. find.trial sets TRIAL while `attach` tries the model:
+attention.attend then lists the calls that it gets.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,38 +120,20 @@ def _attach(
     check: bool = True,
 ) -> Any:
     """Attach like `attach`. alone: raise if other layers depend on the order of tokens."""
-    if not isinstance(check, bool):
-        raise TypeError(f"attach: check must be True or False, got {check!r}.")
-    if own not in ("replace", "keep"):
-        raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
-    if not hasattr(model, "set_attn_implementation"):
-        raise TypeError(
-            f"attach: {type(model).__name__} is no model of transformers. Other modules take "
-            "posenc.Attention."
-        )
-    if all(p.is_meta for p in model.parameters()) and not hasattr(model, "hf_device_map"):
-        raise ValueError(
-            f"attach: the weights of {type(model).__name__} are on the meta device, where it "
-            "cannot run. Load them first."
-        )
-    if hasattr(model, ATTACHMENT):
-        raise ValueError(
-            "attach: the model has an encoding already; call detach(model) first. To combine "
-            "several, attach posenc.Compose(a, b)."
-        )
+    _check_arguments(model, own, check)
     example = example_of(model) if example is None else example
     attachment = Attachment(own)
     setattr(model, ATTACHMENT, attachment)
     try:
         stacks = _reach(model, attachment, example)
-        encodings = _one_for_each(model, stacks, encoding, decoder, example)
+        encodings = _encodings_of(model, stacks, encoding, decoder, example)
         if own == "replace":
             for stack in stacks:
                 attachment.handles += own_positions.hide(stack.module, model)
             if alone:
                 own_positions.refuse_rest(model, stacks, example)
-        for stack, each in zip(stacks, encodings, strict=True):
-            _put(attachment, stack, each, _reads_tokens(stacks, stack, example))
+        for stack, stack_encoding in zip(stacks, encodings, strict=True):
+            _put(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
         if not hooks.takes_ids(model):
             attachment.handles += [
                 model.register_forward_pre_hook(hooks.note_ids, with_kwargs=True),
@@ -143,6 +148,30 @@ def _attach(
         _undo(model)
         raise
     return model
+
+
+def _check_arguments(model: Any, own: Any, check: Any) -> None:
+    """Raise TypeError or ValueError for what cannot be attached to, before anything is changed."""
+    if not isinstance(check, bool):
+        raise TypeError(f"attach: check must be True or False, got {check!r}.")
+    if own not in ("replace", "keep"):
+        raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
+    if not hasattr(model, "set_attn_implementation"):
+        raise TypeError(
+            f"attach: {type(model).__name__} is no model of transformers. Other modules take "
+            "posenc.Attention."
+        )
+    has_weights = any(not p.is_meta for p in model.parameters())
+    if not has_weights and not hasattr(model, "hf_device_map"):
+        raise ValueError(
+            f"attach: the weights of {type(model).__name__} are on the meta device, where it "
+            "cannot run. Load them first."
+        )
+    if hasattr(model, ATTACHMENT):
+        raise ValueError(
+            "attach: the model has an encoding already; call detach(model) first. To combine "
+            "several, attach posenc.Compose(a, b)."
+        )
 
 
 @answered
@@ -210,9 +239,8 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
     for module, new in own_positions.without_bias(model):
-        attachment.changed.append(
-            (module, new, {k: vars(module)[k] for k in new if k in vars(module)})
-        )
+        replaced = {name: vars(module)[name] for name in new if name in vars(module)}
+        attachment.changed.append((module, new, replaced))
         vars(module).update(new)
     if model.config.model_type == "bloom":
         for config in configs.values():
@@ -226,46 +254,56 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
         )
     stacks = try_out(model, example)
     if len(stacks) != 1 + bool(model.config.is_encoder_decoder):
-        found = ", ".join(type(stack.module).__name__ for stack in stacks)
+        names = ", ".join(type(stack.module).__name__ for stack in stacks)
         raise ValueError(
-            f"attach: {type(model).__name__} has {len(stacks)} stacks that attend ({found}), and "
+            f"attach: {type(model).__name__} has {len(stacks)} stacks that attend ({names}), and "
             "one was expected: attach to one of them."
         )
     return stacks
 
 
-def _one_for_each(
+def _encodings_of(
     model: Any,
     stacks: Sequence[Stack],
     encoding: PositionEncoding | str | None,
     decoder: PositionEncoding | str | None,
     example: dict[str, Any],
 ) -> list[PositionEncoding]:
+    """Return the encoding of each stack, with one for every layer if its scope is a layer.
+
+    Raises: ValueError if one does not fit its stack.
+    """
     if (decoder is not None) != (len(stacks) == 2):
         wanted = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
         raise ValueError(f"attach: {type(model).__name__} has {wanted}.")
-    given = (encoding, decoder)[: len(stacks)]
-    found = []
-    for stack, each in zip(stacks, given, strict=True):
-        if isinstance(each, str):
-            each = create(each, shape_from(stack, model.config))
-        each = require_encoding("attach", each)
-        causal = all(reached.causal for reached in stack.attentions)
-        if each.claims.causal_only and each.claims.places and not causal:
-            raise ValueError(
-                f"attach: {type(each).__name__} works in causal attention only, and "
-                f"{type(stack.module).__name__} looks at the future too."
-            )
-        if not _reads_tokens(stacks, stack, example):
-            _refuse_without_tokens(each, stack.module)
-        if each.claims.num_axes == 1 and any(hasattr(m, "get_rope_index") for m in model.modules()):
-            raise ValueError(
-                f"attach: {type(model).__name__} gives its text positions of three components, and "
-                f"{type(each).__name__} takes one. Attach posenc.MRoPE, with an example= whose "
-                "position_ids have shape (3, batch, len), or attach to the text model by itself."
-            )
-        found.append(one_per_model(each, len(stack.attentions)))
-    return found
+    encodings = []
+    for stack, chosen in zip(stacks, (encoding, decoder), strict=False):
+        if isinstance(chosen, str):
+            chosen = create(chosen, shape_from(stack, model.config))
+        stack_encoding = require_encoding("attach", chosen)
+        _check_fits(stack_encoding, stack, model, _reads_tokens(stacks, stack, example))
+        encodings.append(one_per_model(stack_encoding, len(stack.attentions)))
+    return encodings
+
+
+def _check_fits(encoding: PositionEncoding, stack: Stack, model: Any, reads_tokens: bool) -> None:
+    """Raise ValueError if the encoding cannot work in this stack."""
+    causal = all(reached.causal for reached in stack.attentions)
+    acts = bool(encoding.claims.places)
+    if encoding.claims.causal_only and acts and not causal:
+        raise ValueError(
+            f"attach: {type(encoding).__name__} works in causal attention only, and "
+            f"{type(stack.module).__name__} looks at the future too."
+        )
+    if not reads_tokens:
+        _refuse_without_tokens(encoding, stack.module)
+    three_components = any(hasattr(m, "get_rope_index") for m in model.modules())
+    if encoding.claims.num_axes == 1 and three_components:
+        raise ValueError(
+            f"attach: {type(model).__name__} gives its text positions of three components, and "
+            f"{type(encoding).__name__} takes one. Attach posenc.MRoPE, with an example= whose "
+            "position_ids have shape (3, batch, len), or attach to the text model by itself."
+        )
 
 
 def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]) -> bool:
@@ -278,7 +316,8 @@ def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]
 
 def _refuse_without_tokens(encoding: PositionEncoding, stack: nn.Module) -> None:
     """Raise ValueError if the encoding needs the positions of tokens, and the stack has none."""
-    name, reader = type(encoding).__name__, type(stack).__name__
+    name = type(encoding).__name__
+    reader = type(stack).__name__
     if 1 in encoding.claims.places:
         raise ValueError(
             f"attach: {name} adds positions to the embeddings of tokens, and {reader} reads images "
@@ -312,7 +351,8 @@ def _put(
         attention: Any = reached.module
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
-        cache_index = index if cache_index is None else cache_index
+        if cache_index is None:
+            cache_index = index
         layer = hooks.Layer(module, index, cache_index, own, has_positions)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer

@@ -117,7 +117,8 @@ def attend(
     len, heads, head_dim), and no weights."""
     _refuse_unread(kwargs)
     # Under autocast, a rotation by float32 angles leaves q and k in float32.
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    query = query.to(value.dtype)
+    key = key.to(value.dtype)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     now = _attending(module, key)
@@ -125,7 +126,8 @@ def attend(
     if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
         # In transformers' interface no mask means that query i sees key i: the queries are the
         # first tokens of a static cache, and its other keys are still empty.
-        key, value = key[:, :, :q_len], value[:, :, :q_len]
+        key = key[:, :, :q_len]
+        value = value[:, :, :q_len]
         if now is not None:
             now.cut_keys(q_len)
     kv_len = key.shape[2]
@@ -133,23 +135,32 @@ def attend(
         first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
         kv_positions = counted(0, kv_len, device)
         positions = kv_positions if first == 0 else counted(first, q_len, device)
-        encoding, state, kv_state = PositionEncoding(), None, None
+        encoding = PositionEncoding()
+        state = None
+        kv_state = None
     else:
-        encoding, positions, kv_positions = now.encoding, now.positions, now.kv_positions
-        state, kv_state = now.state, now.kv_state
+        encoding = now.encoding
+        positions = now.positions
+        kv_positions = now.kv_positions
+        state = now.state
+        kv_state = now.kv_state
     mask = _mask(attention_mask, is_causal, positions, kv_positions, (q_len, kv_len), now)
     trial = TRIAL.get()
     if trial is not None:
-        heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[-1]
-        trial.reached.append(
-            Reached(module, heads, kv_heads, head_dim, q_len, kv_len, is_causal, positions)
+        reached = Reached(
+            module,
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_dim=key.shape[-1],
+            q_len=q_len,
+            kv_len=kv_len,
+            causal=is_causal,
+            positions=positions,
         )
-        mask = None if trial.blind else mask
-    usual, scale = query.shape[-1] ** -0.5, encoding.scale(query.shape[-1])
-    if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, scale)):
-        # The model has a scale of its own; the encoding may change the usual one on top of it.
-        scale *= scaling / usual
-    found = attention(
+        trial.reached.append(reached)
+        if trial.blind:
+            mask = None
+    out = attention(
         query,
         key,
         value,
@@ -161,10 +172,19 @@ def attend(
         mask=mask,
         sinks=kwargs.get("s_aux"),
         dropout_p=dropout if module.training else 0.0,
-        scale=scale,
+        scale=_scale(encoding, scaling, query.shape[-1]),
     )
-    assert isinstance(found, Tensor)
-    return found.transpose(1, 2).contiguous(), None
+    assert isinstance(out, Tensor)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> float:
+    """Return the encoding's scale, times what the model's own differs from 1/sqrt(head_dim)."""
+    usual = head_dim**-0.5
+    scale = encoding.scale(head_dim)
+    if scaling is None or math.isclose(scaling, usual) or math.isclose(scaling, scale):
+        return scale
+    return scale * (scaling / usual)
 
 
 def _attending(module: nn.Module, key: Tensor) -> Attending | None:
@@ -215,12 +235,7 @@ def _mask(
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = counted(0, kv_len, device)
         q_positions = counted(kv_len - q_len, q_len, device)
-    apart = None
-    if is_causal and now is not None and now.forward.documents is not None:
-        # Only a forward without earlier tokens has documents: more keys than queries are those that
-        # a static cache has not filled, and belong to none.
-        empty = (0, kv_len - q_len)
-        apart = document(now.forward.documents, F.pad(now.forward.documents, empty, value=-1))
+    apart = _between_documents(now, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
         theirs = attention_mask.bound(q_positions, kv_positions)
         return theirs if apart is None else theirs & apart
@@ -228,14 +243,28 @@ def _mask(
         allowed = _visible(attention_mask)
         dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
         return dense.bind(q_positions, kv_positions)
-    if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
+
+    # Here the mask is None, or a LazyMask that says what plain one it equals.
+    shows_all = attention_mask is not None and attention_mask.plain == "full"
+    if q_len == 1 or not is_causal or shows_all:
         return None
-    if several or all(as_range(t) is not None for t in (q_positions, kv_positions)):
+    consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
+    if several or consecutive:
         return causal if apart is None else causal & apart
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
     if apart is not None:
         in_memory = in_memory & apart
     return in_memory.bind(q_positions, kv_positions)
+
+
+def _between_documents(now: Attending | None, q_len: int, kv_len: int) -> Mask | None:
+    """Return the mask that separates the documents of a packed row; None if there is only one."""
+    if now is None or now.forward.documents is None:
+        return None
+    # Only a forward without earlier tokens has documents: more keys than queries are those that a
+    # static cache has not filled, and belong to none.
+    documents = now.forward.documents
+    return document(documents, F.pad(documents, (0, kv_len - q_len), value=-1))
 
 
 def _visible(mask: Tensor) -> Tensor:

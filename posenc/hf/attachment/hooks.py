@@ -124,41 +124,61 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
     if implementation != NAME:
         raise _bypassed(module, f"its implementation is {implementation!r}, no longer {NAME!r}")
-    everything = (*args, *kwargs.values())
-    masks = [v for v in everything if isinstance(v, LazyMask) and v.forward is not None]
-    forward = masks[0].forward if masks else FORWARD.get()
     x = kwargs.get("hidden_states", args[0] if args else None)
     if not isinstance(x, Tensor):
         raise ValueError(
             f"posenc: {type(module).__name__} got no hidden_states, the tensor that it attends to: "
             "this model passes them in a way that attach does not know."
         )
-    if forward is None:
-        if layer.has_positions:
-            raise ValueError(
-                f"posenc: {type(module).__name__} was called outside of "
-                f"{type(layer.stack).__name__}, which knows the positions. Call the model, not its "
-                "layers or its forward method (peft calls the method of the model that it wraps: "
-                "wrap the model with its head)."
-            )
-        forward = Forward(layer.stack, getattr(layer.stack, ENCODING), None)
+    everything = (*args, *kwargs.values())
+    forward = _forward_of(module, layer, everything)
     positions = forward.positions
     if positions is None:
         positions = counted(0, x.shape[1], x.device)
     encoding = forward.encoding.for_layer(layer.index)
     if layer.own is not None:
-        encoding = layer.own if type(encoding) is PositionEncoding else Compose(layer.own, encoding)
-    now = Attending(module, forward, encoding, positions, None, positions, None, layer)
-    cache = cache_among(everything)
+        nothing_added = type(encoding) is PositionEncoding
+        encoding = layer.own if nothing_added else Compose(layer.own, encoding)
+    now = Attending(
+        module,
+        forward,
+        encoding,
+        positions=positions,
+        state=None,
+        kv_positions=positions,
+        kv_state=None,
+        layer=layer,
+    )
     past = None
+    cache = cache_among(everything)
     if cache is not None or forward.has_mask:
         _refuse_chunks_of_packed_rows(module, forward, x.shape[1])
     if cache is not None:
         cache = self_attention(cache)
         watch(cache)
         past = past_state(cache, now, x.device)
-    now.state = now.kv_state = encoding.state(x, tensor(positions, x.device), past)
+    now.state = encoding.state(x, tensor(positions, x.device), past)
+    now.kv_state = now.state
     now.token = ATTENDING.set(now)
+
+
+def _forward_of(module: nn.Module, layer: Layer, arguments: tuple[Any, ...]) -> Forward:
+    """Return the forward of the stack in which this attention runs: as its mask records it, because
+    a checkpoint recomputes a layer outside of the stack's forward, or the one that runs now."""
+    for argument in arguments:
+        if isinstance(argument, LazyMask) and argument.forward is not None:
+            return argument.forward
+    forward = FORWARD.get()
+    if forward is not None:
+        return forward
+    if layer.has_positions:
+        raise ValueError(
+            f"posenc: {type(module).__name__} was called outside of "
+            f"{type(layer.stack).__name__}, which knows the positions. Call the model, not its "
+            "layers or its forward method (peft calls the method of the model that it wraps: "
+            "wrap the model with its head)."
+        )
+    return Forward(layer.stack, getattr(layer.stack, ENCODING), None)
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
@@ -216,8 +236,9 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     tokens = given.get("inputs_embeds") if tokens is None else tokens
     if not isinstance(tokens, Tensor):
         return None, None
-    length, device = tokens.shape[1], tokens.device
-    cache, mask = cache_among(given.values()), given.get("attention_mask")
+    length = tokens.shape[1]
+    mask = given.get("attention_mask")
+    cache = cache_among(given.values())
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is None and GIVEN_IDS.get():
@@ -244,9 +265,9 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     if given.get("cu_seq_lens_q") is not None:
         raise ValueError("posenc: packed rows need position_ids, which restart in each document.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
-        return counted(past, length, device), None
+        return counted(past, length, tokens.device), None
     real = positions_from_mask(mask)[:, past : past + length]
-    return real.to(device), None
+    return real.to(tokens.device), None
 
 
 def _may_be_packed(ids: Tensor, mask: Any) -> bool:
@@ -266,9 +287,11 @@ def _may_be_packed(ids: Tensor, mask: Any) -> bool:
 
 def _repeats(ids: Tensor, valid: Tensor) -> bool:
     """Return True if two valid tokens in succession have one position: a text of one token ends."""
-    rows = ids.expand(valid.shape)
-    read = [row[real.to(row.device)] for row, real in zip(rows, valid, strict=True)]
-    return any(bool((row[1:] == row[:-1]).any()) for row in read)
+    for row, real in zip(ids.expand(valid.shape), valid, strict=True):
+        positions = row[real.to(row.device)]
+        if bool((positions[1:] == positions[:-1]).any()):
+            return True
+    return False
 
 
 def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:
