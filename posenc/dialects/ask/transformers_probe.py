@@ -127,7 +127,9 @@ def model_class(config):
             return kind
     for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"):
         mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
-        if mapping is not None and type(config) in mapping.keys():
+        if (
+            mapping is not None and type(config) in mapping
+        ):  # its keys would load every config class
             kinds = mapping[type(config)]
             return kinds[0] if isinstance(kinds, (list, tuple)) else kinds
     return None
