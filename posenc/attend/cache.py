@@ -292,10 +292,10 @@ class KVCache:
         if not encoding.claims.needs_raw_k:
             moves["k"] = encoding.move_keys
         buffers = dict(self._buffers)
-        for name, move in moves.items():
+        for name, to_new_place in moves.items():
             made = buffers.get(_MADE + name, buffers[name])
             tail = made[:, :, start : self.length]
-            moved = move(tail, made_there, moved_there)
+            moved = to_new_place(tail, made_there, moved_there)
             if moved is not tail:  # the encoding changes them
                 unmoved = buffers[name][:, :, :start]
                 buffers[_MADE + name] = made
