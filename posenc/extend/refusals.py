@@ -1,12 +1,15 @@
 """Refuse models that cannot or need not be extended, in one sentence, before any work."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.families import all_families
+from posenc.dialects.files.json_object import require_json
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.export.folder import SERVE
+from posenc.extend.export.pooling import sentence_files, settings_text
 from posenc.extend.measure.tasks import PASSKEY, check_tasks
 from posenc.extend.options import Options
 from posenc.extend.restart import own_state
@@ -67,7 +70,22 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
         parent = next(path for path in out.absolute().parents if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ValueError(f"{out}: no folder can be written in {parent}.")
-        tokenizer_files(folder)
+        _check_copied(folder, raw, tuned=options.tune is not None)
+
+
+def _check_copied(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
+    """Refuse files that would be copied and that strict readers of JSON refuse.
+
+    Raises: ValueError naming a file with NaN or an infinity, or one that leads out of the folder.
+    """
+    sentences = [path for _, path in sentence_files(folder)]
+    for path in (*tokenizer_files(folder), *sentences):
+        if path.suffix == ".json":
+            require_json(path)
+    if isinstance(raw.get("text_config"), dict) and not tuned:
+        # This config.json is written as it was read; any other one is written by transformers, in
+        # a spelling of infinities that is JSON.
+        settings_text(dict(raw), str(folder / "config.json"))
 
 
 def places(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from posenc.extend import extension
+from posenc.extend.options import DEFAULTS
+from posenc.extend.refusals import check_folders
 from posenc.hf.checkpoint.text import mask_token
 from tests.hf_models import LENGTH, save
 
@@ -147,6 +149,46 @@ def test_a_folder_that_cannot_be_extended(message, models, texts, tmp_path, call
     shutil.copytree(models / name, folder)
     change(folder)
     assert message in refused(folder, tmp_path, call, "--text", texts["long"])
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+    ],
+)
+def test_a_copied_file_that_is_no_strict_json(name, word, models, texts, tmp_path, call):
+    """A copy would have it as well, and strict readers would stop at it."""
+    folder = tmp_path / "model"
+    shutil.copytree(models / "llama", folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
+    (folder / name).write_text(f'{{"temperature": 1.0, "inner": [{{"x": {word}}}]}}')
+    said = refused(folder, tmp_path, call, "--text", texts["long"])
+    assert f"{folder / name}: not valid JSON (it has {word}, which JSON has no word for" in said
+
+
+def test_an_infinity_next_to_a_text_config_is_refused_before_anything_is_measured(
+    models, texts, tmp_path, call
+):
+    """That config.json is written as it was read."""
+    folder = tmp_path / "model"
+    shutil.copytree(models / "llama", folder)
+    config(text_config={"limit": float("inf")})(folder)
+    said = refused(folder, tmp_path, call, "--text", texts["long"])
+    assert "config.json: text_config.limit is inf, which JSON has no word for" in said
+
+
+def test_the_word_nan_in_a_string_is_copied(models, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(models / "llama", folder)
+    (folder / "added_tokens.json").write_text('{"NaN": 3, "Infinity": 4, "large": 1e999}')
+    check_folders(folder, tmp_path / "out", "ntk", DEFAULTS)
 
 
 @pytest.mark.parametrize("message", OPTIONS)

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import bounded_json
@@ -32,6 +32,25 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
         kind = KINDS.get(type(found), repr(found))
         raise ValueError(f"{path}: expected a JSON object, got {kind}.")
     return found
+
+
+def require_json(path: Path) -> None:
+    """Check that a file is JSON that strict readers accept.
+
+    Raises: ValueError naming the file where it is none, or has NaN or an infinity, which Python
+    reads and JSON lacks.
+    """
+    content = bytes_of(path, LARGEST_INDEX)
+    try:
+        bounded_json(content.decode("utf-8-sig"), parse_constant=_no_word)
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error}).") from error
+
+
+def _no_word(name: str) -> NoReturn:
+    raise ValueError(
+        f"it has {name}, which JSON has no word for; give a number there, or delete the key"
+    )
 
 
 def _in_range(digits: str) -> float:

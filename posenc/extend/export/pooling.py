@@ -17,23 +17,40 @@ MODULE_FILES = ("config.json", "model.safetensors")
 or code."""
 
 
+def sentence_files(source: Path) -> list[tuple[str, Path]]:
+    """Return the files that make a folder one of sentence-transformers: the name of each inside the
+    folder, and where it is. Empty for another folder.
+
+    Raises: ValueError for a modules.json that leads out of the folder.
+    """
+    if not (source / MODULES).is_file():
+        return []
+    found = [
+        (name, inside(source, name, "sentence-transformers"))
+        for name in FILES
+        if (source / name).exists()
+    ]
+    for folder in _module_folders(source):
+        for file in MODULE_FILES:
+            if (source / folder / file).exists():
+                found.append((f"{folder}/{file}", inside(source / folder, file, MODULES)))
+    return found
+
+
 def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
     """Copy the modules next to the weights, for an encoder that reads `longest` tokens. Returns:
     the modules' folders.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
-    if not (source / MODULES).is_file():
+    files = sentence_files(source)
+    if not files:
         return []
-    for name in FILES:
-        if (source / name).exists():
-            copy_file(inside(source, name, "sentence-transformers"), target / name)
     folders = _module_folders(source)
     for name in folders:
         make_inside(target / name)
-        for file in MODULE_FILES:
-            if (source / name / file).exists():
-                copy_file(inside(source / name, file, MODULES), target / name / file)
+    for name, path in files:
+        copy_file(path, target / name)
     raise_limit(target / LENGTH_FILE, "max_seq_length", longest)
     return folders
 
