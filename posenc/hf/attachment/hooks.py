@@ -252,6 +252,7 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
         numbers, ids = _numbers_and_positions(ids, axes)
         positions = _positions_of(ids, axes)
         if past:
+            _refuse_another_text(ids if numbers is None else numbers, mask, past)
             return positions, None
         if numbers is None:
             _refuse_packed_text(ids, mask)
@@ -310,6 +311,49 @@ def _documents(numbers: Tensor, mask: Any) -> Tensor | None:
         return None
     documents = documents_from_positions(_one_row(numbers))
     return documents if bool((documents > 0).any()) else None
+
+
+def _refuse_another_text(ids: Tensor, mask: Any, past: int) -> None:
+    """Raise ValueError if new tokens do not go on with the one text that a cache holds.
+
+    A text counts its tokens from 0 or from a later position. So the first new token of a row is at
+    least at the number of its cached tokens, unless it begins another text or the cache holds
+    several: 5 tokens and 7, after which the second text goes on at 7 and not at 12. Nor may a text
+    begin later in the call. Tokens of several components that nobody has numbered may share places
+    (those of an image do), but only the first of a text has 0 on all axes.
+
+    Args:
+        ids: the number of each new token in its text, (batch, len), or its components, (axes,
+            batch, len).
+        mask: attention_mask; one of four dimensions says itself what each token sees.
+        past: cached tokens of a row, with padding.
+    """
+    # Reading numbers would break a compiled graph.
+    if ids.is_floating_point() or torch.compiler.is_compiling():
+        return
+    cached: int | Tensor = past
+    valid = torch.ones((), dtype=torch.bool, device=ids.device)
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < past + ids.shape[-1]:
+            return
+        real = (mask != 0).to(ids.device)
+        cached = real[:, :past].sum(-1, keepdim=True)
+        valid = real[:, past : past + ids.shape[-1]]
+    if ids.ndim == 3:
+        begins = (ids == 0).all(0) & valid & (cached > 0)
+    else:
+        begins = (ids < cached) & valid
+        goes_on = ids[..., 1:] == ids[..., :-1] + 1
+        both = valid[..., 1:] & valid[..., :-1] if valid.ndim else valid
+        begins[..., 1:] |= ~goes_on & both
+    if not bool(begins.any()):
+        return
+    raise ValueError(
+        f"posenc: the position_ids of the new tokens do not go on with the {past} tokens that the "
+        "cache holds: one of them begins another text, or the cache holds several texts. Read each "
+        "text with a cache of its own, or all texts of a row in one call, or hand an "
+        "attention_mask of four dimensions that says what each token sees."
+    )
 
 
 def _refuse_packed_text(ids: Tensor, mask: Any) -> None:

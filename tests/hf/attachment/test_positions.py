@@ -239,6 +239,50 @@ def test_packed_texts_are_apart_in_a_static_cache_too(family):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_text_in_a_later_call_never_reads_the_texts_of_a_cache(family, static):
+    model = with_encoding(family, "alibi")
+    row, ones = TOKENS[:1], torch.ones_like(TOKENS[:1])
+
+    def read(*calls: tuple[int, int, list[int]], told: dict | None = None):
+        """Read the tokens first .. last of the row at these positions, each call after the last."""
+        cache = transformers.DynamicCache(config=model.config)
+        if static:
+            cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 6)
+        for first, last, at in calls:
+            mask = {} if told is None else {"attention_mask": told["attention_mask"][:, :last]}
+            ids = torch.tensor([at])
+            out = model(row[:, first:last], position_ids=ids, past_key_values=cache, **mask)
+        return out.logits[0]
+
+    def shifted(ids: range, by: int) -> list[int]:
+        return [p + by for p in ids]
+
+    for told in (None, {"attention_mask": ones}):
+        for calls in (
+            [(0, 5, [*range(5)]), (5, LENGTH, [*range(LENGTH - 5)])],  # a text a call
+            [(0, 5, [*range(5)]), (5, 8, [5, 0, 1])],  # it begins later in the call
+            [(0, 5, [*range(5)]), (5, 6, [0])],
+            [(0, 8, [*range(5), *range(3)]), (8, 9, [3])],  # a cache of several texts
+            [(0, 5, [*range(5)]), (5, 7, [5, 6]), (7, 9, [4, 5])],
+        ):
+            with pytest.raises(ValueError, match="each text with a cache of its own"):
+                read(*calls, told=told)
+        whole = read((0, 9, [*range(9)]), told=told)
+        close(read((0, 5, [*range(5)]), (5, 9, [*range(5, 9)]), told=told), whole[5:])
+        late = read((0, 9, shifted(range(9), 100)), told=told)
+        parts = [(0, 5, shifted(range(5), 100)), (5, 9, shifted(range(5, 9), 100))]
+        close(read(*parts, told=told), late[5:])
+    # The third of five cached tokens is padding, wherever somebody has put it.
+    hidden = {"attention_mask": ones.index_fill(1, torch.tensor([2]), 0)}
+    padded = [(0, 5, [0, 1, 1, 2, 3]), (5, 7, [4, 5])]
+    assert read(*padded, told=hidden).isfinite().all()
+    with pytest.raises(ValueError, match="each text with a cache of its own"):
+        read(padded[0], (5, 7, [3, 4]), told=hidden)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     model = build("llama").to(dtype)

@@ -113,16 +113,20 @@ def test_a_cache_that_is_dropped_is_refused(monkeypatch, encoding):
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "t5"])
-def test_positions_that_do_not_advance_are_refused(monkeypatch, encoding):
+@pytest.mark.parametrize("advance", [0, 2])
+def test_positions_that_advance_wrongly_are_refused(monkeypatch, encoding, advance):
     theirs = llama.LlamaModel.__call__
 
     def call(self, *args, **kwargs):
         tokens = kwargs["input_ids"]
-        kwargs["position_ids"] = torch.arange(tokens.shape[1]).expand(tokens.shape)
+        cache = kwargs.get("past_key_values")
+        past = 0 if cache is None else cache.get_seq_length()
+        kwargs["position_ids"] = (past * advance + torch.arange(tokens.shape[1]))[None]
         return theirs(self, *args, **kwargs)
 
     monkeypatch.setattr(llama.LlamaModel, "__call__", call)
-    refused(STEPS, encoding=encoding)
+    # Positions that return to 0 are refused as those of another text.
+    refused(STEPS if advance else "do not go on with the 2 tokens", encoding=encoding)
 
 
 @pytest.mark.parametrize("own", ["replace", "keep"])
