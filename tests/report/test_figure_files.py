@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from posenc.report.files.atomic import check_outputs
+from posenc.report.files.atomic import OF_FIGURES, check_outputs
 from posenc.report.page import figure_files
 from posenc.report.page.chart import HIGH, LOW, Chart, csv_text, matrix, parts, stacked
 from posenc.report.page.drawing import curves_by_length, figure, line_styles, to_svg
@@ -86,7 +86,8 @@ def test_files_are_the_same_each_time_and_leave_the_figure_alone(tmp_path):
     before = to_svg(drawn.chart.figure, "d")
     first = {p.name: p.read_bytes() for p in written(drawn, tmp_path / "a").iterdir()}
     second = {p.name: p.read_bytes() for p in written(drawn, tmp_path / "b").iterdir()}
-    assert first == second and set(first) == {f"figure.{k}" for k in ("svg", "pdf", "png", "csv")}
+    files = {f"figure.{kind}" for kind in ("svg", "pdf", "png", "csv")}
+    assert first == second and set(first) == {*files, OF_FIGURES}
     assert to_svg(drawn.chart.figure, "d") == before
     assert first["figure.csv"] == b"x,y\n1,3\n2,4\n"
     assert first["figure.pdf"].startswith(b"%PDF") and first["figure.png"].startswith(b"\x89PNG")
@@ -132,3 +133,17 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         check_outputs(tmp_path / "file" / "below")
     check_outputs(tmp_path / "new" / "deep")
     assert list((tmp_path / "new/deep").iterdir()) == []
+
+
+def test_a_file_of_somebody_else_is_never_replaced(tmp_path):
+    """A user's thesis has a figure.svg too."""
+    theirs = tmp_path / "thesis" / "figure.svg"
+    theirs.parent.mkdir()
+    theirs.write_text("a week of work")
+    with pytest.raises(ValueError, match=r"holds other files \(figure.svg\).*Name a new folder"):
+        check_outputs(tmp_path / "thesis")
+    assert theirs.read_text() == "a week of work" and len([*theirs.parent.iterdir()]) == 1
+    ours = written(plot("first"), tmp_path / "ours")
+    before = (ours / "figure.svg").read_bytes()
+    written(plot("second"), ours)
+    assert (ours / "figure.svg").read_bytes() != before

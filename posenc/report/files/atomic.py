@@ -127,14 +127,36 @@ def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> 
     Raises: ValueError, OSError.
     """
     if folder is not None:
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--figures: {folder} is not a folder.")
-        try:
-            check_writable(folder / "figure.csv")
-        except OSError as error:
-            raise ValueError(
-                f"--figures: cannot write into {folder} ({error.strerror})."
-            ) from error
+        check_figures(Path(folder))
     if page is not None:
         check_page(Path(page))
+
+
+OF_FIGURES = "posenc-figures.txt"
+"""File that says of a folder that posenc may replace the figures in it."""
+
+
+def check_figures(folder: Path) -> None:
+    """Make a folder of figures and check that it can be written, before work begins.
+
+    Raises: ValueError, also for a folder with files that posenc did not write: a figure could have
+    the name of one of them.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--figures: {folder} is not a folder.")
+    try:
+        others = [path.name for path in sorted(folder.iterdir())] if folder.exists() else []
+        if others and OF_FIGURES not in others:
+            raise ValueError(
+                f"--figures: {folder} holds other files ({others[0]}), which figures might "
+                "replace. Name a new folder, or one that posenc has written figures to."
+            )
+        check_writable(folder / "figure.csv")
+    except OSError as error:
+        raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
+
+
+def mark_figures(folder: Path) -> None:
+    """Say in a folder that posenc writes figures to it, so that it may replace them."""
+    text = "posenc writes figures and their numbers here, and replaces files of the same name.\n"
+    write_atomically(folder / OF_FIGURES, text)

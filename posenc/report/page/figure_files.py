@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-from posenc.report.files.atomic import write_atomically
+from posenc.report.files.atomic import mark_figures, write_atomically
 from posenc.report.page.chart import csv_text
 from posenc.report.page.drawing import readable, style
 from posenc.report.page.page import Page, Plot
@@ -49,6 +49,7 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
 
     Returns: notes for the reader, often none.
     """
+    mark_figures(folder)
     lacking: set[str] = set()
     for plot in plots:
         if not plot.name:
@@ -107,9 +108,10 @@ def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -
         page.write(out)
     if figures is None:
         return []
+    notes = write_figures(page.plots(), Path(figures))
     for name, table in page.tables().items():
         write_atomically(Path(figures) / f"{name}.csv", table_csv(table))
-    return write_figures(page.plots(), Path(figures))
+    return notes
 
 
 def write_and_say(page: Page, out: Path | None, figures: Path | None) -> None:

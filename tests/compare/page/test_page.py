@@ -27,6 +27,7 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
+from posenc.report.files.atomic import OF_FIGURES
 from posenc.report.page.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
@@ -302,7 +303,8 @@ def test_figures_are_written_with_their_numbers(tmp_path):
     write_figures(plots, tmp_path)
     stems = {"by-length", "by-context", "by-position", "training"}
     kinds = ("svg", "pdf", "png", "csv")
-    assert {p.name for p in tmp_path.iterdir()} == {f"{s}.{k}" for s in stems for k in kinds}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {OF_FIGURES, *(f"{stem}.{kind}" for stem in stems for kind in kinds)}
     rows = list(csv.DictReader((tmp_path / "by-length.csv").read_text().splitlines()))
     (row,) = [r for r in rows if r["series"] == "rope" and r["test length, bytes"] == "512"]
     assert float(row["bits per byte"]) == pytest.approx(2.21 + 0.6 * 3**0.5, abs=1e-8)

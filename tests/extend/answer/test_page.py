@@ -21,6 +21,7 @@ from posenc.extend.measure.intervals import Estimate
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
+from posenc.report.files.atomic import OF_FIGURES
 from posenc.report.page.console import Terminal, show
 from posenc.report.page.figure_files import write_page
 from posenc.report.page.page import page_of
@@ -166,7 +167,7 @@ def test_figures_are_written_with_their_numbers(page):
         "loss-by-position", "loss-by-context", "attention-entropy", "wavelengths", "passkeys",
     }  # fmt: skip
     kinds = ("svg", "pdf", "png", "csv")
-    written = {path.name for path in page.parent.iterdir()} - {page.name}
+    written = {path.name for path in page.parent.iterdir()} - {page.name, OF_FIGURES}
     figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
     assert written == figures | {"perplexity-by-position.csv"}
 
