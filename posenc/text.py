@@ -6,8 +6,16 @@ import platform
 import sysconfig
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from posenc.report.files.atomic import OF_FIGURES
+from posenc.report.files.opened import open_ordinary
+
+STUDY = "study.json"
+"""File of a comparison that says what was compared."""
+OURS = b'"format": "posenc study '
+"""Begins the content of that file, before its version."""
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 MOST_FILES = 1_000_000
 
@@ -37,9 +45,13 @@ def embedded() -> Source:
 def find_text(texts: Sequence[str]) -> Source:
     """Return the files that `texts` name: files, folders (without hidden files) and globs.
 
+    Folders and globs leave out what comparisons wrote, so that the same command reads the same text
+    after its first run.
+
     Raises: ValueError for a text that names no file, a pipe or a device, and for more than
     `MOST_FILES` files.
     """
+    _is_ours.cache_clear()  # since the last call a comparison may have begun, or been deleted
     found: dict[Path, None] = {}
     seen = 0
     for text in texts:
@@ -55,7 +67,7 @@ def find_text(texts: Sequence[str]) -> Source:
         if seen == before:
             what = "No such file" if glob.escape(text) == text else "No file has a name like"
             if Path(text).is_dir():
-                what = "No file in the folder, apart from hidden ones"
+                what = "No file in the folder, apart from hidden ones and comparisons of posenc"
             raise ValueError(f"{what}: {text}. --text takes files, folders and globs.")
     root = Path(os.path.commonpath([path.parent for path in found]))
     named = sorted((_utf8(path.relative_to(root).as_posix()), path) for path in found)
@@ -77,6 +89,8 @@ def _files_named(text: str) -> Iterator[Path]:
     else:
         # glob.iglob, because Path.glob refuses absolute patterns.
         for match in map(Path, glob.iglob(text, recursive=True)):  # noqa: PTH207
+            if any(map(_is_ours, match.parents)):
+                continue
             if match.is_dir():
                 yield from _files_below(match)
             elif match.is_file():
@@ -84,13 +98,28 @@ def _files_named(text: str) -> Iterator[Path]:
 
 
 def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -> Iterator[Path]:
-    """Yield the ordinary files in a folder, except hidden ones and skipped names."""
+    """Yield the ordinary files in a folder, except hidden ones, skipped names and comparisons."""
     for parent, folders, files in os.walk(folder):
+        if _is_ours(Path(parent)):
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
         for name in sorted(files):
             file = Path(parent, name)
             if name[0] != "." and name not in skipped and file.is_file():
                 yield file
+
+
+@cache
+def _is_ours(folder: Path) -> bool:
+    """Return True for a folder of a comparison or of its figures."""
+    if (folder / OF_FIGURES).is_file():
+        return True
+    study = folder / STUDY
+    if not study.is_file():
+        return OURS in file.read(1000)
+    with open_ordinary(study) as file:
+        return OURS in file.read(1000)
 
 
 def _utf8(name: str) -> str:

@@ -78,7 +78,7 @@ def bench(
     CPU time, several in wall time.
     """
     from posenc.bench.cases import GROUPS, chosen
-    from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.files.atomic import check_results, write_atomically
     from posenc.report.machine.machine import num_cores
     from posenc.report.page.console import print_table, stderr, stdout
 
@@ -113,7 +113,7 @@ def bench(
     limit = _LARGE_QUICK if quick else _LARGE_SECONDS
     cases, more_notes = _planned(cases, counts, rounds, limit, named)
     if out is not None:
-        check_writable(out)
+        check_results(out, _BEGIN)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
 
     from posenc.bench import run
@@ -144,7 +144,7 @@ def _on_device(
 
     from posenc.bench import cases, run
     from posenc.bench import device as of_device
-    from posenc.report.files.atomic import check_writable, write_atomically
+    from posenc.report.files.atomic import check_results, write_atomically
     from posenc.report.machine.machine import check_device, default_precision
 
     check_choice("--device", name, ("cpu", "cuda"))
@@ -160,7 +160,7 @@ def _on_device(
             print(said, file=sys.stderr)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
-    check_writable(out)
+    check_results(out, _BEGIN)
     found: dict[str, Any] = {"machine": machine, "rows": []}
 
     def keep(row: dict[str, Any]) -> None:
@@ -250,10 +250,14 @@ def _planned(
     return found, [*notes, f"bench: {len(found)} cases, {_duration(total)}{tail}"]
 
 
+_BEGIN = '{"machine": '
+"""Begins a file of results."""
+
+
 def _json(found: dict[str, Any]) -> str:
     """Return the results as JSON with one line for each row."""
     rows = ",\n".join(map(json.dumps, found["rows"]))
-    return f'{{"machine": {json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
+    return f'{_BEGIN}{json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
 
 
 def _columns(case: "Case") -> dict[str, Any]:

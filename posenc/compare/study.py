@@ -35,8 +35,8 @@ from posenc.report.machine.processor import processors_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
+from posenc.text import OURS, STUDY
 
-STUDY, OURS = "study.json", b'"format": "posenc study '
 RUNS = Path("runs")
 
 

@@ -172,6 +172,15 @@ def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, cal
     assert dry == []
 
 
+@pytest.mark.parametrize("more", [("--only", "rotation"), ("--device", "cpu", "--lengths", "9")])
+def test_a_file_that_holds_no_results_is_never_replaced(call, dry, tmp_path, more):
+    theirs = tmp_path / "config.json"
+    theirs.write_text('{"model_type": "llama"}')
+    code, _, said = call("bench", *more, "--out", theirs)
+    assert code == 2 and "config.json exists already and holds no results of this command" in said
+    assert theirs.read_text() == '{"model_type": "llama"}' and dry == []
+
+
 def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(call, dry):
     code, _, said = call("bench")
     assert code == 0

@@ -10,7 +10,7 @@ from posenc.compare.page import tables
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
-from posenc.compare.study import RUNS, STUDY, collect, write_report
+from posenc.compare.study import RUNS, collect, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.report.files.atomic import check_outputs, check_writable
@@ -19,6 +19,7 @@ from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.machine.options import spoken
 from posenc.report.page.console import stderr
 from posenc.report.page.progress import say
+from posenc.text import STUDY
 
 
 def report_runs(

@@ -120,6 +120,16 @@ def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">
     check_writable(path)
 
 
+def check_results(path: Path, mark: str) -> None:
+    """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
+    empty and does not begin with `mark`, as results of this command do."""
+    if path.is_file() and (there := bytes_of(path)) and not there.startswith(mark.encode()):
+        raise ValueError(
+            f"{path} exists already and holds no results of this command; name another."
+        )
+    check_writable(path)
+
+
 def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> None:
     """Make the folders of figures and of a page, and check that both can be written, before work
     begins; None: not asked for.

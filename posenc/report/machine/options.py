@@ -38,7 +38,7 @@ def check_choice(option: str, value: str, known: Iterable[str]) -> str:
 
 Figures = Annotated[
     Path | None,
-    option("Folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown=False),
+    option("New folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown=False),
 ]
 Lang = Annotated[
     str | None,

@@ -12,6 +12,7 @@ import posenc.text as sources
 from posenc.compare.plan import splits
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.compare.trial.windows import read_split
+from posenc.report.files.atomic import mark_figures
 from posenc.text import embedded, find_text
 
 NEED = splits.Need(train_length=8, longest=16, batch=2)
@@ -43,6 +44,25 @@ def test_split_depends_on_names_below_the_folder_and_not_on_where_it_lies(tmp_pa
     b = splits.cut_text(find_text([str(folder_of(tmp_path / "deep" / "b", sizes))]), NEED, tmp_path)
     assert a.stretches == b.stretches
     assert a.info.hash == b.info.hash
+
+
+@pytest.mark.parametrize("text", [".", "**/*", "../book"])
+def test_what_a_comparison_wrote_is_no_text_of_the_next_one(tmp_path, monkeypatch, text):
+    """posenc compare --text . twice: the second run must find the first one's trials again."""
+    root = folder_of(tmp_path / "book", {f"f{i}": 200 for i in range(12)})
+    monkeypatch.chdir(root)
+    before = splits.cut_text(find_text([text]), NEED, tmp_path).info.hash
+    run = folder_of(root / "runs" / "compare-1", {"report.html": 99, "trials/alibi/log.txt": 9})
+    (run / "study.json").write_text('{"format": "posenc study 2", "command": "posenc compare"}')
+    figures = folder_of(root / "figures", {"by-length.csv": 300})
+    mark_figures(figures)
+    folder_of(root / ".hidden", {"file": 400})
+    assert splits.cut_text(find_text([text]), NEED, tmp_path).info.hash == before
+    assert len(find_text(["runs/compare-1/report.html"]).files) == 1  # named by itself
+    with pytest.raises(ValueError, match="apart from hidden ones and comparisons of posenc"):
+        find_text([str(run)])
+    (run / "study.json").write_text('{"format": "my own study", "about": "whales"}')
+    assert splits.cut_text(find_text([text]), NEED, tmp_path).info.hash != before
 
 
 def test_hash_sees_one_changed_byte(tmp_path):
