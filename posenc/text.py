@@ -117,7 +117,7 @@ def _is_ours(folder: Path) -> bool:
         return True
     study = folder / STUDY
     if not study.is_file():
-        return OURS in file.read(1000)
+        return False
     with open_ordinary(study) as file:
         return OURS in file.read(1000)
 
