@@ -233,6 +233,13 @@ class InPlace(Rotary):
         return q.copy_(self.rotated(q, positions))
 
 
+class QueriesGrow(Rotary):
+    """Scores double over 4,096 tokens, which is nothing over a few."""
+
+    def queries(self, q, positions):
+        return self.rotated(q, positions) * (1 + positions.float() / 4096)[..., None]
+
+
 class XPos(Rotary):
     """Right: queries grow and keys shrink."""
 
@@ -405,6 +412,7 @@ MISTAKES = {
     KeptInItsDtype: HISTORY,
     BufferOfFrequencies: CAST,
     InPlace: UNTOUCHED,
+    QueriesGrow: SHIFT,
     XPosAlike: SHIFT,
     LaterInDecoding: ALONE,
     NoOffset: START,

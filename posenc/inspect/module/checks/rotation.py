@@ -14,10 +14,8 @@ from posenc.inspect.module.subject import Measured, Subject, modules_of
 
 CLOSE = 1e-3
 """Radians, or parts of a length: what float32 adds up to over a few positions."""
-_PLACES = torch.tensor([0, 1, 4, 9, 3, 7, 12])
-_STEP = 3
-_SHIFTED = ((0, 4), (1, 2), (2, 5), (3, 6))
-"""Indices of places, each with that of the place `_STEP` later."""
+_FIRST = torch.tensor([0, 1, 4, 9])
+"""Places whose rotations are read, and then those as much later as the module's length allows."""
 
 _BASES = ("base", "theta", "rope_theta", "rotary_emb_base", "rope_base")
 _SCALED = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
@@ -76,22 +74,32 @@ def shift(subject: Subject) -> Measured:
             return None, "scales what it rotates, and shows one side only"
     queries, keys = sides[0], sides[-1]
     worst = 0.0
-    for i, later_i in _SHIFTED:
-        for j, later_j in _SHIFTED:
+    count = len(_FIRST)
+    for i in range(count):
+        for j in range(count):
             score = queries[i].mT @ keys[j]
-            moved = queries[later_i].mT @ keys[later_j] - score
+            moved = queries[count + i].mT @ keys[count + j] - score
             worst = max(worst, (moved.abs().max() / score.abs().max()).item())
-    said = f"scores change by up to {worst:.2g} of their size where both tokens stand {_STEP} later"
+    step = _step(subject)
+    said = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
     return worst <= CLOSE, said
 
 
+def _step(subject: Subject) -> int:
+    """Return by how much tokens are moved. A scale that grows by a 4,096th with each token changes
+    nothing over three."""
+    return max(3, subject.length - int(_FIRST.max()) - 1)
+
+
 def _matrices(subject: Subject) -> list[Tensor]:
-    """Return the linear map of each side at _PLACES: (places, channels out, channels in)."""
-    last = int(_PLACES.max()) + 1
+    """Return the linear map of each side at the first and the later places: (places, channels out,
+    channels in)."""
+    places = torch.cat([_FIRST, _FIRST + _step(subject)])
+    last = int(places.max()) + 1
     module, columns = subject.fresh(), []
     for unit in torch.eye(subject.width):
         returned = subject.form.call(module, subject.inputs(last, probe=unit))
-        columns.append([side[_PLACES] for side in subject.view.channels(returned)])
+        columns.append([side[places] for side in subject.view.channels(returned)])
     return [torch.stack(side, dim=-1) for side in zip(*columns, strict=True)]
 
 
