@@ -169,7 +169,7 @@ class PositionEncoding(nn.Module):
     def shallow_copy(self) -> Self:
         """Copy the encoding, sharing all attributes; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             copied.__dict__.update(self.__dict__)
             return copied
         for name in (*self._attributes, *type(self)._defaults):

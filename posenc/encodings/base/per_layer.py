@@ -160,9 +160,10 @@ class PerLayer(PositionEncoding):
         return members[index % len(members)].for_layer(index)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self.members)}
+        members = self.members  # once: torch.export may give a module in another guise each time
+        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(members)}
         prepared = self.shallow_copy()
-        prepared._ready = tuple(ready[e] for e in self.members)
+        prepared._ready = tuple(ready[e] for e in members)
         return prepared
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:

@@ -2,12 +2,16 @@
 
 from torch import Tensor
 
+from posenc.encodings.numbers.tracking import exports_python
+
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b for (batch, heads, ...). Consecutive heads of a share a head of b."""
     batch, heads, rows, inner = a.shape
     if heads == b.shape[1]:
         return a @ b
+    if exports_python():  # where torch cannot prove that the reshape below fits any length
+        return a @ for_every_head(b, heads)
     groups = a.reshape(batch, b.shape[1], heads // b.shape[1] * rows, inner)
     return (groups @ b).reshape(batch, heads, rows, b.shape[-1])
 

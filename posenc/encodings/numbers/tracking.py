@@ -12,6 +12,11 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def exports_python() -> bool:
+    """Return True inside torch.export with strict=False, which runs Python code on fake tensors."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
 def readable(t: Tensor) -> bool:
     """Return True if the numbers of t can be read: it is no fake tensor, neither traced nor
     transformed, and not on an accelerator."""
