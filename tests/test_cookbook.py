@@ -154,6 +154,8 @@ def in_a_process(title, **environment):
 
 
 def test_the_task_of_fsdp2_runs():
+    if not hasattr(torch.cpu.Stream(), "record_event"):  # as up to torch 2.6
+        pytest.skip("FSDP2 of this torch needs a GPU")
     port, rank = str(free_port()), {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     in_a_process("Sharding with FSDP2", MASTER_ADDR="localhost", MASTER_PORT=port, **rank)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import posenc
 from posenc.nn import VisionAttention, attach_to_vit
+from tests.compilers import needs_whole_graphs
 from tests.golden_values import Case, cases
 
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -133,6 +134,7 @@ def test_attaching_again_replaces_the_encoding_and_changes_nothing_else():
     assert stock.blocks[0].attn.training and not stock.blocks[0].attn.attn_drop.training
 
 
+@needs_whole_graphs
 def test_a_compiled_model_has_the_same_places():
     model, x = attach_to_vit(Vit().eval(), DINO), torch.randn(1, 7, 32)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

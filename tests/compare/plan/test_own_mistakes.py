@@ -29,7 +29,7 @@ BIASES = {
     RETURNS.format("torch.ones(3) * distance"): "RuntimeError: The size of tensor a .*" + AT,
     BIAS.format("assert distance.shape[-1] < 3, 'long'"): "AssertionError: long" + AT,
     BIAS.format("raise SystemExit(3)"): "SystemExit: 3" + AT,
-    BIAS.format("torch.ones(2).cuda()"): "Torch not compiled.*" + AT,
+    BIAS.format("torch.ones(2).cuda()"): "(Torch not compiled|Found no NVIDIA driver).*" + AT,
     RETURNS.format("torch.ones(1, 1, 1, device='meta') * distance"): ".* device meta.*" + AT[:14],
     RETURNS.format("-distance.abs().float()"): GOT + r"\(9, 9\) for distances \(9, 9\)[, ]",
     RETURNS.format("np.abs(distance.numpy())[None]"): GOT + "ndarray",

@@ -17,7 +17,7 @@ from posenc.compare.trial import run_trial, train
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.tasks.known import TASKS
 from tests.compare.test_tasks import COPY, TEXT
-from tests.compilers import needs_inductor
+from tests.compilers import needs_inductor, needs_whole_graphs
 
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
 TRIALS = [
@@ -181,6 +181,7 @@ def test_autocast_is_as_the_trial_says():
     assert dtypes["float32 attention"] == torch.float32
 
 
+@needs_whole_graphs
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_compile_trains_the_compiled_model_to_the_same_curve(objective, tmp_path, monkeypatch):
     calls = []

@@ -17,6 +17,7 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import rope_frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate as rotate_pairs
 from posenc.testing.harness import turned
+from tests.compilers import needs_whole_graphs
 from tests.golden_values import Case, cases
 
 RENAMED = {"original_length": "original_max_positions", "alpha": "factor"}
@@ -257,6 +258,7 @@ def test_frequencies_follow_the_length_asked_for_and_nothing_else(scaling: rs.Sc
     assert torch.equal(rope.prepare(positions, length=8).cos_sin(positions)[0], short)
 
 
+@needs_whole_graphs
 @pytest.mark.parametrize("scaling", [rs.DynamicNTK(2, 16), rs.LongRoPE(4, 16, exempt_tokens=3)])
 def test_two_graphs_serve_all_lengths_that_frequencies_follow(scaling: rs.Scaling):
     rope = pickle.loads(pickle.dumps(RoPE(8, interleaved=False, scaling=scaling)))

@@ -27,7 +27,9 @@ def test_the_kernel_equals_the_eager_rotation_in_the_interpreter():
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_kernel_moves_16_bytes_at_a_time_and_spills_nothing(dtype, interleaved):
     """All architectures: `make kernels`."""
-    pytest.importorskip("triton", reason="triton is not installed")
+    compiler = pytest.importorskip("triton.backends.nvidia.compiler", reason="needs triton")
+    if not hasattr(compiler, "get_ptxas"):  # triton 3.2, which torch 2.6 brings
+        pytest.skip("this triton describes a kernel for compiling without a card in another way")
     from tests.encodings.queries_keys import rotation_kernel
 
     ptx, registers, spilled = rotation_kernel.of_cuda(90, dtype, interleaved, "whole")
