@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.torch_abilities import traces_attributes
 from posenc.testing.harness import Layer, Make, assert_same, example, hidden, layer, room, tokens
 
 
@@ -26,22 +25,20 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 
 
 def exported(
-    model: Layer, x: Tensor, positions: Tensor, most: int, strict: bool | None = None
+    model: Layer, x: Tensor, positions: Tensor, most: int, strict: bool
 ) -> Callable[..., Tensor]:
     """Export a layer for 2 to `most` tokens, from the first of them; return the program.
 
     The layer's implementation must be fixed: "auto" would specialise the program to one length.
-    strict: compile the layer's code, instead of running it on fake tensors; None where this torch
-    can.
+    strict: compile the layer's code, instead of running it on fake tensors.
     """
-    strict = traces_attributes() if strict is None else strict
     any_length = torch.export.Dim("length", min=2, max=most)
     shapes = ({1: any_length}, {0: any_length})
     program = torch.export.export(model, (x, positions), dynamic_shapes=shapes, strict=strict)
     return program.module()
 
 
-def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> None:
+def assert_exports_with_any_length(make: Make, strict: bool) -> None:
     """Check that an exported program is right for fewer and for more tokens than it was made of."""
     model, x, positions = example(make, 12)
     encoding, model.attention.impl = model.encoding, "reference"

@@ -6,11 +6,9 @@ Each function asks for one ability and says what runs without it.
 import inspect
 import types
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 KINDS = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "meta")
 _TRACED_AUTOCAST = frozenset(kind for kind in KINDS if torch.amp.is_autocast_available(kind))
@@ -43,22 +41,3 @@ def compile_alone(function: Callable[..., Any], limit: int, **options: Any) -> C
 
     own = types.FunctionType(call.__code__.replace(), globals(), "call", None, call.__closure__)
     return torch.compile(own, **options)
-
-
-@cache
-def traces_attributes() -> bool:
-    """Return True if compiled code can read what attributes a module has, as encodings do.
-
-    Without it, torch.compile makes several graphs of a layer, and torch.export needs strict=False,
-    which runs the layer's Python code instead of compiling it.
-    """
-    module = nn.Identity()
-
-    def count(x: Tensor) -> Tensor:
-        return x + len(vars(module).get("absent", ()))
-
-    try:
-        torch.compile(count, backend="eager", fullgraph=True)(torch.ones(1))
-    except torch._dynamo.exc.Unsupported:
-        return False
-    return True

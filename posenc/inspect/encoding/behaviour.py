@@ -92,10 +92,14 @@ def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
 
 
 def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """Return "yes", or why torch.export does not make a program for any length."""
-    return _traced(
-        encoding, shape, lambda layer, x, where: exported(layer, x, where, room(encoding, 4096))
-    )
+    """Return "yes", or why torch.export does not make a program for any length: by compiling the
+    code or, where that fails, by running it on fake tensors."""
+    most = room(encoding, 4096)
+    compiled = _traced(encoding, shape, lambda *given: exported(*given, most, strict=True))
+    if compiled == "yes":
+        return "yes"
+    run = _traced(encoding, shape, lambda *given: exported(*given, most, strict=False))
+    return run if run == "yes" else compiled
 
 
 def _traced(encoding: PositionEncoding, shape: ModelShape, trace: Callable[..., Any]) -> str:

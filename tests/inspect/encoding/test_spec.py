@@ -252,6 +252,19 @@ def test_what_does_not_trace_is_named():
             return x if x.sum() > 0 else 2 * x
 
     assert running.compiles(Reads(), SHAPE).startswith("no: ")
+    assert running.exports(Reads(), SHAPE).startswith("no: ")
+
+
+def test_what_cannot_be_compiled_is_exported_by_running_it():
+    class Breaks(PositionEncoding):
+        claims = Claims(places=(1,), source="test")
+
+        def embed(self, x, positions):
+            torch._dynamo.graph_break()
+            return x + positions[..., None].cos()
+
+    assert running.compiles(Breaks(), SHAPE).startswith("no: ")
+    assert running.exports(Breaks(), SHAPE) == "yes"
 
 
 def test_json_is_a_list_of_objects(call):
