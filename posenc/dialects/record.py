@@ -106,6 +106,10 @@ def _of_gguf(meta: Metadata, length: int | None) -> Record:
         LayerKind(name, layers, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier)
         for name, layer in computed.layers.items()
     )
+    doubts = ()
+    if kinds and "freq_base" not in meta.given:
+        key = f"{meta.architecture}.rope.freq_base"
+        doubts = (f"{key} is missing: libllama takes {meta.freq_base:g}",)
     return Record(
         meta.architecture,
         "gguf",
@@ -117,4 +121,5 @@ def _of_gguf(meta: Metadata, length: int | None) -> Record:
         int(meta.original_length),
         meta.context_length,
         computed.without_rotation,
+        doubts,
     )

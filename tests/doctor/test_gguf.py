@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Layer
+from posenc.dialects.computed import Computed, Layer
 from posenc.dialects.files.gguf_metadata import KEYS
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.files.source import load
@@ -73,7 +73,6 @@ def test_the_keys_are_read(tmp_path):
 @pytest.mark.parametrize(
     "keys, words",
     [
-        ({}, "freq_base is missing"),
         ({**YARN, "scaling__yarn_beta_fast": 64.0}, "yarn_beta_fast is 64"),
         ({**YARN, "scaling__yarn_attn_factor": 1.0}, "yarn_attn_factor is 1"),
         ({**YARN, "scaling__yarn_ext_factor": 4.0}, "yarn_ext_factor is 4"),
@@ -156,7 +155,7 @@ def test_what_an_architecture_cannot_is_said(tmp_path):
 
 def test_a_failed_proof_leaves_nothing(tmp_path):
     path = write(tmp_path / "a.gguf", freq_base=10000.0)
-    wanted = {"all": Layer(formulas.plain(16, 20000.0))}
+    wanted = Computed(None, {"all": Layer(formulas.plain(16, 20000.0))}, 16**-0.5)
     edit = gguf_edit.Edit({"freq_base": 30000.0})
     with pytest.raises(ValueError, match="proof failed"):
         gguf_edit.write(path, tmp_path / "b.gguf", edit, wanted)

@@ -19,6 +19,12 @@ KEYS = {
     "yarn_attn_factor": "rope.scaling.yarn_attn_factor",
     "yarn_ext_factor": "rope.scaling.yarn_ext_factor",
     "log_multiplier": "rope.scaling.yarn_log_multiplier",
+    "rotates": "rope.scaling.finetuned",
+    "attention_scale": "attention.scale",
+    "output_scale": "attention.output_scale",
+    "window_pattern": "attention.sliding_window_pattern",
+    "rope_pattern": "attention.rope_pattern",
+    "leading_dense": "leading_dense_block_count",
 }
 """Field -> its key, after the architecture's name and a dot."""
 OLD_KEYS = {"scaling_factor": "rope.scale_linear"}
@@ -27,7 +33,13 @@ OLD_KEYS = {"scaling_factor": "rope.scale_linear"}
 
 @dataclass(frozen=True)
 class Metadata:
-    """The settings of a file; missing keys have libllama's defaults."""
+    """The settings of a file; missing keys have libllama's defaults.
+
+    num_layers: without those that only predict further tokens. width_per_head: the model's width
+    divided by the number of heads, 0 where the file does not say them. window_pattern: of how many
+    layers one has no window, or one flag per layer. rope_pattern: one flag per layer. rotates: what
+    Granite takes `finetuned` for.
+    """
 
     architecture: str
     context_length: int
@@ -47,6 +59,13 @@ class Metadata:
     yarn_ext_factor: float | None = None
     log_multiplier: float | None = None
     sliding_window: int | None = None
+    rotates: bool = True
+    attention_scale: float | None = None
+    output_scale: float | None = None
+    window_pattern: int | tuple[int, ...] | None = None
+    rope_pattern: tuple[int, ...] | None = None
+    leading_dense: int = 0
+    width_per_head: int = 0
     rope_freqs: tuple[float, ...] | None = None
     factors_long: tuple[float, ...] | None = None
     factors_short: tuple[float, ...] | None = None

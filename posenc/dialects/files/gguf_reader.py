@@ -13,8 +13,25 @@ FACTORS = {
     "factors_long": "rope_factors_long.weight",
     "factors_short": "rope_factors_short.weight",
 }
-MAY_BE_ZERO = ("sliding_window", "yarn_ext_factor", "log_multiplier", "original_length")
-WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
+MAY_BE_ZERO = (
+    "sliding_window",
+    "yarn_ext_factor",
+    "log_multiplier",
+    "original_length",
+    "attention_scale",
+    "window_pattern",
+    "leading_dense",
+)
+"""0 is for no window, for none of the layers, and for a share or a multiplier that is off."""
+WHOLE = (
+    "context_length",
+    "dimension_count",
+    "dimension_count_swa",
+    "sliding_window",
+    "leading_dense",
+)
+FLAGS = ("window_pattern", "rope_pattern")
+"""They may be lists with a flag per layer."""
 LARGEST_LAYERS = 2000
 
 
@@ -42,15 +59,32 @@ def read_metadata(path: Path) -> Metadata:
         raise ValueError(f"{path}: the GGUF file has no {architecture}.context_length.")
     fields |= factors
     head_dim = _head_dim(values, architecture, path)
+    given = frozenset(fields)
+    fields.setdefault("dimension_count", head_dim)
+    return Metadata(
+        architecture,
+        head_dim=head_dim,
+        num_layers=_layers(values, architecture, path),
+        width_per_head=_width_per_head(values, architecture) or 0,
+        given=given,
+        **fields,
+    )
+
+
+def _layers(values: dict[str, Any], architecture: str, path: Path) -> int:
+    """Return the number of layers without those that predict further tokens, which come last
+    (llama-hparams.cpp:348)."""
     layers = values.get(f"{architecture}.block_count", 0)
     if not isinstance(layers, int) or not 0 <= layers <= LARGEST_LAYERS:
         raise ValueError(
             f"{path}: {architecture}.block_count must be between 0 and {LARGEST_LAYERS}, got "
             f"{layers!r}."
         )
-    given = frozenset(fields)
-    fields.setdefault("dimension_count", head_dim)
-    return Metadata(architecture, head_dim=head_dim, num_layers=layers, given=given, **fields)
+    key = f"{architecture}.nextn_predict_layers"
+    predicting = values.get(key, 0)
+    if not isinstance(predicting, int) or not 0 <= predicting <= layers:
+        raise ValueError(f"{path}: {key} must be between 0 and {layers}, got {predicting!r:.60}.")
+    return layers - predicting
 
 
 def _factors(file: BinaryIO, path: Path, header: Header) -> dict[str, tuple[float, ...]]:
@@ -72,12 +106,19 @@ def _factors(file: BinaryIO, path: Path, header: Header) -> dict[str, tuple[floa
 def _checked(path: Path, key: str, name: str, value: Any) -> Any:
     """Return a value of the header. Raises: ValueError unless it is a word where one is wanted, and
     a finite number above 0 elsewhere."""
-    if name == "scaling_type":
+    if name in FLAGS and isinstance(value, list):
+        return tuple(value)
+    if name == "rope_pattern":
+        right, wanted = False, "a list of flags"
+    elif name == "rotates":
+        right, wanted = isinstance(value, bool), "true or false"
+    elif name == "scaling_type":
         right, wanted = isinstance(value, str), "a word"
+    elif name == "window_pattern":
+        right, wanted = type(value) is int and value >= 0, "an integer, or a list of flags"
     else:
         wanted = "a number above 0"
         right = isinstance(value, int | float) and math.isfinite(value)
-        # 0 is for no window, and for a share or a multiplier that is switched off
         right = right and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
     if not right:
         raise ValueError(f"{path}: {key} must be {wanted}, got {value!r:.60}.")
@@ -89,12 +130,20 @@ def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:
     if given is None:
         given = values.get(f"{architecture}.attention.key_length")
     if given is None:
-        hidden = values.get(f"{architecture}.embedding_length")
-        heads = values.get(f"{architecture}.attention.head_count")
-        heads = heads[0] if isinstance(heads, list) and heads else heads
-        if type(hidden) is not int or type(heads) is not int or not 0 < heads <= hidden:
+        given = _width_per_head(values, architecture)
+        if given is None:
             raise ValueError(f"{path}: the GGUF file has neither key_length nor head counts.")
-        given = hidden // heads
     if type(given) is not int or given < 1:
         raise ValueError(f"{path}: {architecture}'s key_length must be a number above 0.")
     return given
+
+
+def _width_per_head(values: dict[str, Any], architecture: str) -> int | None:
+    """Return the model's width divided by the heads of its first layer; None where the file does
+    not say both."""
+    hidden = values.get(f"{architecture}.embedding_length")
+    heads = values.get(f"{architecture}.attention.head_count")
+    heads = heads[0] if isinstance(heads, list) and heads else heads
+    if type(hidden) is not int or type(heads) is not int or not 0 < heads <= hidden:
+        return None
+    return hidden // heads

@@ -8,6 +8,7 @@ from posenc.dialects.computed import Computed, Layer, NotReadError, RefusedError
 from posenc.dialects.families import all_families, table
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
+from posenc.dialects.runtimes import llama_cpp_attention as attention
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.versions import RECORD
@@ -23,9 +24,15 @@ OWN_SLIDING_BASE = ARCHITECTURES["own sliding base"]
 """Windowed layers have the base 10000 unless rope.freq_base_swa says another. In all others they
 share the full layers' base."""
 SCALED_SLIDING = ARCHITECTURES["scaled sliding"]
-TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
+PLAIN_SLIDING = ARCHITECTURES["plain sliding"]
+"""Windowed layers have neither the scaling nor a multiplier: laguna.cpp:186, mellum.cpp:122,
+olmo2.cpp:117."""
+BASE_OF_ALL = ARCHITECTURES["base of all layers"]
+"""The graph gives windowed layers the full layers' base, whatever rope.freq_base_swa says:
+cohere2.cpp:89, cohere2moe.cpp:184, exaone-moe.cpp:150, exaone4.cpp:127, mellum.cpp:122,
+olmo2.cpp:117."""
+TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, *PLAIN_SLIDING, "muse-glimmer")
 FREQS_OF_FULL_LAYERS = ARCHITECTURES["freqs of full layers only"]
-NO_ROPE_EVERY = {"smollm3": 4}
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -65,10 +72,12 @@ def _loaded(meta: Metadata, length: int | None, model: Model | None) -> Computed
         layers = {"full_attention": full, "sliding_attention": sliding(meta)}
         if len(set(layers.values())) == 1:
             layers = {"all": full}
-    every = NO_ROPE_EVERY.get(meta.architecture)
-    still = tuple(i for i in range(meta.num_layers) if every and (i + 1) % every == 0)
-    if every is None and model is not None:
+    if model is not None:
         still = model.without_rotation
+    else:
+        still = attention.without_rotation(meta)
+        if meta.num_layers and len(still) == meta.num_layers:
+            layers = {}
     return Computed(
         None,
         layers,
@@ -136,20 +145,23 @@ def rotation(meta: Metadata, length: int) -> Layer:
 
 def sliding_base(meta: Metadata) -> float:
     """Return the base of the windowed layers."""
+    if meta.architecture in BASE_OF_ALL:
+        return meta.freq_base
     if meta.freq_base_swa is not None:
         return meta.freq_base_swa
     return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
 
 
 def sliding(meta: Metadata) -> Layer:
-    """Return the rotation of the windowed layers: their own base, usually no scaling, and the same
-    attn_factor."""
+    """Return the rotation of the windowed layers: usually no scaling, and the same attn_factor."""
     base = sliding_base(meta)
     scaled = meta.architecture in SCALED_SLIDING
     dims = meta.dimension_count_swa or meta.dimension_count
     if scaled:
         own = replace(meta, freq_base=base, dimension_count=dims)
         return rotation(own, meta.context_length)
+    if meta.architecture in PLAIN_SLIDING:
+        return Layer(formulas.plain(dims, base))
     multiplier = meta.attn_factor
     if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
         factor = meta.scaling_factor
@@ -182,7 +194,7 @@ def _yarn_multiplier(meta: Metadata, factor: float) -> float:
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
-    base = meta.head_dim**-0.5 if model is None else model.scale
+    base = attention.softmax_scale(meta) if model is None else model.scale
     if meta.architecture not in ("deepseek2", "deepseek32"):
         return base
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0

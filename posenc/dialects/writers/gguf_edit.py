@@ -47,15 +47,16 @@ class Edit:
     lines: tuple[str, ...] = field(default=())
 
 
-def meant_by(meta: Metadata) -> dict[str, Layer]:
+def meant_by(meta: Metadata) -> Computed:
     """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
     architecture, though libllama reads them for two."""
     try:
-        layers = dict(from_metadata(meta, None).layers)
+        computed = from_metadata(meta, None)
     except RefusedError as refused:
         raise ValueError(f"{refused}; --like CONFIG says what is meant.") from refused
-    if meta.scaling_type != "yarn":
-        return layers
+    layers = dict(computed.layers)
+    if meta.scaling_type != "yarn" or not layers:
+        return computed
     factor = meta.scaling_factor
     inv_freq = formulas.yarn(
         meta.dimension_count,
@@ -68,31 +69,29 @@ def meant_by(meta: Metadata) -> dict[str, Layer]:
     usual = formulas.yarn_scale(factor)
     given = meta.yarn_attn_factor
     full = Layer(inv_freq, (usual if given is None else given) * meta.attn_factor)
-    return {**layers, FULL if FULL in layers else "all": full}
+    return replace(computed, layers={**layers, FULL if FULL in layers else "all": full})
 
 
-def plan(
-    meta: Metadata, wanted: Mapping[str, Layer], bases: Mapping[str, float], largest: int
-) -> Edit:
-    """Plan an edit with which libllama computes `wanted`, per kind of layer, from a file of this
-    architecture.
+def plan(meta: Metadata, wanted: Computed, bases: Mapping[str, float], largest: int) -> Edit:
+    """Plan an edit with which libllama computes `wanted` from a file of this architecture.
 
     bases: the base of each kind.
 
     Raises: ValueError where it cannot.
     """
-    full = wanted.get(FULL, wanted.get("all"))
+    layers = wanted.layers
+    full = layers.get(FULL, layers.get("all"))
     if full is None:
-        kinds = f"layers of the kinds {', '.join(wanted)}" if wanted else "no layer that rotates"
+        kinds = f"layers of the kinds {', '.join(layers)}" if layers else "no layer that rotates"
         raise ValueError(f"it has {kinds}, which GGUF has no keys for")
     if len(full.inv_freq) != meta.dimension_count // 2:
         raise ValueError(
             f"{meta.architecture}: {len(full.inv_freq)} rotated pairs are wanted, the file has "
             f"{meta.dimension_count // 2}."
         )
-    theta = bases[FULL if FULL in wanted else "all"]
+    theta = bases[FULL if FULL in layers else "all"]
     keys: dict[str, Any] = {"freq_base": theta, "context_length": largest}
-    if SLIDING in wanted:
+    if SLIDING in layers:
         keys["freq_base_swa"] = bases[SLIDING]
     reasons = []
     for scaling, freqs in _spellings(meta, full, theta):
@@ -129,21 +128,13 @@ def _spellings(
     yield {"attn_factor": multiplier}, ratios
 
 
-def _differs(meta: Metadata, wanted: Mapping[str, Layer]) -> str:
+def _differs(meta: Metadata, wanted: Computed) -> str:
     """Return why libllama would compute something else from a file; empty if it would not."""
-    got = from_metadata(meta, None).layers
-    if set(wanted) == {"all"}:
-        pairs = [(kind, layer, wanted["all"]) for kind, layer in got.items()]
-    else:
-        pairs = [(kind, got.get(kind, got.get("all")), layer) for kind, layer in wanted.items()]
-    for kind, layer, meant in pairs:
-        if layer is None:
-            return f"libllama has no layers of the kind {kind}"
-        computed = Computed(None, {"all": layer}, 1.0)
-        why = disagreement(computed, Computed(None, {"all": meant}, 1.0))
-        if why:
-            return why if kind == "all" else f"{kind}: {why}"
-    return ""
+    got = from_metadata(meta, None)
+    if set(wanted.layers) == {"all"}:
+        # What all layers have is wanted of each kind that the file has.
+        wanted = replace(wanted, layers=dict.fromkeys(got.layers, wanted.layers["all"]))
+    return disagreement(got, wanted)
 
 
 def _same(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -176,7 +167,7 @@ def edited(meta: Metadata, edit: Edit) -> Metadata:
     return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
 
 
-def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> None:
+def write(path: Path, out: Path, edit: Edit, wanted: Computed) -> None:
     """Write the edited copy and prove it by reading it back; nothing is left where that fails. All
     that the edit does not name is copied byte for byte.
 

@@ -37,18 +37,21 @@ def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> st
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():
+        where = "" if kind == "all" else f"{kind}: "
         same_kind = computed.of_kind(kind)
         if not same_kind:
             return f"has no rotation for {kind}"
         for got in same_kind:
             if len(got.inv_freq) != len(layer.inv_freq):
-                return f"rotates {len(got.inv_freq)} pairs, {len(layer.inv_freq)} are meant"
+                return f"{where}rotates {len(got.inv_freq)} pairs, {len(layer.inv_freq)} are meant"
             for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
                 if not abs(a - b) <= TOLERANCE * abs(b):
-                    return f"pair {i} rotates by {a:.7g} radians per position, {b:.7g} is meant"
+                    return (
+                        f"{where}pair {i} rotates by {a:.7g} radians per position, {b:.7g} is meant"
+                    )
             wanted = layer.multiplier / folded
             if not abs(got.multiplier - wanted) <= TOLERANCE * wanted:
-                return f"the multiplier is {got.multiplier:.7g}, {wanted:.7g} is meant"
+                return f"{where}the multiplier is {got.multiplier:.7g}, {wanted:.7g} is meant"
     if set(computed.without_rotation) != set(meant.without_rotation):
         return f"the layers {list(computed.without_rotation)} do not rotate"
     ours, theirs = computed.softmax_scale, meant.softmax_scale

@@ -231,7 +231,7 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
     if like is None:
         with naming(source.path):
             wanted = gguf_edit.meant_by(meta)
-        bases = dict.fromkeys(wanted, meta.freq_base)
+        bases = dict.fromkeys(wanted.layers, meta.freq_base)
         if gguf_edit.SLIDING in bases:
             bases[gguf_edit.SLIDING] = sliding_base(meta)
     else:
@@ -241,7 +241,7 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
         with naming(like):
             meaning = meaning_of(other.config)
         require_static(meaning, None)
-        wanted, largest = dict(meaning.computed.layers), meaning.max_length
+        wanted, largest = meaning.computed, meaning.max_length
         bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     edit = gguf_edit.plan(meta, wanted, bases, largest)
     gguf_edit.write(source.path, out, edit, wanted)

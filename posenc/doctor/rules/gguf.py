@@ -27,8 +27,6 @@ def keys(case: Case) -> Iterator[Hit]:
 
 
 def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
-    if "freq_base" not in meta.given:
-        yield f"{prefix}.freq_base is missing, libllama takes 10000"
     lists = meta.factors_long is not None or meta.rope_freqs is not None
     if meta.scaling_type == "longrope" and not lists:
         yield (

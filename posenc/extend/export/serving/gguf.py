@@ -45,7 +45,7 @@ def uneditable(recipe: Recipe, meaning: Meaning) -> str:
     bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     try:
         meta = convert(model_of(recipe.config))
-        gguf_edit.plan(meta, meaning.computed.layers, bases, meaning.max_length)
+        gguf_edit.plan(meta, meaning.computed, bases, meaning.max_length)
     except (RefusedError, ValueError) as refused:
         return str(refused).rstrip(".")
     return ""
