@@ -134,7 +134,8 @@ def test_a_method_that_raises_leaves_the_others_as_they_were(tmp_path, monkeypat
     assert "linear" not in found.measured
     for name, (_, evaluation) in found.measured.items():
         same = dataclasses.replace(evaluation, seconds=expected.measured[name][1].seconds)
-        assert same == expected.measured[name][1]
+        # As text: intervals of few texts are NaN, with which Python 3.13 finds no two equal.
+        assert repr(same) == repr(expected.measured[name][1])
 
 
 def test_a_long_message_of_a_compiler_is_cut(tmp_path, monkeypatch):

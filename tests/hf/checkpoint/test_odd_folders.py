@@ -54,7 +54,7 @@ def test_a_size_that_only_transformers_refuses_is_one_line(tmp_path, call):
 BYTES = {
     "mark": (b"\xef\xbb\xbf{}", "byte order mark"),
     "latin": (b'{"model_type": "ll\xe9"}', "not UTF-8"),
-    "deep": (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
+    "deep": (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested"),  # by Python's reader or ours
     "twice": (b'{"a": 1, "a": 2}', "'a' is given twice, with two values"),
     "digits": (b'{"hidden_size": ' + b"9" * 5000 + b"}", "a number of 5000 digits"),
     "beyond": (b'{"rope_theta": 1e999}', "expected a finite number"),
