@@ -526,8 +526,12 @@ def main() -> None:
         parser.error(f"--minutes must be above 0 and less than a day, got {given.minutes:g}.")
     import torch
 
+    dry = "--dry-run tries the queue on the CPU."
     if not given.dry_run and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device here. --dry-run tries the queue on the CPU.")
+        parser.error(f"torch sees no CUDA device here. {dry}")
+    if not given.dry_run and not torch.cuda.is_bf16_supported(including_emulation=False):
+        card = torch.cuda.get_device_name()
+        parser.error(f"{card} does not multiply bfloat16, in which the queue measures. {dry}")
     run_queue(given.out, given.minutes, given.dry_run, given.only)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.experiment import FOLDER, experiment
 
@@ -73,3 +74,21 @@ def test_without_a_gpu_the_queue_says_so(tmp_path):
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "gpu.jsonl")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert found.returncode == 2 and "no CUDA device here" in found.stderr
+
+
+@pytest.mark.parametrize("card", [None, "Tesla T4"])
+def test_without_a_card_for_bfloat16_it_ends_in_one_line(card, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "gpu.jsonl"
+    queue = experiment("gpu_queue")
+    monkeypatch.setattr(sys, "argv", ["gpu_queue.py", "--out", str(out)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: card)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    monkeypatch.setattr(queue, "run_queue", lambda *_: out.touch())
+    with pytest.raises(SystemExit) as ended:
+        queue.main()
+    said = capsys.readouterr().err.splitlines()[-1]
+    start = "torch sees no CUDA device" if card is None else "Tesla T4 does not multiply bfloat16"
+    assert ended.value.code == 2 and start in said and not out.exists()
