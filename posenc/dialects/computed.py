@@ -13,8 +13,6 @@ Switch = Literal["static", "length", "batch", "start"]
 """When the frequencies change: never, with the current length, with the longest sequence of a
 batch, or with the length that the server was started for."""
 
-LOOKED_AT = 1025
-"""A switch counts if it happens within the largest length, or within this many tokens."""
 STANDSTILL = 1e-20
 """Radians per position below which a pair does not visibly rotate at any length."""
 

@@ -83,7 +83,7 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         None,
         layers,
         scale,
-        first_switch(transformers5.switch(p, longest) for p in parameters.values()),
+        first_switch(transformers5.switch(model, p) for p in parameters.values()),
         longest,
         model.without_rotation,
     )

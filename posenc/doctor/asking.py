@@ -8,8 +8,8 @@ from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 
 RUNTIME = "transformers"
 NOBODY = "none"
-SHORT, LOOKED_AT = 2, 1025
-"""Lengths at which frequencies are compared with those at the length that is judged."""
+SHORT = 2
+"""A length at which frequencies are compared with those at the length that is judged."""
 LONGEST_WITHOUT_MEANING = 4096
 """Tokens to judge at where neither the user nor the config names a length."""
 
@@ -85,4 +85,4 @@ def lengths(source: Source, length: int | None) -> list[int]:
         named = source.config.get("max_position_embeddings")
         if isinstance(named, int) and not isinstance(named, bool) and 0 < named < 2**31:
             longest = named
-    return [length or longest, SHORT, LOOKED_AT, longest]
+    return [length or longest, SHORT, longest, 2 * longest]

@@ -17,7 +17,9 @@ from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.runtimes.running import unrecorded
 from posenc.dialects.runtimes.versions import is_recorded
 
-Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
+Aspect = Literal[
+    "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"
+]
 ALL = tuple(RUNTIMES)
 ORIGINAL = "original_max_position_embeddings"
 FREQUENCY_TOLERANCE = 1e-5
@@ -128,8 +130,12 @@ class Case:
                 continue
             if (answer.error is None) != (known.error is None):
                 found[name] = frozenset[Aspect]({"error"})
-            elif answer.error is None and (aspects := differences(answer, known)):
-                found[name] = aspects
+            elif answer.error is None:
+                aspects = differences(answer, known)
+                if answer.switch != known.switch:
+                    aspects |= {"switch"}
+                if aspects:
+                    found[name] = aspects
         return found
 
     @property

@@ -1,5 +1,7 @@
 """Compare the positions that two checkpoints mean."""
 
+from collections.abc import Callable
+
 from posenc.dialects.record import LayerKind, Record
 
 TOLERANCE = 1e-6
@@ -11,15 +13,7 @@ def differences(first: Record, second: Record) -> list[str]:
     Kinds of layers are matched by name, since a GGUF file does not say which layers have which. If
     one file has a single kind, it is compared with every kind of the other file.
     """
-    lines = []
-    ours = {kind.name: kind for kind in first.kinds}
-    theirs = {kind.name: kind for kind in second.kinds}
-    for name in ours.keys() | theirs.keys():
-        a, b = ours.get(name, ours.get("all")), theirs.get(name, theirs.get("all"))
-        if a is None or b is None:
-            lines.append(f"{name}: only one of them has such layers")
-        else:
-            lines += _kinds(name, a, b)
+    lines = _rotations(first, second)
     for name in ("softmax_scale", "max_length"):
         x, y = getattr(first, name), getattr(second, name)
         if x is not None and y is not None and not abs(x - y) <= TOLERANCE * abs(y):
@@ -34,6 +28,48 @@ def differences(first: Record, second: Record) -> list[str]:
     if all(layouts) and layouts[0] != layouts[1]:
         lines.append(f"layout: {' and '.join(layouts)}")
     return sorted(lines)
+
+
+def differences_at_switches(
+    first: Record, second: Record, at: Callable[[int], tuple[Record, Record]]
+) -> list[str]:
+    """Return how two records' rotations differ where those of one change with the length: at the
+    first such length with a difference; empty if there is none.
+
+    at: both records at a length.
+    """
+    agreed = None
+    for length in lengths_of_switches(first, second):
+        lines = _rotations(*at(length))
+        if lines:
+            so_far = "" if agreed is None else f" (the same at {agreed})"
+            return [f"{line}, at {length} tokens{so_far}" for line in sorted(lines)]
+        agreed = length
+    return []
+
+
+def lengths_of_switches(*records: Record) -> list[int]:
+    """Return lengths before and after those at which the frequencies of a record change: its
+    trained length and its longest, one token more, and as many again."""
+    found: set[int] = set()
+    for record in records:
+        if record.switch != "static":
+            for length in (record.trained_length, record.max_length):
+                found |= {length, length + 1, 2 * length}
+    return sorted(found)
+
+
+def _rotations(first: Record, second: Record) -> list[str]:
+    lines = []
+    ours = {kind.name: kind for kind in first.kinds}
+    theirs = {kind.name: kind for kind in second.kinds}
+    for name in ours.keys() | theirs.keys():
+        a, b = ours.get(name, ours.get("all")), theirs.get(name, theirs.get("all"))
+        if a is None or b is None:
+            lines.append(f"{name}: only one of them has such layers")
+        else:
+            lines += _kinds(name, a, b)
+    return lines
 
 
 def _kinds(name: str, a: LayerKind, b: LayerKind) -> list[str]:

@@ -12,7 +12,7 @@ from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
 from posenc.dialects.model import BadConfigError
-from posenc.dialects.record import record_of
+from posenc.dialects.record import Record, record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
 from posenc.dialects.writers.overrides import check_override, intended, overridden, override
@@ -374,22 +374,34 @@ def _ignored(options: Options) -> frozenset[str]:
 
 
 def _compare(options: Options) -> tuple[str, int]:
-    records = []
-    for path in options.paths:
-        with naming(path):
-            try:
-                records.append(record_of(load(path), options.length))
-            except RefusedError as refused:
-                raise ValueError(str(refused)) from refused
-    lines = comparing.differences(*records)
+    sources = [load(path) for path in options.paths]
+    first, second = (_record(source, options.length) for source in sources)
+    lines = comparing.differences(first, second)
+    if not lines and options.length is None:
+
+        def both_at(length: int) -> tuple[Record, Record]:
+            return _record(sources[0], length), _record(sources[1], length)
+
+        lines = comparing.differences_at_switches(first, second, both_at)
     if options.as_json:
         answer = {
             "same": not lines,
             "differences": lines,
-            "records": [record.as_json() for record in records],
+            "records": [first.as_json(), second.as_json()],
         }
         return _json(answer), int(bool(lines))
     names = " and ".join(str(path) for path in options.paths)
-    if not lines:
-        return f"{names} mean the same positions.", 0
-    return "\n".join([f"{names} mean other positions:", *(f"  {line}" for line in lines)]), 1
+    if lines:
+        return "\n".join([f"{names} mean other positions:", *(f"  {line}" for line in lines)]), 1
+    where = ""
+    if options.length is not None and {first.switch, second.switch} != {"static"}:
+        where = f" at {options.length} tokens"
+    return f"{names} mean the same positions{where}.", 0
+
+
+def _record(source: Source, length: int | None) -> Record:
+    with naming(source.path):
+        try:
+            return record_of(source, length)
+        except RefusedError as refused:
+            raise ValueError(str(refused)) from refused

@@ -99,6 +99,11 @@ def test_a_record_that_the_runtime_confirms_is_not_mentioned(doctor):
     assert "otherwise" not in out
 
 
+def test_another_switch_than_the_recorded_one_is_a_contradiction(doctor):
+    _, out, _ = doctor(SIMPLE, {None: answer(changes=True)})
+    assert "posenc recorded for this version (switch)" in out
+
+
 @pytest.mark.parametrize("given", [{"unmeasured": "tables"}, {"rotations": ()}])
 def test_what_was_not_measured_is_known_or_contradicted(doctor, given):
     asked = Asked("transformers", KNOWN.version, **given)

@@ -7,7 +7,6 @@ from typing import Any
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
-    LOOKED_AT,
     Computed,
     Layer,
     NotReadError,
@@ -43,7 +42,7 @@ def emulate(model: Model, length: int | None) -> Computed:
         None,
         layers,
         _softmax_scale(model, scaling),
-        _switch(model, facts, scaling),
+        _switch(facts, scaling),
         None,
         model.without_rotation,
     )
@@ -160,11 +159,11 @@ def _from_parameters(model: Model, full: Layer) -> dict[str, Layer]:
     return got
 
 
-def _switch(model: Model, facts: Mapping[str, Any], scaling: Scaling) -> Switch:
+def _switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
     if not scaling or facts["scaling"] != "initialize":
         return "static"
     kind = scaling.get("type") or scaling.get("rope_type", "default")
-    return "length" if kind == "dynamic" and model.max_positions < LOOKED_AT else "static"
+    return "length" if kind == "dynamic" else "static"
 
 
 def _softmax_scale(model: Model, scaling: Scaling) -> float:

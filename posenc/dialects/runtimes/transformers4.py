@@ -8,7 +8,6 @@ from typing import Any
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
-    LOOKED_AT,
     Computed,
     Layer,
     RefusedError,
@@ -51,7 +50,7 @@ def emulate(model: Model, length: int | None) -> Computed:
         None,
         layers,
         softmax_scale(model, scaling),
-        _switch(model, scaling),
+        _switch(scaling),
         None,
         model.without_rotation,
     )
@@ -219,14 +218,13 @@ def _longrope(
     return Layer(formulas.divided(plain, chosen), number(temperature, "attention_factor"))
 
 
-def _switch(model: Model, scaling: dict[str, Any] | None) -> Switch:
+def _switch(scaling: dict[str, Any] | None) -> Switch:
+    """Return whether the frequencies change with the current length, of which none is refused."""
     if scaling is None or scaling["rope_type"] not in ("dynamic", "longrope"):
         return "static"
-    looked_at = max(model.max_positions, LOOKED_AT)
     if scaling["rope_type"] == "dynamic":
-        return "length" if model.max_positions < looked_at else "static"
-    same = scaling["short_factor"] == scaling["long_factor"]
-    return "static" if same or _original(model, scaling)[0] >= looked_at else "length"
+        return "length"
+    return "static" if scaling["short_factor"] == scaling["long_factor"] else "length"
 
 
 def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
-    LOOKED_AT,
     Computed,
     Layer,
     NotReadError,
@@ -257,15 +256,16 @@ def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) 
     return Layer(formulas.divided(formulas.plain(dim, theta), chosen), scale)
 
 
-def switch(parameters: Parameters, trained: int) -> Switch:
-    """Return whether the frequencies change with the current length, among the lengths tried."""
+def switch(model: Model, parameters: Parameters) -> Switch:
+    """Return whether the frequencies change with the current length: those of dynamic NTK do beyond
+    the trained length, and longrope's beyond the original one. No length is refused. HunYuan's are
+    fixed by alpha."""
     kind = parameters["rope_type"]
-    looked_at = max(trained, LOOKED_AT)
     if kind == "dynamic":
-        return "length" if trained < looked_at else "static"
-    if kind != "longrope" or parameters["short_factor"] == parameters["long_factor"]:
-        return "static"
-    return "length" if parameters[ORIGINAL] < looked_at else "static"
+        fixed = model.model_type in ALPHA and parameters.get("alpha")
+        return "static" if fixed else "length"
+    two_lists = kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
+    return "length" if two_lists else "static"
 
 
 def softmax_scale(model: Model, parameters: Parameters) -> float:
@@ -367,7 +367,7 @@ def emulate(model: Model, length: int | None) -> Computed:
         None,
         layers,
         softmax_scale(model, first),
-        first_switch(switch(p, model.max_positions) for p in resolved.values()),
+        first_switch(switch(model, p) for p in resolved.values()),
         None,
         model.without_rotation,
     )
