@@ -16,6 +16,7 @@ from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.words import rows
 from posenc.testing.layer import first_layer, moved
+from tests.compilers import traces_attributes
 from tests.kinds import one_of_each_kind
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
@@ -273,7 +274,8 @@ def test_json_is_a_list_of_objects(call):
     assert code == 0
     (sheet,) = json.loads(out)
     assert sheet["places"] == [2] and sheet["parameters"] == 0
-    assert sheet["compiles"] == sheet["exports"] == "yes"
+    assert sheet["exports"] == "yes"
+    assert (sheet["compiles"] == "yes") == traces_attributes(), sheet["compiles"]
     assert sheet["unfinished_pairs"] == [1, 2, 3] and sheet["num_pairs"] == 4
     assert sheet["wavelengths"][3] is None  # p_rope leaves the slowest quarter unrotated
     low, middle, high = sheet["cost"]
