@@ -10,6 +10,7 @@ from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.files.source import load
 from posenc.dialects.record import record_of
+from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
@@ -231,3 +232,26 @@ def test_keys_of_the_attention_with_impossible_values_are_refused(keys, words, t
     path = write(tmp_path / "a.gguf", "granite", **keys)
     with pytest.raises(ValueError, match=words):
         read_metadata(path)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+CONVERTED = [
+    ("exaone4", {}, ()),  # without 64 layers none has a window
+    ("exaone4", {"num_hidden_layers": 64}, tuple(range(3, 64, 4))),
+    ("exaone_moe", {"layer_types": [SLIDING, FULL] * 4}, (1, 3, 5, 7)),
+    ("afmoe", {"layer_types": [SLIDING, FULL] * 4}, (3, 7)),
+    ("cohere2", {"layer_types": [SLIDING, FULL] * 4}, (3, 7)),
+    ("cohere2_moe", {"layer_types": [FULL, SLIDING] * 4, "first_k_dense_replace": 1}, (2, 4, 6)),
+    ("llama4_text", {"no_rope_layers": [1, 0] * 4}, (3, 7)),
+    ("llama4_text", {"layer_types": [FULL] * 8}, (7,)),
+    ("smollm3", {"no_rope_layers": [1, 0] * 4}, (3, 7)),
+]  # fmt: skip
+"""A config's family and keys, and the layers that do not rotate once it is converted."""
+
+
+@pytest.mark.parametrize("family, keys, expected", CONVERTED)
+def test_a_config_is_read_as_its_converted_file(family, keys, expected):
+    config = {**COHERE2, "model_type": family, "head_dim": 16, **keys}
+    del config["architectures"], config["attention_multiplier"]
+    got = RUNTIMES["llama.cpp"](config, None)
+    assert (got.error, got.without_rotation) == (None, expected)

@@ -10,6 +10,7 @@ from tests.doctor.judging import judge
 
 MISREAD = {
     "gpt_oss": ("mlx-lm", "llama.cpp"),
+    "exaone4": ("llama.cpp",),
     "glm": ("mlx-lm",),
     "deepseek_v2": ("mlx-lm",),
     "minicpm3": ("mlx-lm",),
@@ -20,7 +21,8 @@ MISREAD = {
 }
 """Families that a runtime misreads in any spelling, or refuses without a key of its own: mlx-lm
 wants a rope_scaling of DeepSeek 2 and MiniCPM 3, and MiniMax's rotary_dim, and takes Falcon-H1's
-head_dim for 64 where none is given; vLLM wants GLM-5's indexer_rope_interleave."""
+head_dim for 64 where none is given; vLLM wants GLM-5's indexer_rope_interleave; llama.cpp gives
+windows to an EXAONE 4 of 64 layers only."""
 
 
 @pytest.fixture(scope="module")

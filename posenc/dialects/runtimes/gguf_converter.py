@@ -52,6 +52,7 @@ def convert(model: Model) -> Metadata:
     if all_dim is not None and facts["architecture"] in ("deepseek2", "deepseek32", "mistral3"):
         legacy = 1.0 if facts["architecture"] == "mistral3" else 0.1
         fields["log_multiplier"] = legacy * number(all_dim, "mscale_all_dim")
+    fields.update(_attention(model, facts["architecture"]))
     return Metadata(
         facts["architecture"],
         dimension_count=dims,
@@ -60,6 +61,25 @@ def convert(model: Model) -> Metadata:
         given=frozenset(fields),
         **fields,
     )
+
+
+def _attention(model: Model, architecture: str) -> dict[str, Any]:
+    """Return what decides which layers rotate, for the architectures whose converter writes it:
+    conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84, llama.py:396."""
+    window = model.get("sliding_window")
+    window = window if isinstance(window, int) and window > 0 else None
+    types = model.layer_types
+    windowed = tuple(int(kind == "sliding_attention") for kind in types)
+    if architecture == "llama4":
+        return {"sliding_window": 0} if set(types) == {"full_attention"} else {}
+    if architecture == "cohere2":
+        return {"sliding_window": window}
+    if architecture == "cohere2moe":
+        dense = model.config.get("first_k_dense_replace") or 0
+        return {"sliding_window": window, "window_pattern": windowed, "leading_dense": dense}
+    if architecture in ("exaone4", "exaone-moe") and window is not None:
+        return {"sliding_window": window, "window_pattern": windowed}
+    return {}
 
 
 def _float32(value: Any) -> float:

@@ -72,7 +72,7 @@ def _loaded(meta: Metadata, length: int | None, model: Model | None) -> Computed
         layers = {"full_attention": full, "sliding_attention": sliding(meta)}
         if len(set(layers.values())) == 1:
             layers = {"all": full}
-    if model is not None:
+    if model is not None and meta.architecture not in attention.CONVERTED:
         still = model.without_rotation
     else:
         still = attention.without_rotation(meta)

@@ -115,3 +115,6 @@ STILL: dict[str, Callable[[Metadata], Iterator[int]]] = {
     "smollm3": partial(_every, 4),  # smollm3.cpp:5, :69
 }
 """Architecture -> the rule of its layers that do not rotate."""
+CONVERTED = ("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "llama4", "smollm3")
+"""Architectures of which `gguf_converter` says all that these rules read. For others a config's own
+rule is taken."""
