@@ -64,12 +64,19 @@ def convert(model: Model) -> Metadata:
 
 
 def _attention(model: Model, architecture: str) -> dict[str, Any]:
-    """Return what decides which layers rotate, for the architectures whose converter writes it:
-    conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84, llama.py:396."""
+    """Return what decides which layers rotate and what multiplies q.k, for the architectures whose
+    converter writes it: conversion/afmoe.py:35,
+    command_r.py:41 and :100, exaone.py:84, llama.py:396."""
     window = model.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
     types = model.layer_types
     windowed = tuple(int(kind == "sliding_attention") for kind in types)
+    if architecture.startswith("granite"):  # granite.py:39
+        scale = model.get("attention_multiplier")
+        return {"attention_scale": scale} if scale else {}
+    if architecture in ("gemma2", "gemma3"):
+        hidden = model.size("hidden_size")
+        return {"width_per_head": hidden // model.num_heads}
     if architecture == "llama4":
         return {"sliding_window": 0} if set(types) == {"full_attention"} else {}
     if architecture == "cohere2":

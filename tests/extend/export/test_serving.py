@@ -202,3 +202,24 @@ def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
     said = (tmp_path / "out/SERVE.md").read_text()
     assert "posenc has not read" in said
     assert "vllm" not in said
+
+
+@pytest.mark.parametrize(
+    "family, keys",
+    [
+        ("granite", {"attention_multiplier": 0.0078125}),
+        ("gemma2", {"num_hidden_layers": 46, "query_pre_attn_scalar": 144, "hidden_size": 576}),
+    ],
+)
+def test_a_scale_of_the_familys_own_needs_no_edit(family, keys):
+    from posenc.dialects.meaning import meaning_of
+    from posenc.dialects.runtimes.gguf_converter import convert
+    from posenc.dialects.runtimes.llama_cpp import from_metadata
+
+    config = {
+        "model_type": family, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16,
+        "num_hidden_layers": 8, "max_position_embeddings": 4096, "rope_theta": 10000.0, **keys,
+    }  # fmt: skip
+    meaning = meaning_of(config)
+    got = from_metadata(convert(meaning.model), None).softmax_scale
+    assert got == pytest.approx(meaning.computed.softmax_scale)
