@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from posenc.dialects import formulas
@@ -48,6 +48,7 @@ class Layer:
 class Computed:
     """One runtime's reading of a file.
 
+    stops: the words with which the first forward pass of the model stops, though it can be built.
     layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
     sequence admitted, None for no limit. without_rotation: layers that do not rotate. known: "no
     model" if the runtime has none of this architecture, or reads no such file; "unknown" if posenc
@@ -65,6 +66,12 @@ class Computed:
     version: str = ""
     read: str = ""
     asked: bool = False
+    stops: str = ""
+
+    @property
+    def when_run(self) -> "Computed":
+        """Return the result with a forward pass that stops as the refusal that it is in use."""
+        return replace(self, error=self.stops, layers={}) if self.stops else self
 
     @property
     def knows(self) -> bool:

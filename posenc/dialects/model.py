@@ -22,7 +22,12 @@ LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_laye
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
 LAYER_KINDS = tuple(table("keys")["layer kinds"])
 """Names by which rope_parameters may be nested."""
-SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
+SCALAR_SCALES = dict.fromkeys(
+    """
+    gemma3n_text gemma4_text gemma4_unified_text gemma4_vision embedding_gemma2_text
+    """.split(),
+    1.0,
+)
 
 
 class BadConfigError(ValueError):
@@ -115,7 +120,7 @@ class Model:
 
     @property
     def num_heads(self) -> int:
-        return self.size("num_attention_heads", "n_head", "n_heads")
+        return self.size(self.facts.get("heads", "num_attention_heads"), "n_head", "n_heads")
 
     @property
     def null_head(self) -> bool:
@@ -139,6 +144,22 @@ class Model:
             said = f"{hidden} for {self.num_heads} num_attention_heads"
             raise BadConfigError(f"config.json: hidden_size {said} is a head of {size} channels.")
         return size
+
+    @property
+    def rotated_part(self) -> int | None:
+        """Return the channels that attention rotates at once, for which cos and sin must be as
+        wide; None where it rotates as many as they are, and leaves the others as they are."""
+        modern = self.facts.get("transformers5", {})
+        if self.facts.get("latent_sum"):
+            return None  # which of its spellings keep the share, is not read
+        if modern.get("dims_key") == "qk_rope_head_dim":
+            return int(self.head_dim * self.share)
+        if self.mla:
+            part = self.get(modern.get("head_key", "")) if self.owns_partial else None
+            return part or self.size("qk_rope_head_dim", default=64)
+        if "axes" in modern or (self.owns_partial and not modern.get("whole_rotation")):
+            return None
+        return self.head_dim
 
     @property
     def latent_width(self) -> int:
@@ -199,16 +220,20 @@ class Model:
         return None if found is None else tuple(found)
 
     def of_kind(self, kind: str) -> "Model":
-        """Return the model with the head dimension of one kind of layer; Gemma 4's differ."""
-        if "global_head_dim" not in self.facts.get("defaults", {}):
+        """Return the model with the sizes of one kind of layer, in families where they differ:
+        those of per_layer_config, else the family's own."""
+        usual = self.facts.get("kind_sizes")
+        if usual is None:
             return self
-        each, given = self.config.get("per_layer_config"), {}
+        each = self.config.get("per_layer_config")
+        own: Any = None
         if isinstance(each, Mapping) and kind in self.layer_types:
             own = {int(i): v for i, v in each.items()}.get(self.layer_types.index(kind))
-            given = own if isinstance(own, Mapping) else {}
-        elif each is None and kind == "full_attention":
-            given = {"head_dim": self.get("global_head_dim")}
-        return replace(self, config={**self.config, **given})
+        elif each is None:
+            # A word is the key that has this kind's size.
+            sizes = usual.get(kind, {}).items()
+            own = {key: self.get(size) if isinstance(size, str) else size for key, size in sizes}
+        return replace(self, config={**self.config, **own}) if isinstance(own, Mapping) else self
 
     @property
     def uneven_heads(self) -> bool:
@@ -232,28 +257,65 @@ class Model:
 
     @property
     def layer_types(self) -> tuple[str, ...]:
-        """Return the kind of each layer, as transformers 5 derives it."""
+        """Return the kind of each layer, as transformers 5 derives it.
+
+        The family's `layers` say it where the config lists none. cycle: the kinds of layers 0, 1,
+        ..., again and again. every: the key of another period, with one full-attention layer in it.
+        first: the kinds of the first layers instead. full_before: the key of how many first layers
+        are full-attention ones, after which the cycle starts. last: the kind of the last layer;
+        forced: whatever the config lists. renamed: kinds under older names.
+        """
+        order = self.facts.get("layers", {})
         given = self.get("layer_types")
-        if isinstance(given, list) and given:
-            return tuple(str(kind) for kind in given)
+        listed = isinstance(given, list) and bool(given)
+        if listed:
+            older = {} if "per_layer_config" in self.config else order.get("renamed", {})
+            kinds = [older.get(str(kind), str(kind)) for kind in given]
+        else:
+            coded = self._coded_layers
+            kinds = self._usual_layers if coded is None else coded
+        if "last" in order and (order.get("forced") or not listed):
+            kinds[-1] = order["last"]
+        return tuple(kinds)
+
+    @property
+    def _coded_layers(self) -> list[str] | None:
+        """Return the kinds of the layers by the family's list of codes; None where it has none."""
         for key, names in self.facts.get("layer_codes", {}).items():
             codes = self.config.get(key)
-            if isinstance(codes, list):
-                if unknown := [code for code in codes if str(code) not in names]:
-                    raise BadConfigError(
-                        f"config.json: {key} has {unknown[0]!r}, expected {', '.join(names)}."
-                    )
-                return tuple(names[str(code)] for code in codes[: self.num_layers])
-        every = self.config.get("sliding_window_pattern", self.facts.get("full_every"))
+            if not isinstance(codes, list):
+                continue
+            if unknown := [code for code in codes if str(code) not in names]:
+                raise BadConfigError(
+                    f"config.json: {key} has {unknown[0]!r}, expected {', '.join(names)}."
+                )
+            return [names[str(code)] for code in codes[: self.num_layers]]
+        return None
+
+    @property
+    def _usual_layers(self) -> list[str]:
+        """Return the kinds of the layers of a config that lists none."""
+        order, count = self.facts.get("layers", {}), self.num_layers
+        first, start = list(order.get("first", ())), 0
+        if "full_before" in order and self.config.get(order["full_before"]) is not None:
+            start = self.size(order["full_before"])
+            first = ["full_attention"] * start
+        cycle = self._cycle
+        kinds = [cycle[(i - start) % len(cycle)] for i in range(count)]
+        kinds[: len(first)] = first[:count]
+        return kinds
+
+    @property
+    def _cycle(self) -> list[str]:
+        """Return the kinds that alternate, with the period that the config gives, if it does."""
+        order = self.facts.get("layers", {})
+        cycle = list(order.get("cycle", ["full_attention"]))
+        every = self.config.get(order.get("every", ""))
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            every = self.facts.get("full_every")
-        if every is None or "full_every" not in self.facts:
-            usual = self.facts.get("layer_types", ["full_attention"])
-            return tuple(usual[i % len(usual)] for i in range(self.num_layers))
-        return tuple(
-            "sliding_attention" if (i + 1) % every else "full_attention"
-            for i in range(self.num_layers)
-        )
+            return cycle
+        near = [kind for kind in cycle if kind != "full_attention"][:1] * (every - 1)
+        full_at_the_start = cycle[0] == "full_attention"
+        return ["full_attention", *near] if full_at_the_start else [*near, "full_attention"]
 
     @property
     def kinds(self) -> tuple[str, ...]:

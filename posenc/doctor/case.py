@@ -94,7 +94,7 @@ class Case:
         """Return what each of the six runtimes computes from the file: asked where it is at hand,
         else as posenc knows it."""
         known = self.known
-        answers = {name: as_computed(asked, known[name]) for name, asked in self.asked.items()}
+        answers = {n: as_computed(asked, known[n]).when_run for n, asked in self.asked.items()}
         return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
 
     @cached_property
@@ -102,7 +102,8 @@ class Case:
         """Return what posenc knows of each of the six runtimes."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
-            return emulate(served, self.length, versions=self.versions)
+            answers = emulate(served, self.length, versions=self.versions)
+            return {name: computed.when_run for name, computed in answers.items()}
         name = "llama.cpp"
         version = self.versions.get(name)
         try:

@@ -197,3 +197,16 @@ def test_the_installed_release_is_asked(call, tmp_path):
         assert f"asked, {version('transformers')}  as meant" in cells(out, "transformers-5")
     asked = posenc.doctor.ask(SIMPLE)
     assert asked.rotations[0].inv_freq == pytest.approx(PAIRS, rel=1e-6)
+
+
+def test_a_model_that_is_built_and_stops_in_its_forward_pass_is_refused(call, tmp_path):
+    """Nothing is as meant where the first token is never computed."""
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = {**SIMPLE, "partial_rotary_factor": 0.5, "rope_scaling": stretched}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    for asked in (("--ask", "none"), ()):
+        code, out, _ = call("doctor", path, *asked)
+        assert code == 1
+        for runtime in ("transformers-4", "transformers-5"):
+            assert "refuses" in cells(out, runtime)

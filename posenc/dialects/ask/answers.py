@@ -44,6 +44,7 @@ def as_computed(asked: Asked, known: Computed) -> Computed:
         softmax_scale=scale,
         switch="length" if asked.changes else "static",
         without_rotation=without_rotation,
+        stops=asked.stops,
     )
 
 

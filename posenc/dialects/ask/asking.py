@@ -61,7 +61,8 @@ class Rotation:
 class Asked:
     """One runtime's own answer for a config.
 
-    runtime, version: who answers. refuses: its words, where it does not build the model.
+    runtime, version: who answers. refuses: its words, where it does not build the model. stops:
+    its words, where a forward pass of the model that it builds stops as it rotates.
     unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
     model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
     once. changes: whether frequencies depend on the length. without_rotation: layers whose
@@ -73,6 +74,7 @@ class Asked:
     runtime: str
     version: str
     refuses: str = ""
+    stops: str = ""
     unmeasured: str = ""
     model: str = ""
     rotations: tuple[Rotation, ...] = ()
@@ -234,6 +236,7 @@ def _asked(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
     return Asked(
         runtime,
         version,
+        stops=str(case["stops"])[:WORDS],
         model=str(case["class"])[:WORDS],
         rotations=tuple(_rotation(row) for row in case["rotations"]),
         changes=bool(case["changes"]),

@@ -37,6 +37,14 @@ LARGEST_ARRAY = 2**20
 WORDS = 300
 """Letters of a refusal that are passed on."""
 OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
+ATTENTION = ("Attention", "MLA")
+ROTATED_PART = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
+"""Names by which an attention keeps how many channels of a head it rotates, if not all."""
+SLICED = re.compile(r"\b(query|q)\w*\[\.\.\., ?:")
+SCALES_KEYS = re.compile(r"key\w* = key\w* \* self\.scaling")
+"""Queries and keys are each multiplied by it, as in OpenAI's privacy filter."""
+SCALES_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")
+"""Queries are multiplied by another number before, as in ESM: the kept one tells nothing."""
 PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
 
 
@@ -84,8 +92,14 @@ def answered(case):
         return {"unmeasured": f"transformers has no model of {type(config).__name__}"}
     try:
         return answer_of(model, config, case["lengths"])
+    except StopsInForward as stop:
+        return {"refuses": str(stop)}
     except Exception as error:
         return {"unmeasured": words(error)}
+
+
+class StopsInForward(Exception):
+    """A forward pass of the model stops with these words, though it can be built."""
 
 
 def needs_a_library(error):
@@ -95,7 +109,10 @@ def needs_a_library(error):
 
 def built(config):
     """Return the model of a config without its weights; None if transformers has none."""
-    kind = model_class(config)
+    try:
+        kind = model_class(config)
+    except ValueError as error:  # a part of a model whose class is no public name
+        raise ImportError(str(error)) from error
     if kind is None:
         return None
     with WithoutWeights():
@@ -173,6 +190,7 @@ def answer_of(model, config, lengths):
     """Return what the model computes at the first length.
 
     class, config_class    names
+    stops                  the words with which a forward pass stops as it rotates; "" if it runs
     rotations              one of each rotary module and kind of layer, see `rotations`
     changes                whether the frequencies at the other lengths are others
     softmax_scales         what attention multiplies q . k by, each value once
@@ -182,13 +200,14 @@ def answer_of(model, config, lengths):
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     modules = of_text(dict(model.named_modules()))
-    attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith("Attention")}
+    attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith(ATTENTION)}
     rows = rotations(modules, lengths[0])
     if not rows and any(names_a_rotation(module) for module in attentions.values()):
         return {"unmeasured": f"{type(model).__name__} rotates by tables, which are not read"}
     return {
         "class": type(model).__name__,
         "config_class": type(config).__name__,
+        "stops": "" if of_a_grid(text) else stop_of_rotating(attentions, rows),
         "rotations": rows,
         "changes": any(rotations(modules, length) != rows for length in lengths[1:]),
         "softmax_scales": softmax_scales(attentions),
@@ -292,7 +311,9 @@ def cos_and_sin(module, kind, length):
     for ids in (positions, positions.expand(3, 1, 3)):  # M-RoPE's have three components
         try:
             out = module(x, ids, kind) if kind else module(x, ids)
-        except Exception:  # it is called otherwise
+        except Exception as error:  # it is called otherwise
+            if "split_sizes" in str(error):
+                raise StopsInForward(words(error)) from error
             continue
         shown = frequencies_of(out)
         if shown is not None:
@@ -336,7 +357,10 @@ def softmax_scales(attentions):
         for name in ("scaling", "softmax_scale", "scale"):
             value = getattr(module, name, None)
             if isinstance(value, float):
-                if value not in values:
+                source = source_of(module)
+                if SCALES_KEYS.search(source):
+                    value = value**2
+                if value not in values and not SCALES_QUERIES.search(source):
                     values.append(value)
                 break
     return values
@@ -367,13 +391,11 @@ def source_of(module):
         return ""
 
 
-def interleaved(attentions):
-    """Return whether attention turns channels (2i, 2i + 1) together, by calling the function that
-    its forward names with cos 0 and sin 1: the first channel then shows its partner."""
-    import torch
-
-    one_of_each_class = {type(module): module for module in attentions.values()}
-    for module in one_of_each_class.values():
+def rotating_functions(attentions):
+    """Yield one attention of each class and width, with the function by which its forward rotates q
+    and k. Those that rotate by a method, or nothing, are left out."""
+    each = {(type(module), rotated_part(module)): module for module in attentions.values()}
+    for module in each.values():
         source = source_of(module)
         names = PAIRED_FUNCTIONS.findall(source)
         if "rope_interleave" in source and len(names) > 1:
@@ -382,16 +404,92 @@ def interleaved(attentions):
         where = sys.modules[type(module).__module__]
         for name in names[:1]:
             function = getattr(where, name, None)
-            if function is None:  # a method
-                continue
-            x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
-            try:
-                turned = function(x, x, torch.zeros(1, 1, 8), torch.ones(1, 1, 8))[0]
-            except Exception:  # other arguments
-                continue
-            partner = abs(float(turned.flatten()[0]))
-            if partner in (2.0, 5.0):
-                return partner == 2.0
+            if function is not None:
+                yield module, function
+
+
+def of_a_grid(config):
+    """Whether a config is of patches of an image, whose positions have several components: a row
+    of frequencies is then that of one of them."""
+    return any(hasattr(config, name) for name in ("patch_size", "image_size"))
+
+
+def stop_of_rotating(attentions, rows):
+    """Return the words with which a forward pass stops, where cos and sin of a module are narrower
+    or wider than what every attention rotates by them, of those that tell; "" if none does."""
+    each = [pair for pair in rotating_functions(attentions) if rotated_part(pair[0])]
+    for row in rows:
+        width = 2 * len(row["inv_freq"])
+        stops = [stop_at_width(module, function, width) for module, function in each]
+        if stops and all(stops):
+            return stops[0]
+    return ""
+
+
+def stop_at_width(module, function, width):
+    """Return the words with which the function stops at the channels that an attention gives it,
+    by cos and sin of `width` channels; "" if it runs, or nothing is known.
+
+    It is called with zeros, in a way in which it runs for as many channels as cos and sin have.
+    """
+    part = rotated_part(module)
+    if part == width:
+        return ""
+    for arguments in ways_to_call(width):
+        if not stop_of_call(function, width, arguments):
+            return stop_of_call(function, part, arguments)
+    return ""
+
+
+def rotated_part(attention):
+    """Return how many channels of each head an attention rotates at once; None if none tells."""
+    for name in ROTATED_PART:
+        if hasattr(attention, name):
+            return getattr(attention, name)
+    if SLICED.search(source_of(attention)):
+        return None
+    return getattr(attention, "head_dim", None)
+
+
+def ways_to_call(width):
+    """Return what functions that rotate take after q: k too or not, and cos and sin of `width`
+    channels, of one a pair, of three axes, or as complex numbers."""
+    import torch
+
+    whole, one_a_pair = torch.zeros(1, 3, width), torch.zeros(1, 3, width // 2)
+    axes = torch.zeros(3, 1, 3, width)
+    turns = torch.zeros(1, 3, width // 2, dtype=torch.complex64)
+    of_both = [(whole, whole), (one_a_pair, one_a_pair), (axes, axes, [width // 2, 0, 0])]
+    return [("k", *given) for given in (*of_both, (turns,))] + of_both[:2]
+
+
+def stop_of_call(function, channels, arguments):
+    """Return the words with which a function stops that rotates so many channels; "" if it runs."""
+    import torch
+
+    q = torch.zeros(1, 1, 3, channels)
+    given = [q if isinstance(value, str) else value for value in arguments]
+    try:
+        function(q, *given)
+    except Exception as error:
+        return words(error)
+    return ""
+
+
+def interleaved(attentions):
+    """Return whether attention turns channels (2i, 2i + 1) together, by calling the function that
+    its forward names with cos 0 and sin 1: the first channel then shows its partner."""
+    import torch
+
+    for _, function in rotating_functions(attentions):
+        x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
+        try:
+            turned = function(x, x, torch.zeros(1, 1, 8), torch.ones(1, 1, 8))[0]
+        except Exception:  # other arguments
+            continue
+        partner = abs(float(turned.flatten()[0]))
+        if partner in (2.0, 5.0):
+            return partner == 2.0
     return None
 
 

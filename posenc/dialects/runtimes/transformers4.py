@@ -46,6 +46,9 @@ def emulate(model: Model, length: int | None) -> Computed:
         theta = theta_of(model) if local is None else number(local, "rope_local_base_freq")
         sliding = Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
         layers = {kind: sliding if "sliding" in kind else full for kind in model.kinds}
+    stops = [
+        transformers5.stop_at_width(layer, model.of_kind(kind)) for kind, layer in layers.items()
+    ]
     return Computed(
         None,
         layers,
@@ -53,6 +56,7 @@ def emulate(model: Model, length: int | None) -> Computed:
         _switch(scaling),
         None,
         model.without_rotation,
+        stops=next(filter(None, stops), ""),
     )
 
 

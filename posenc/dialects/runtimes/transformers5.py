@@ -196,7 +196,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
         if facts.get("shared_axes"):  # height and width take the frequencies of one head in turn
             whole = formulas.plain(head_dim, theta)
             return Layer(whole[0::2] + whole[1::2])
-        return Layer(formulas.plain(2 * (head_dim // facts["axes"] // 2), theta))
+        return Layer(formulas.plain(head_dim // facts["axes"], theta))
     if kind == "proportional":
         factor = number(parameters.get("factor", 1.0), "factor")
         return Layer(formulas.proportional(head_dim, theta, share, factor))
@@ -288,6 +288,32 @@ def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
     return Layer(short.inv_freq, number(required(p, name), name))
 
 
+def stop_at_width(layer: Layer, model: Model) -> str:
+    """Return the words with which a forward pass stops where cos and sin are wider or narrower than
+    what attention rotates by them; empty if it runs."""
+    width, part = 2 * len(layer.inv_freq), model.rotated_part
+    if part is None or part % 2 or part == width:
+        return ""
+    return (
+        "RuntimeError: The size of tensor a must match the size of tensor b: attention rotates "
+        f"{part} channels of each head, and cos and sin have {width}"
+    )
+
+
+def _stop_at_sections(p: Parameters, layer: Layer, model: Model) -> str:
+    """Return the words with which a forward pass stops where a module splits its pairs into
+    sections that are more or fewer; empty if it runs."""
+    usual = model.facts["transformers5"].get("sections")
+    given = p.get("mrope_section")
+    sections = given if isinstance(given, list) else usual
+    if usual is None or sum(sections) == len(layer.inv_freq):
+        return ""
+    return (
+        f"RuntimeError: mrope_section {sections} adds up to {sum(sections)}, and each head has "
+        f"{len(layer.inv_freq)} rotated pairs"
+    )
+
+
 def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
     """Raise RefusedError where loading a family with nested rope dicts fails. Newer families accept
     no flat dict and fill nothing in. Where head dimensions differ between layers, validating
@@ -362,6 +388,8 @@ def emulate(model: Model, length: int | None) -> Computed:
         raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
     length = length or model.max_positions
     layers = {kind: own_rotation(p, model.of_kind(kind), length) for kind, p in resolved.items()}
+    stops = [stop_at_width(layer, model.of_kind(kind)) for kind, layer in layers.items()]
+    stops += [_stop_at_sections(resolved[kind], layer, model) for kind, layer in layers.items()]
     first = next(iter(resolved.values()))
     return Computed(
         None,
@@ -370,4 +398,5 @@ def emulate(model: Model, length: int | None) -> Computed:
         first_switch(switch(model, p) for p in resolved.values()),
         None,
         model.without_rotation,
+        stops=next(filter(None, stops), ""),
     )

@@ -34,6 +34,7 @@ def failures(
 
 def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> str:
     """Return why a result differs from the one meant; empty if it does not."""
+    computed = computed.when_run
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():

@@ -106,9 +106,10 @@ def asked_only(case: Case, why: str) -> str:
     for name, asked in case.asked.items():
         lines += ["", f"{name} {asked.version}, asked: {asked.model or 'no answer'}"]
         computed = case.computed[name]
-        if asked.refuses or asked.unmeasured:
-            word = "refuses" if asked.refuses else "not measured"
-            lines.append(f"  {word}: {asked.refuses or asked.unmeasured}")
+        refuses = asked.refuses or asked.stops
+        if refuses or asked.unmeasured:
+            word = "refuses" if refuses else "not measured"
+            lines.append(f"  {word}: {refuses or asked.unmeasured}")
             continue
         if not computed.layers:
             lines.append("  no rotary module")

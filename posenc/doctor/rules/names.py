@@ -291,7 +291,8 @@ def layer_names(case: Case) -> Iterator[Hit]:
     if not isinstance(given, list):
         return
     readers = ("transformers-5", "vllm", "sglang")
-    known = KINDS | {*case.model.facts.get("layer_types", ())}
+    order = case.model.facts.get("layers", {})
+    known = KINDS | {*order.get("cycle", ()), *order.get("first", ())}
     for name in dict.fromkeys(kind for kind in given if kind not in known):
         near = get_close_matches(name, sorted(known), 1)
         yield Hit(

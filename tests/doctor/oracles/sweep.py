@@ -188,7 +188,7 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
     if refused:
         return (
             ""
-            if got.error or changed in TOLERATED
+            if got.error or got.stops or changed in TOLERATED
             else f"the class refuses ({refused}), posenc does not"
         )
     return compared(raw, wanted, got)

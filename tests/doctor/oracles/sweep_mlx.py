@@ -40,7 +40,7 @@ def configs() -> list[tuple[str, str, dict[str, Any]]]:
                 raw[key] = min(SHORT, raw[key])
         for key, value in raw.items():
             if isinstance(value, list) and key.startswith(("layer", "no_rope", "mlp_layer")):
-                raw[key] = value[:SHORT]
+                raw[key] = [*value[: SHORT - 1], value[-1]]  # some classes fix the last layer
         rows += [(name, what, varied) for what, varied in sweep.variations(raw)]
     return rows
 
