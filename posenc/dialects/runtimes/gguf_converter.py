@@ -56,7 +56,7 @@ def convert(model: Model) -> Metadata:
     return Metadata(
         facts["architecture"],
         dimension_count=dims,
-        head_dim=full.head_dim,
+        head_dim=full.latent_width if full.mla else full.head_dim,
         num_layers=model.num_layers,
         given=frozenset(fields),
         **fields,

@@ -208,6 +208,7 @@ def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
     "family, keys",
     [
         ("granite", {"attention_multiplier": 0.0078125}),
+        ("deepseek_v3", {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16}),
         ("gemma2", {"num_hidden_layers": 46, "query_pre_attn_scalar": 144, "hidden_size": 576}),
     ],
 )
