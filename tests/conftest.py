@@ -22,6 +22,8 @@ from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install
 from tests import forked  # noqa: E402 - after install
 
+QUICK_CASES = 12
+"""Cases of one test function that `make test` runs, of those that are not slow anyway."""
 ASKED = pytest.StashKey[dict[str, str]]()
 """The encodings of --encoding, and the module:Class of each."""
 
@@ -41,7 +43,35 @@ def pytest_configure(config):
         raise pytest.UsageError(str(unknown)) from None
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
 def pytest_collection_modifyitems(config, items):
+    leave_most_cases_to_test_all(items)
+    keep_those_of_encodings(config, items)
+
+
+def leave_most_cases_to_test_all(items: list[pytest.Item]) -> None:
+    """Mark all but `QUICK_CASES` cases of each test function slow, or all but as many as its mark
+    `quick` says, evenly from the first to the last. So `make test` tries every test in minutes, and
+    `make test-all` every case."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        left_out = any(item.get_closest_marker(mark) for mark in ("slow", "prose", "nightly"))
+        if not left_out and hasattr(item, "callspec"):
+            name = getattr(item, "originalname", item.name)
+            cases.setdefault((str(item.path), name), []).append(item)
+    for of_function in cases.values():
+        asked = of_function[0].get_closest_marker("quick")
+        count = asked.args[0] if asked else QUICK_CASES
+        last = len(of_function) - 1
+        if last < count:
+            continue
+        quick = {round(i * last / (count - 1)) for i in range(count)}
+        for index, item in enumerate(of_function):
+            if index not in quick:
+                item.add_marker(pytest.mark.slow)
+
+
+def keep_those_of_encodings(config, items):
     """Keep the tests with the name of such an encoding as a parameter or in a mark, and those in
     the file that is called as its module."""
     if not (asked := config.stash.get(ASKED, {})):

@@ -50,8 +50,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/numbers/slopes_and_buckets.py",
-        "edges, x = list(range(1, exact + 1)), exact",
-        "edges, x = list(range(0, exact)), exact",
+        "edges = list(range(1, exact + 1))",
+        "edges = list(range(0, exact))",
         "encodings/scores",
     ),
     Mutation(
@@ -62,8 +62,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/scores/kerple.py",
-        "return -_bounded(r1) * (_bounded(r2) * distance).log1p()",
-        "return -_bounded(r1) * _bounded(r2) * distance.log1p()",
+        "return -r1 * (r2 * distance).log1p()",
+        "return -r1 * r2 * distance.log1p()",
         "encodings/scores",
     ),
     Mutation(
@@ -105,8 +105,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/queries_keys/rope_scaling/by_parts.py",
-        "low, high = Decimal(math.floor(low)), Decimal(math.ceil(high))",
-        "low, high = Decimal(math.ceil(low)), Decimal(math.floor(high))",
+        "low = Decimal(math.floor(low))",
+        "low = Decimal(math.ceil(low))",
         "encodings/queries_keys",
     ),
     Mutation(
@@ -117,8 +117,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/queries_keys/xpos.py",
-        "for tokens, sign in ((q, 1), (k, -1)):",
-        "for tokens, sign in ((q, 1), (k, 1)):",
+        "return self._faded(q, 1), self._faded(k, -1)",
+        "return self._faded(q, 1), self._faded(k, 1)",
         "encodings/queries_keys",
     ),
     # Attention, masks, positions
@@ -216,8 +216,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/pairs.py",
-        "return quantile * math.sqrt(max(variance, spread) * factor / 2)",
-        "return quantile * math.sqrt(max(variance, spread) * factor)",
+        "return quantile * math.sqrt(max(variance, pooled) * factor / 2)",
+        "return quantile * math.sqrt(max(variance, pooled) * factor)",
         "statistics",
     ),
     Mutation(

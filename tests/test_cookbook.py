@@ -56,6 +56,7 @@ SEPARATE = ("RoPE in flash-attn", "timm", "Sharding with FSDP2", "Keras", "JAX")
 """Tasks that need another package or a process of their own."""
 
 
+@pytest.mark.quick(6)
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
 @pytest.mark.parametrize("title", [title for title in CODE if title not in SEPARATE])
 def test_a_task_runs(title):
@@ -153,6 +154,7 @@ def in_a_process(title, **environment):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_task_of_fsdp2_runs():
     if not hasattr(torch.cpu.Stream(), "record_event"):  # as up to torch 2.6
         pytest.skip("FSDP2 of this torch needs a GPU")
@@ -160,6 +162,7 @@ def test_the_task_of_fsdp2_runs():
     in_a_process("Sharding with FSDP2", MASTER_ADDR="localhost", MASTER_PORT=port, **rank)
 
 
+@pytest.mark.slow
 def test_the_task_of_keras_runs():
     if importlib.util.find_spec("keras") is None:
         pytest.skip("keras is not installed")

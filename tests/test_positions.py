@@ -109,6 +109,7 @@ def test_a_range_breaks_no_graph_and_compiles_once_for_all_lengths(name):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_models_positions_compile_once_for_all_lengths():
     model = Decoder(DecoderConfig(17, 16, 1, 2), posenc.RoPE(8, interleaved=False)).eval()
     torch.compiler.reset()

@@ -35,6 +35,7 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[OnlyTheNew()]))
 """
 
 
+@pytest.mark.slow
 def test_what_contributing_adds_passes_and_a_list_by_hand_is_seen(tmp_path):
     from posenc.encodings.registry import names
 

@@ -92,6 +92,7 @@ def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, 
     assert done.stderr.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("package", "extra", "command"),
     [
@@ -135,6 +136,7 @@ metadata.version = lambda name: {version!r} if name == "torch" else known(name)
 """
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("version", ["2.5.1+cu124", "1.13.0", "2.6.0", "10.0.1"])
 def test_an_old_torch_is_one_line(version, config):
     said = f"posenc needs torch 2.6 or newer, found {version}: "

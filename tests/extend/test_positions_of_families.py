@@ -343,6 +343,7 @@ def test_rotary_keys_of_a_nested_text_are_checked_too(tmp_path):
         load_checkpoint(tmp_path / "m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma3", "gemma4"])
 def test_a_model_that_is_built_with_its_images_is_inspected_and_not_extended(family, tmp_path):
     text = COMMON | {"head_dim": 8, "sliding_window": 16, "num_hidden_layers": 6}

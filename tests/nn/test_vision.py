@@ -134,6 +134,7 @@ def test_attaching_again_replaces_the_encoding_and_changes_nothing_else():
     assert stock.blocks[0].attn.training and not stock.blocks[0].attn.attn_drop.training
 
 
+@pytest.mark.slow
 @needs_whole_graphs
 def test_a_compiled_model_has_the_same_places():
     model, x = attach_to_vit(Vit().eval(), DINO), torch.randn(1, 7, 32)

@@ -18,6 +18,7 @@ from tests.kinds import one_of_each_kind
 NAMES = names()
 
 
+@pytest.mark.quick(150)  # every encoding and every check
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str, check: str):
@@ -54,6 +55,7 @@ def test_any_shape_and_dtype(name: str):
     check()
 
 
+@pytest.mark.quick(2)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_compiles_without_recompiling_per_length(name: str):

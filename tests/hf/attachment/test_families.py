@@ -136,6 +136,7 @@ def eyes():
         yield getattr(transformers, f"{kind}Model")(config).eval()
 
 
+@pytest.mark.slow
 def test_a_model_of_images_takes_or_refuses_every_encoding_in_words():
     taken = set()
     for model in eyes():
@@ -234,6 +235,7 @@ def test_an_encoding_may_be_given_as_create_reads_it():
         assert torch.equal(by_name(TOKENS).logits, built(TOKENS).logits)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(
     not hasattr(torch.compiler, "is_exporting"),
     reason="transformers compiles no model with this torch: it asks torch.compiler.is_exporting",

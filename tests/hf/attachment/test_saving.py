@@ -50,6 +50,7 @@ assert all(torch.equal(m(tokens).logits, e) for m, e in zip(models, expected, st
 """
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_pickled_model_keeps_its_encoding_in_a_new_process(tmp_path):
     models = [attach(build(family), "fire") for family in ("llama", "gpt2", "bloom")]

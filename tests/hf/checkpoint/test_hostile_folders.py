@@ -190,6 +190,7 @@ def test_a_broken_tokenizer_is_one_line(kind, folder, call):
     assert not (folder.parent / "out").exists()
 
 
+@pytest.mark.slow
 def test_only_known_data_files_go_with_an_export(folder, call):
     for name in ("tokenizer_evil.py", "tokenizer.sh", "vocab.pickle", "evil.model.py"):
         (folder / name).write_text(EVIL)

@@ -88,6 +88,7 @@ def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
     assert set(rows(own)) == {*rows(registered), "contract"} and rows(own)["contract"] == "holds"
 
 
+@pytest.mark.slow
 def test_the_sheet_says_what_of_the_contract_fails(folder):
     (sheet,) = measure_all(["planted.py:ClaimsByANumber"], SHAPE)
     assert list(sheet.contract or {}) == ["claims_have_their_types"]
@@ -183,6 +184,7 @@ def test_scores_of_nan_are_not_measured(own, call, name, first, options):
     assert said in err.splitlines()[-1] and "Warning" not in err
 
 
+@pytest.mark.slow
 def test_a_difference_of_nan_is_no_number(own):
     (sheet,) = measure_all(["own.py:FarNaN"], ModelShape(32, 2, train_length=2048))
     assert "NaN" in rows(sheet)["shift invariant"]

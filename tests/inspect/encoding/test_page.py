@@ -68,6 +68,7 @@ def test_the_first_screen_is_the_answer(browser, sheets, pages, width):
         assert text.index(f"\n{name}\t") < text.index("Curves")
 
 
+@pytest.mark.slow
 def test_every_page_is_below_a_megabyte(sheets):
     default = ModelShape(512, 8, head_dim=64, train_length=2048)
     large = [

@@ -268,6 +268,7 @@ def test_what_cannot_be_compiled_is_exported_by_running_it():
     assert running.exports(Breaks(), SHAPE) == "yes"
 
 
+@pytest.mark.slow
 def test_json_is_a_list_of_objects(call):
     options = ["--json", "--head-dim", "8", "--heads", "2", "--train-length", "32"]
     code, out, _ = call("inspect", "encoding", "p_rope", *options)

@@ -103,6 +103,7 @@ def test_what_does_not_fit_is_not_judged(module, way, said):
     assert "Or write an adapter" in str(refused.value) and ADAPTER in str(refused.value)
 
 
+@pytest.mark.slow
 def test_the_adapter_of_the_message_works_when_copied(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     line = ADAPTER.replace("posenc", f"{shlex.quote(sys.executable)} -m posenc")

@@ -31,6 +31,7 @@ def test_a_right_module_fails_no_check(module_class):
     assert found[mistakes.FREQUENCIES][0] is (True if rotates else None)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("module_class", mistakes.MISTAKES, ids=lambda c: c.__name__)
 def test_a_mistake_is_found_by_its_check(module_class):
     holds, said = checked(module_class)[mistakes.MISTAKES[module_class]]
