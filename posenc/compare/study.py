@@ -3,7 +3,8 @@
 import hashlib
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.reuse import reuse_trials, runs_below
+from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
@@ -60,6 +62,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
 
 
 def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
+    """Run a plan on an engine: check it, cut its text, train what is left, report."""
     options = plan.options
     workers = min(engine.slots(), plan.count)
     here = workers if options.engine == "local" else 1
@@ -69,62 +72,34 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     plan = with_text(plan, options.out or RUNS)
     if plan.note:
         say(console, f"Note: {plan.note}.")
-    study, trials = _new_study(plan, engine, workers, unchecked), (*plan.checks, *plan.trials)
+    study = _new_study(plan, engine, workers, unchecked)
+    trials = (*plan.checks, *plan.trials)
     if options.dry_run:
-        table, sentence = dry_run(trials, plan.cut, workers, here)
         if show:
-            stdout(160).print(table)
-            stdout(160).print(sentence, markup=False, highlight=False, soft_wrap=True)
+            _show_dry_run(plan, trials, workers, here)
         return replace(study, trials=trials)
-    name = hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
-    folder = options.out or RUNS / f"compare-{name}"
+    folder = options.out or RUNS / _name_of(trials)
     damaged = check_ours(folder)
     made = missing(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
-        for path in folder.glob(f".corpus-*{UNPROVED}"):  # left by killed runs
-            remove_folder(path)
-        remove_partials(folder)
+        run = _Run(engine, plan, console, folder, workers, here)
+        run.remove_leftovers()
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        own = runs_below([RUNS])
-        runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
         try:
-            _save(study, folder)
-            for wrong in (damaged, None if plan.cut is None else plan.cut.write(folder, own)):
-                if wrong:
-                    say(console, f"{wrong}; writing it again")
-            reused, tested = reuse_trials(folder, trials, runs)
-            if reused:
-                say(console, f"{reused} of {len(trials)} trials are reused from other runs.")
-            if tested:
-                say(console, f"{len(tested)} trials have weights in other runs: tested only.")
-            engine.settle(folder, trials, options.checkpoint_steps)
-            left = [t for t in trials if not is_done(folder, t) and t not in tested]
-            seconds = expected_seconds(left, folder, workers, here)
-            if seconds is not None:
-                check_seconds(left, seconds, options.yes)
+            seconds = run.prepare(study, trials, damaged)
         except ValueError:  # of a disk that is too small, a refused storage, or more than a week
             if made:
                 remove_folder(folder)
                 remove_empty(made)
             raise
         say(console, opening(study, workers, folder, seconds))
-
-        def run(part: Study) -> None:
-            with watching(console, part, folder, workers, options.tensorboard) as watchers:
-                sweep.run_trials(folder, part.trials, engine, watchers)
-
         try:
             if plan.checks:
-                say(console, f"{len(plan.checks)} trials at three learning rates come first.")
-                run(replace(study, trials=plan.checks))
-                tried, _ = load_results(folder, plan.checks)
-                study = at_chosen_rates(study, list(tried.values()))
-                _save(study, folder)
-                reuse_trials(folder, study.trials, runs)
-                engine.settle(folder, study.trials, options.checkpoint_steps)
-            run(study)
+                study = run.choose_rates(study)
+                run.settle(study)
+            run.train(study)
         finally:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             engine.cancel()
@@ -142,6 +117,92 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
             "The same command tries them again."
         )
     return study
+
+
+def _name_of(trials: Sequence[TrialConfig]) -> str:
+    """Name a run's folder by its trials, so that the same command finds it again."""
+    hashes = " ".join(trial.hash for trial in trials)
+    return f"compare-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
+
+
+def _show_dry_run(plan: Plan, trials: Sequence[TrialConfig], workers: int, here: int) -> None:
+    """Print what a run would train, and what it would cost."""
+    table, sentence = dry_run(trials, plan.cut, workers, here)
+    console = stdout(160)
+    console.print(table)
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass
+class _Run:
+    """A plan that runs on an engine, in a folder that this process has locked.
+
+    workers, here: trials at a time, and those of them on this machine.
+    """
+
+    engine: Engine
+    plan: Plan
+    console: Console
+    folder: Path
+    workers: int
+    here: int
+    runs: list[Path] = field(default_factory=list)
+    """Folders of other runs, whose finished trials are reused."""
+
+    def remove_leftovers(self) -> None:
+        """Delete what killed runs left: texts cut in part, partial files."""
+        for path in self.folder.glob(f".corpus-*{UNPROVED}"):
+            remove_folder(path)
+        remove_partials(self.folder)
+
+    def prepare(
+        self, study: Study, trials: Sequence[TrialConfig], damaged: str | None
+    ) -> int | None:
+        """Write the study without results and its text, reuse other runs' trials, and refuse what
+        would take more than a week. Return the expected seconds; None if they are not known.
+
+        damaged: what is wrong with the study.json that was there.
+        """
+        options = self.plan.options
+        own = runs_below([RUNS])
+        self.runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
+        _save(study, self.folder)
+        wrong_text = None if self.plan.cut is None else self.plan.cut.write(self.folder, own)
+        for wrong in (damaged, wrong_text):
+            if wrong:
+                say(self.console, f"{wrong}; writing it again")
+        reused, tested = reuse_trials(self.folder, trials, self.runs)
+        if reused:
+            say(self.console, f"{reused} of {len(trials)} trials are reused from other runs.")
+        if tested:
+            say(self.console, f"{len(tested)} trials have weights in other runs: tested only.")
+        self.engine.settle(self.folder, trials, options.checkpoint_steps)
+        left = [t for t in trials if not is_done(self.folder, t) and t not in tested]
+        seconds = expected_seconds(left, self.folder, self.workers, self.here)
+        if seconds is not None:
+            check_seconds(left, seconds, options.yes)
+        return seconds
+
+    def choose_rates(self, study: Study) -> Study:
+        """Train each encoding at three learning rates first, and return the study at its best."""
+        checks = self.plan.checks
+        say(self.console, f"{len(checks)} trials at three learning rates come first.")
+        self.train(replace(study, trials=checks))
+        tried, _ = load_results(self.folder, checks)
+        study = at_chosen_rates(study, list(tried.values()))
+        _save(study, self.folder)
+        return study
+
+    def settle(self, study: Study) -> None:
+        """Reuse what other runs have of a study at chosen rates, and tell the engine its trials."""
+        reuse_trials(self.folder, study.trials, self.runs)
+        self.engine.settle(self.folder, study.trials, self.plan.options.checkpoint_steps)
+
+    def train(self, study: Study) -> None:
+        """Run the study's trials that have no result yet, and show how far they are."""
+        board = self.plan.options.tensorboard
+        with watching(self.console, study, self.folder, self.workers, board) as watchers:
+            sweep.run_trials(self.folder, study.trials, self.engine, watchers)
 
 
 def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, str]) -> Study:
