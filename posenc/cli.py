@@ -127,6 +127,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Ctrl-C. POSENC_TRACEBACK=1 also prints the traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    _prepare_streams()
+    ctrl_c = _CtrlC()
+    try:
+        _refuse_empty(arguments)
+        code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
+        sys.stdout.flush()
+        if code == CTRL_C:  # typer caught the interrupt
+            _complain(AGAIN, CTRL_C)
+    except (Exception, KeyboardInterrupt, _Abort) as error:
+        code = _answer(error, arguments)
+    finally:
+        ctrl_c.forget()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _prepare_streams() -> None:
+    """Make what is printed fit any terminal. Exit where there is no standard output or error."""
     if sys.stdout is None or sys.stderr is None:
         # Closed by the shell: the next file that is opened would get what is printed.
         if sys.stderr is not None:
@@ -138,44 +155,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     columns = os.environ.get("COLUMNS", "")
     if not (columns.isdecimal() and int(columns)):  # rich would print nothing on no column
         os.environ.pop("COLUMNS", None)
-    ctrl_c = _CtrlC()
-    try:
-        _refuse_empty(arguments)
-        code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
-        sys.stdout.flush()
-    except Stopped as error:
-        code = _complain(f"stopped; {error}.", CTRL_C)
-    except (KeyboardInterrupt, _Abort):
-        code = _complain(AGAIN, CTRL_C)
-    except _UsageError as error:
-        said: Any = error
-        command = said.ctx.command_path if said.ctx else _command_of(arguments)
-        code = _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
-    except RunFailed as error:
-        code = _complain(str(error), 1)
-    except BrokenPipeError:  # `posenc list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except OSError as error:
-        if disk_is_full(error):
-            code = _complain(f"the disk is full: {in_words(error)}", 1, error)
-        else:
-            code = _complain(in_words(error), 2, error)
-    except ModuleNotFoundError as error:
-        command = " ".join(arguments[:2])
-        needed = NEEDS.get(command) or NEEDS.get(command.partition(" ")[0], "torch")
-        extra = hint(error, needed)
-        code = _complain(extra or f"{error}", 2 if extra else 1, error)
-    except (ValueError, TypeError, ImportError) as error:
-        code = _complain(str(error), 2, error)
-    except Exception as error:
-        code = _complain(f"{type(error).__name__}: {error}", 1, error)
-    else:
-        if code == CTRL_C:  # typer caught the interrupt
-            _complain(AGAIN, CTRL_C)
-    finally:
-        ctrl_c.forget()
-    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _answer(error: BaseException, arguments: Sequence[str]) -> int:
+    """Say in one line why a command ended, and return its exit code."""
+    match error:
+        case Stopped():
+            return _complain(f"stopped; {error}.", CTRL_C)
+        case KeyboardInterrupt() | _Abort():
+            return _complain(AGAIN, CTRL_C)
+        case _UsageError():
+            said: Any = error
+            command = said.ctx.command_path if said.ctx else _command_of(arguments)
+            return _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
+        case RunFailed():
+            return _complain(str(error), 1)
+        case BrokenPipeError():  # `posenc list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case OSError() if disk_is_full(error):
+            return _complain(f"the disk is full: {in_words(error)}", 1, error)
+        case OSError():
+            return _complain(in_words(error), 2, error)
+        case ModuleNotFoundError():
+            return _say_what_is_missing(error, arguments)
+        case ValueError() | TypeError() | ImportError():
+            return _complain(str(error), 2, error)
+        case _:
+            return _complain(f"{type(error).__name__}: {error}", 1, error)
+
+
+def _say_what_is_missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> int:
+    """Name the extra that a command needs, if what is missing belongs to one."""
+    command = " ".join(arguments[:2])
+    needed = NEEDS.get(command) or NEEDS.get(command.partition(" ")[0], "torch")
+    extra = hint(error, needed)
+    return _complain(extra or f"{error}", 2 if extra else 1, error)
 
 
 def _root(
