@@ -221,23 +221,7 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
 
 def _shared(options: Options, encoding: str) -> dict[str, Any]:
     """Return the options that the trials of all tasks share."""
-    device = check_choice("--device", options.device, ("auto", "cpu", "cuda"))
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elsewhere = options.engine != "local" and not torch.cuda.is_available()
-    if device == "cuda" and elsewhere and options.precision == "auto":
-        raise ValueError(
-            "--precision auto checks this machine, which has no CUDA device. Give float32 or "
-            "bfloat16 for the machines that run the trials."
-        )
-    if device == "cuda" and not elsewhere:
-        machine.check_device(device)
-    precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
-    if precision == "bfloat16" and not elsewhere:
-        machine.check_bfloat16(device)
-    precision = machine.default_precision(device) if precision == "auto" else precision
-    if options.compile and not elsewhere and (missing := machine.missing_compiler(device)):
-        raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")
+    device, precision = _device_and_precision(options)
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.check_lr:
@@ -259,6 +243,38 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
         "precision": precision,
         "torch": torch.__version__,
     }
+
+
+def _device_and_precision(options: Options) -> tuple[str, str]:
+    """Return where trials run and in which numbers they multiply. Raise ValueError for what this
+    machine cannot do; of other machines nothing is known."""
+    device = check_choice("--device", options.device, ("auto", "cpu", "cuda"))
+    precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
+    has_gpu = torch.cuda.is_available()
+    if device == "auto":
+        device = "cuda" if has_gpu else "cpu"
+    elsewhere = options.engine != "local" and not has_gpu
+    if not elsewhere:
+        _check_machine(device, precision, options.compile)
+    elif device == "cuda" and precision == "auto":
+        raise ValueError(
+            "--precision auto checks this machine, which has no CUDA device. Give float32 or "
+            "bfloat16 for the machines that run the trials."
+        )
+    if precision == "auto":
+        precision = machine.default_precision(device)
+    return device, precision
+
+
+def _check_machine(device: str, precision: str, compiled: bool) -> None:
+    """Raise ValueError if this machine lacks the device, bfloat16 or a compiler."""
+    if device == "cuda":
+        machine.check_device(device)
+    if precision == "bfloat16":
+        machine.check_bfloat16(device)
+    missing = machine.missing_compiler(device) if compiled else None
+    if missing:
+        raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")
 
 
 def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:

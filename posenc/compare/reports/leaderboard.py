@@ -11,7 +11,14 @@ from pathlib import Path
 
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import joined, recipe_of, shown
-from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult, chosen_rates
+from posenc.compare.results import (
+    FORMAT,
+    CorpusInfo,
+    RateCheck,
+    Study,
+    TrialResult,
+    chosen_rates,
+)
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.material import check_scores
 from posenc.report.files.opened import bytes_of
@@ -83,28 +90,19 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
     """
     if not rows:
         raise ValueError(f"{of} has no row.")
-    results, every = [row.result for row in rows], [row.result.config for row in (*rows, *tried)]
-    corpora = {row.corpus for row in (*rows, *tried) if row.corpus is not None}
+    both = [*rows, *tried]
+    corpora = {row.corpus for row in both if row.corpus is not None}
     if len(corpora) > 1:
         raise ValueError(f"{of} has rows of {len(corpora)} texts, which cannot be mixed.")
-    codes = {trial.encoding: trial.source for trial in reversed(every) if trial.source}
-    counts = Counter(replace(trial, source="") for trial in every)
-    for trial in every:
-        code, known = trial.code or trial.source, codes.get(trial.encoding, "unknown")
-        if code not in ("", known) or counts[replace(trial, source="")] > 1:
-            why = "twice" if code in ("", known) else f"of two codes ({code} and {known})"
-            raise ValueError(f"{of} has {name_of(trial)} {why}. Remove the row, or run it again.")
+    _check_each_trial_once(of, [row.result.config for row in both])
+    results = [row.result for row in rows]
     trials = [result.config for result in results]
     rates = chosen_rates([row.result for row in tried])
-    chosen = {(each.task, each.encoding): each.chosen for each in rates}
-    for t in trials if rates else ():
-        if t.lr != (rate := chosen.get((t.task, t.encoding))):
-            raise ValueError(f"{of}: {t.name} at a learning rate of {t.lr}, and {rate} was chosen.")
-    if rates:  # those that chose them are shorter, but of the same recipe
-        usual = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
-        trials += [replace(t, **usual[t.task]) for t in every[len(rows) :] if t.task in usual]
-        trials = [replace(trial, lr=0.0) for trial in trials]
-    _check_one_recipe(of, trials)
+    same_recipe = trials
+    if rates:
+        _check_chosen_rates(of, trials, rates)
+        same_recipe = _without_rates(trials, [row.result.config for row in tried])
+    _check_one_recipe(of, same_recipe)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -112,10 +110,48 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
         versions=joined([row.versions | {"commit": row.commit} for row in rows]),
         hardware=joined([row.hardware for row in rows]),
         corpus=next(iter(corpora), None),
-        trials=tuple(result.config for result in results),
+        trials=tuple(trials),
         results=tuple(results),
         rates=rates,
     )
+
+
+def _check_each_trial_once(of: str, trials: Sequence[TrialConfig]) -> None:
+    """Raise ValueError if a trial is there twice, or an encoding is of two codes."""
+    # Of an encoding with several sources, the first one counts as known.
+    sources = {trial.encoding: trial.source for trial in reversed(trials) if trial.source}
+    counts = Counter(replace(trial, source="") for trial in trials)
+    for trial in trials:
+        code = trial.code or trial.source
+        known = sources.get(trial.encoding, "unknown")
+        if code and code != known:
+            why = f"of two codes ({code} and {known})"
+        elif counts[replace(trial, source="")] > 1:
+            why = "twice"
+        else:
+            continue
+        raise ValueError(f"{of} has {name_of(trial)} {why}. Remove the row, or run it again.")
+
+
+def _check_chosen_rates(of: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]) -> None:
+    """Raise ValueError for a trial at another learning rate than the chosen one."""
+    chosen = {(each.task, each.encoding): each.chosen for each in rates}
+    for trial in trials:
+        rate = chosen.get((trial.task, trial.encoding))
+        if trial.lr != rate:
+            raise ValueError(
+                f"{of}: {trial.name} at a learning rate of {trial.lr}, and {rate} was chosen."
+            )
+
+
+def _without_rates(
+    trials: Sequence[TrialConfig], tried: Sequence[TrialConfig]
+) -> list[TrialConfig]:
+    """Return all trials without what differs between those that chose the rates and the others:
+    the former are shorter, and each has a rate of its own."""
+    usual = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
+    as_long = [replace(t, **usual[t.task]) for t in tried if t.task in usual]
+    return [replace(trial, lr=0.0) for trial in (*trials, *as_long)]
 
 
 def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:

@@ -118,7 +118,10 @@ def test_copies_of_a_file_that_may_be_test_and_training_are_noted(tmp_path, num_
         ("text.gz", "text.gz is a gzip file"),
         ("line", "there is nothing to learn in line"),
         ("none/*.txt", "No file has a name like: none/*.txt"),
-        ("hidden", "No file in the folder, apart from hidden ones: hidden"),
+        (
+            "hidden",
+            "No file in the folder, apart from hidden ones and comparisons of posenc: hidden",
+        ),
         ("tiny", "The text is too short: it has 5 bytes"),
         ("empty", "The text is too short: it has 0 bytes"),
     ],
