@@ -10,7 +10,7 @@ forward of the model runs like this (file.function; what it sets or reads in cal
       own positions  own_positions        gives an identity rotation, zeros of a table, no bias
       mask           attention.lazy_mask  reads FORWARD and keeps it, for recomputed layers
       attention      hooks.enter          reads FORWARD, sets ATTENDING: encoding, states
-        cache        cached._update       reads ATTENDING: stores positions and states with the
+        cache        cached.Update        reads ATTENDING: stores positions and states with the
                                           keys, and writes those of all keys to it
         interface    attention.attend     reads ATTENDING: calls posenc.attention
                      hooks.leave          clears ATTENDING, also after an exception; refuses an

@@ -1,12 +1,12 @@
 """Store positions and states of cached tokens as extra channels of their keys.
 
 So transformers treats them like keys when it reorders beams, crops, applies windows or moves the
-cache to the CPU. The channels store bits, so that bfloat16 keys keep exact positions.
+cache to the CPU. Each channel holds one byte as a number from 0 to 255. bfloat16, float16 and
+float32 have all of them, so positions and states stay exact, whatever the keys are cast to.
 """
 
 import math
-from dataclasses import dataclass
-from types import MethodType
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ class Columns:
     """Describe the channels appended to each key.
 
     key_dim: channels of what the cache stores as a key: those of a head, or of a latent from which
-    keys and values are computed (DeepSeek's). axes, positions: components and dtype of a position.
-    state: shape (heads, ...) and dtype of a token's state, or None.
+    keys and values are computed (DeepSeek's). axes: components of a position. positions: int64 if
+    they are whole, else float64. state: shape (heads, ...) and dtype of a token's state, or None.
     """
 
     key_dim: int
@@ -32,12 +32,13 @@ class Columns:
 
     @classmethod
     def of(cls, now: Attending, key_dim: int) -> "Columns":
+        whole = isinstance(now.positions, range) or not now.positions.is_floating_point()
+        state = None
+        if now.state is not None:
+            shape = (now.state.shape[1], *now.state.shape[3:])
+            state = shape, torch.promote_types(now.state.dtype, torch.float32)
         axes = now.encoding.claims.num_axes
-        state = now.state
-        shape = None if state is None else (state.shape[1], *state.shape[3:])
-        kept = None if state is None or shape is None else (shape, state.dtype)
-        dtype = torch.int64 if isinstance(now.positions, range) else now.positions.dtype
-        return cls(key_dim, axes, dtype, kept)
+        return cls(key_dim, axes, torch.int64 if whole else torch.float64, state)
 
     @property
     def nbytes(self) -> int:
@@ -47,33 +48,51 @@ class Columns:
 
     def width(self, k: Tensor) -> int:
         """Return the number of channels to append to each head of k."""
-        return -(-self.nbytes // (k.shape[1] * k.dtype.itemsize))
+        return -(-self.nbytes // k.shape[1])
+
+    def held_with(self, new: "Columns") -> "Columns":
+        """Return how a cache that holds these columns stores new tokens, which have `new`.
+
+        Raises: ValueError if they differ in more than the dtypes of numbers.
+        """
+        new_shape = None if new.state is None else new.state[0]
+        shape = None if self.state is None else self.state[0]
+        if (new.key_dim, new.axes, new_shape) != (self.key_dim, self.axes, shape):
+            raise ValueError(_STRANGE)
+        if self.positions == torch.int64 and new.positions == torch.float64:
+            raise ValueError(
+                "posenc: the cache holds integer positions, and those of the new tokens are "
+                "floating-point numbers, whose fractions it would cut off. Hand position_ids of "
+                "one kind in all calls."
+            )
+        return self
 
     def join(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
         """Append positions and states as channels to k (batch, num_kv_heads, len, head_dim)."""
         batch, heads, length, _ = k.shape
         if positions.ndim == 1 + (self.axes > 1):
             positions = positions.expand(batch, *positions.shape)
-        parts = [_bytes(positions.reshape(batch, length, self.axes))]
+        places = positions.reshape(batch, length, self.axes).to(self.positions)
+        parts = [_as_bytes(places, k.dtype)]
         if state is not None:
-            parts.append(_bytes(state.detach().movedim(2, 1).reshape(batch, length, -1)))
+            assert self.state is not None
+            by_token = state.movedim(2, 1).reshape(batch, length, -1)
+            parts.append(_as_bytes(by_token.to(self.state[1]), k.dtype))
         width = self.width(k)
-        room = heads * width * k.dtype.itemsize - self.nbytes
-        parts.append(parts[0].new_zeros(batch, length, room))
-        columns = torch.cat(parts, dim=-1).view(k.dtype).view(batch, length, heads, width)
+        parts.append(k.new_zeros(batch, length, heads * width - self.nbytes))
+        columns = torch.cat(parts, dim=-1).view(batch, length, heads, width)
         return torch.cat([k, columns.transpose(1, 2)], dim=-1)
 
     def split(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Split joined keys into keys, positions (batch, len) or (batch, len, axes), and states."""
         batch, _, length, _ = joined.shape
-        columns = joined[..., self.key_dim :].detach().transpose(1, 2).reshape(batch, length, -1)
-        raw = columns.contiguous().view(torch.uint8)
+        columns = joined[..., self.key_dim :].transpose(1, 2).reshape(batch, length, -1)
         end = self.axes * self.positions.itemsize
-        positions = raw[..., :end].contiguous().view(self.positions)
+        positions = _from_bytes(columns[..., :end], self.positions)
         state = None
         if self.state is not None:
             shape, dtype = self.state
-            held = raw[..., end : self.nbytes].contiguous().view(dtype)
+            held = _from_bytes(columns[..., end : self.nbytes], dtype)
             state = held.view(batch, length, *shape).movedim(1, 2)
         if self.axes == 1:
             positions = positions[..., 0]
@@ -87,8 +106,9 @@ def self_attention(cache: Any) -> Any:
 
 def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | None:
     """Return the cached states of earlier tokens on `device`; None if there are none."""
-    layer = _layer(cache, now.layer.cache_index)
-    columns = now.layer.columns
+    index = now.layer.cache_index
+    layer = _layer(cache, index)
+    columns = cache.update.columns.get(index)
     if layer is None or columns is None or columns.state is None:
         return None
     seen = int(layer.get_seq_length())
@@ -105,46 +125,76 @@ def watch(cache: Any) -> None:
 
     Raises: ValueError for a quantised cache, which would round positions.
     """
-    if "update" in vars(cache):
+    before = vars(cache).get("update")
+    if isinstance(before, Update) and before.cache is cache:
         return
     if any("Quantized" in type(layer).__name__ for layer in cache.layers):
         raise ValueError(
             "posenc: a quantised cache rounds what it stores, positions too. Take another "
             "cache_implementation."
         )
-    cache.update = MethodType(_update, cache)
+    # A shallow copy of a cache has the `update` of the one that it was copied from.
+    columns = dict(before.columns) if isinstance(before, Update) else {}
+    cache.update = Update(cache, columns)
 
 
-def _update(
-    self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Update the cache with keys to which positions and states are appended."""
-    update = type(self).update
-    now = ATTENDING.get()
-    if now is None:
-        return update(self, key_states, value_states, layer_idx, *args, **options)
-    columns = Columns.of(now, key_states.shape[-1])
-    now.layer.columns = columns
-    before = _layer(self, layer_idx)
-    width = key_states.shape[-1] + columns.width(key_states)
-    if before is not None and before.keys.shape[-1] != width:
+@dataclass(eq=False)
+class Update:
+    """Update a cache with keys to which positions and states are appended.
+
+    columns: what is appended in each layer, by its index. A class, so that a cache with it can be
+    pickled.
+    """
+
+    cache: Any
+    columns: dict[int, Columns] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Update the cache as its own `update` does, whose arguments these are."""
+        update = type(self.cache).update
+        now = ATTENDING.get()
+        if now is None:
+            return update(self.cache, key_states, value_states, layer_idx, *args, **options)
+        columns = self._columns(now, key_states, layer_idx)
+        positions = tensor(now.positions, key_states.device)
+        joined = columns.join(key_states, positions, now.state)
+        joined, values = update(self.cache, joined, value_states, layer_idx, *args, **options)
+        self.columns[layer_idx] = columns
+        if joined.shape[2] == key_states.shape[2]:  # nothing came before
+            return key_states, value_states
+        keys, positions, state = columns.split(joined)
+        now.kv_positions = positions
+        if state is not None:
+            assert now.state is not None
+            now.kv_state = state.to(now.state.dtype)
+        return keys, values
+
+    def _columns(self, now: Attending, keys: Tensor, index: int) -> Columns:
+        """Return the columns of the new keys, like those that the cache holds already.
+
+        Raises: ValueError if it holds others, or none.
+        """
+        columns = Columns.of(now, keys.shape[-1])
+        before = _layer(self.cache, index)
+        if before is None:
+            return columns
         if int(before.get_seq_length()):
-            raise ValueError(_STRANGE)
-        # generate() has made room for keys alone, to read a prompt in chunks; the cache makes it
-        # again when it is updated.
-        before.is_initialized = False
-    positions = tensor(now.positions, key_states.device)
-    joined = columns.join(key_states, positions, now.state)
-    joined, values = update(self, joined, value_states, layer_idx, *args, **options)
-    length = key_states.shape[2]
-    if joined.shape[2] == length:  # nothing came before
-        return key_states, value_states
-    keys, positions, state = columns.split(joined)
-    now.kv_positions = positions
-    if now.state is not None and state is not None and now.state.requires_grad:
-        state = torch.cat([state[:, :, :-length], now.state], dim=2)
-    now.kv_state = state
-    return keys, values
+            held = self.columns.get(index)
+            if held is None or before.keys.shape[-1] != held.key_dim + held.width(keys):
+                raise ValueError(_STRANGE)
+            return held.held_with(columns)
+        if before.keys.shape[-1] != keys.shape[-1] + columns.width(keys):
+            # generate() has made room for keys alone, to read a prompt in chunks; the cache makes
+            # it again when it is updated.
+            before.is_initialized = False
+        return columns
 
 
 def _layer(cache: Any, index: int) -> Any:
@@ -152,8 +202,28 @@ def _layer(cache: Any, index: int) -> Any:
     return layers[index] if index < len(layers) and layers[index].is_initialized else None
 
 
-def _bytes(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8)
+def _as_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the bytes of the values of x (..., n) as numbers (..., n * bytes) of a dtype.
+
+    Bytes have no derivative. So the first of each value carries that of the value, in a term that
+    is 0: x - (x without derivative).
+    """
+    numbers = x.detach().contiguous().unsqueeze(-1).view(torch.uint8).to(dtype)
+    if x.requires_grad:
+        nothing = (x - x.detach()).nan_to_num()  # infinity - infinity is NaN
+        first = numbers[..., :1] + nothing.to(dtype).unsqueeze(-1)
+        numbers = torch.cat([first, numbers[..., 1:]], dim=-1)
+    return numbers.flatten(-2)
+
+
+def _from_bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values (..., n) of a dtype whose bytes `_as_bytes` made numbers."""
+    numbers = numbers.unflatten(-1, (-1, dtype.itemsize))
+    x = numbers.detach().to(torch.uint8).contiguous().view(dtype).squeeze(-1)
+    if numbers.requires_grad and dtype.is_floating_point:
+        first = numbers[..., 0]
+        x = x + (first - first.detach()).to(dtype)
+    return x
 
 
 _STRANGE = (

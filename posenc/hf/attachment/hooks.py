@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import NAME, LazyMask
-from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
+from posenc.hf.attachment.cached import past_state, self_attention, watch
 from posenc.hf.attachment.calls import (
     ATTENDING,
     ENCODING,
@@ -44,7 +44,6 @@ class Layer:
     cache_index: int
     own: PositionEncoding | None = None
     has_positions: bool = True
-    columns: Columns | None = None
 
 
 def takes_ids(model: nn.Module) -> bool:

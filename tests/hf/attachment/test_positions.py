@@ -1,6 +1,9 @@
 """Tokens that come from a cache, beside padding, or packed into one row with others are the same
 tokens: for encodings with states, parameters, tables and several passes."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -288,16 +291,101 @@ def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     model = build("llama").to(dtype)
     attach(model, posenc.create("fox", shape_of(model)))
     out = model(TOKENS[:, :6], position_ids=torch.arange(1001, 1007)[None], use_cache=True)
-    attention = model.model.layers[0].self_attn
-    layer, keys = vars(attention)["posenc_layer"], cache_of(out).layers[0].keys
+    cache = cache_of(out)
+    keys = cache.layers[0].keys
     assert keys.dtype == dtype
-    plain, positions, state = layer.columns.split(keys)
+    plain, positions, state = cache.update.columns[0].split(keys)
     assert torch.equal(positions, torch.arange(1001, 1007).expand(2, -1))
     assert state is not None
     assert state.dtype == torch.float64
     assert state.shape == (2, 4, 6)
     assert (state.diff(dim=2) < 0).all()  # sums of logarithms of gates
     assert plain.shape[-1] == 8
+
+
+def held_as(cache, dtype: torch.dtype):
+    """Store the keys and values of a cache in another dtype, as somebody short of memory does."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["alibi", "rope", "fox", "fire"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3"])
+def test_positions_and_states_stay_exact_in_keys_of_another_dtype(family, name, dtype):
+    model = with_encoding(family, name)
+    at = torch.arange(1001, 1001 + LENGTH)[None]
+    out = model(TOKENS[:, :6], position_ids=at[:, :6], use_cache=True)
+    columns = cache_of(out).update.columns[1]
+    exact = columns.split(cache_of(out).layers[1].keys)
+    held_as(cache_of(out), dtype)
+    kept = columns.split(cache_of(out).layers[1].keys)
+    assert torch.equal(kept[1], at[:, :6].expand(2, -1))
+    assert kept[2] is None if exact[2] is None else torch.equal(kept[2], exact[2])
+    held_as(cache_of(out), torch.float32)
+    told = {"position_ids": at[:, 6:], **continued(model, out)}
+    got = model(TOKENS[:, 6:], **told).logits
+    whole = model(TOKENS, position_ids=at).logits[:, 6:]
+    rounding = 0.1 if dtype == torch.bfloat16 else 0.02
+    assert (got - whole).abs().max() <= rounding * whole.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["alibi", "rope", "fox"])
+def test_a_prompt_under_autocast_is_read_on_without_it(name):
+    model = with_encoding("gpt2", name)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(TOKENS[:, :6], use_cache=True)
+    got = model(TOKENS[:, 6:], **continued(model, out)).logits
+    whole = model(TOKENS).logits[:, 6:]
+    assert (got - whole).abs().max() <= 0.05 * whole.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [torch.int64, torch.int32, torch.float32])
+@pytest.mark.parametrize("then", [None, torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize("name", ["rope", "fox", "yarn"])
+def test_later_position_ids_of_another_dtype(name, first, then):
+    model = with_encoding("llama", name)
+    at = torch.arange(LENGTH)[None]
+    out = model(TOKENS[:, :6], position_ids=at[:, :6].to(first), use_cache=True)
+    told = {} if then is None else {"position_ids": at[:, 6:].to(then)}
+    told |= continued(model, out)
+    if first != torch.float32 and then == torch.float32:
+        with pytest.raises(ValueError, match="the cache holds integer positions"):
+            model(TOKENS[:, 6:], **told)
+        return
+    close(model(TOKENS[:, 6:], **told).logits, model(TOKENS).logits[:, 6:])
+
+
+@pytest.mark.parametrize("name", ["fox", "repo", "cope", "alibi"])
+def test_gradients_pass_through_a_cache(name):
+    model = with_encoding("llama", name).double()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def gradients(logits):
+        weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
+        return torch.autograd.grad((logits * weights).sum(), parameters, allow_unused=True)
+
+    first = model(TOKENS[:, :6], use_cache=True)
+    then = model(TOKENS[:, 6:], **continued(model, first))
+    chunked = gradients(torch.cat([first.logits, then.logits], dim=1))
+    whole = gradients(model(TOKENS, use_cache=False).logits)
+    for got, want in zip(chunked, whole, strict=True):
+        assert (got is None) == (want is None)
+        if got is not None:
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_cache_is_pickled_and_copied_with_its_positions():
+    model = with_encoding("llama", "fox")
+    out = model(TOKENS[:, :6], use_cache=True)
+    whole = model(TOKENS).logits[:, 6:]
+    for again in (pickle.loads(pickle.dumps(cache_of(out))), copy.deepcopy(cache_of(out))):
+        close(model(TOKENS[:, 6:], past_key_values=again).logits, whole)
+    close(model(TOKENS[:, 6:], **continued(model, out)).logits, whole)
 
 
 @torch.no_grad()
