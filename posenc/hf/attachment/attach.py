@@ -132,6 +132,13 @@ def _attach(
                 attachment.handles += own_positions.hide(stack.module, model)
             if alone:
                 own_positions.refuse_rest(model, stacks, example)
+        else:
+            for stack in stacks:
+                if not hooks.takes_ids(stack.module) and own_positions.tables(stack.module, model):
+                    handle = stack.module.register_forward_pre_hook(
+                        hooks.refuse_ids, with_kwargs=True
+                    )
+                    attachment.handles.append(handle)
         for stack, stack_encoding in zip(stacks, encodings, strict=True):
             _put(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
         if not hooks.takes_ids(model):

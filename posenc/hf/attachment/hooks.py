@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import NAME, LazyMask
@@ -24,7 +25,6 @@ from posenc.hf.capabilities import cache_among
 from posenc.positions import (
     counted,
     documents_from_positions,
-    goes_back,
     positions_from_mask,
     tensor,
     text_returns,
@@ -59,6 +59,17 @@ def note_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 def forget_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     """Forget it after the forward, also after an exception."""
     GIVEN_IDS.set(False)
+
+
+def refuse_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError if a stack that keeps its own table, and counts the rows of it itself, is
+    called with position_ids."""
+    if kwargs.get("position_ids") is None:
+        return
+    raise ValueError(
+        f"posenc: position_ids were given, and {type(stack).__name__} counts the positions of its "
+        'own table itself, which own="keep" has kept. Leave them out, with one text in a row.'
+    )
 
 
 def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -270,30 +281,6 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     return real.to(tokens.device), None
 
 
-def _may_be_packed(ids: Tensor, mask: Any) -> bool:
-    """Return True if position_ids that restart may be those of packed texts: there is no padding,
-    or the positions of its valid tokens restart too."""
-    if mask is None:
-        return True
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or torch.compiler.is_compiling():
-        return False
-    valid = mask != 0
-    if bool(valid.all()):
-        return True
-    if ids.shape[-1] != mask.shape[-1] or ids.ndim != 2:
-        return False
-    return goes_back(ids, valid) or _repeats(ids, valid)
-
-
-def _repeats(ids: Tensor, valid: Tensor) -> bool:
-    """Return True if two valid tokens in succession have one position: a text of one token ends."""
-    for row, real in zip(ids.expand(valid.shape), valid, strict=True):
-        positions = row[real.to(row.device)]
-        if bool((positions[1:] == positions[:-1]).any()):
-            return True
-    return False
-
-
 def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:
     """Return the number of each token in its text, None if position_ids do not have it, and the
     positions. Where positions have several components, generate() puts the number before them."""
@@ -306,10 +293,43 @@ def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tenso
 
 def _documents(numbers: Tensor, mask: Any) -> Tensor | None:
     """Return the document of each token in packed rows; None if there is only one."""
-    if numbers.is_floating_point() or not _may_be_packed(numbers, mask):
+    whole = _whole(numbers)
+    if whole is None:
         return None
-    documents = documents_from_positions(_one_row(numbers))
+    if mask is None:
+        documents = documents_from_positions(_one_row(whole))
+    elif not isinstance(mask, Tensor) or mask.ndim != 2 or torch.compiler.is_compiling():
+        return None
+    elif mask.shape[-1] != whole.shape[-1] or whole.ndim != 2:
+        return None
+    else:
+        documents = _documents_beside_padding(whole, (mask != 0).to(whole.device))
     return documents if bool((documents > 0).any()) else None
+
+
+def _documents_beside_padding(numbers: Tensor, valid: Tensor) -> Tensor:
+    """Return the document of each token, (batch, len), whatever numbers padding has.
+
+    A valid token begins a document unless it goes on from the last valid one before it: by one, or
+    by as much as it stands later in the row, where padding between both is counted.
+    """
+    numbers = numbers.expand(valid.shape)
+    index = torch.arange(valid.shape[-1], device=valid.device).expand(valid.shape)
+    last_valid = index.where(valid, -1).cummax(dim=-1).values
+    previous = F.pad(last_valid[:, :-1], (1, 0), value=-1)
+    steps = numbers - numbers.gather(-1, previous.clamp(min=0))
+    goes_on = (steps == 1) | (steps == index - previous)
+    begins = valid & (previous >= 0) & ~goes_on
+    return begins.cumsum(dim=-1)
+
+
+def _whole(numbers: Tensor) -> Tensor | None:
+    """Return position_ids as integers; None if they have fractions, or cannot be read."""
+    if not numbers.is_floating_point():
+        return numbers
+    if torch.compiler.is_compiling() or bool((numbers != numbers.round()).any()):
+        return None
+    return numbers.long()
 
 
 def _refuse_another_text(ids: Tensor, mask: Any, past: int) -> None:
@@ -327,9 +347,12 @@ def _refuse_another_text(ids: Tensor, mask: Any, past: int) -> None:
         mask: attention_mask; one of four dimensions says itself what each token sees.
         past: cached tokens of a row, with padding.
     """
-    # Reading numbers would break a compiled graph.
-    if ids.is_floating_point() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # reading numbers would break the graph
         return
+    whole = _whole(ids)
+    if whole is None:
+        return
+    ids = whole
     cached: int | Tensor = past
     valid = torch.ones((), dtype=torch.bool, device=ids.device)
     if mask is not None:

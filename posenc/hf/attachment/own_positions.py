@@ -26,16 +26,21 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
         child.register_forward_hook(NoTurn())
         for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
     ]
-    known = table_of(model)
-    tables: dict[int, nn.Module] = {} if known is None else {id(known.module): known.module}
-    for name, module in stack.named_modules():
-        if name.rpartition(".")[2] in TABLES:
-            tables[id(module)] = module
-    for table in tables.values():
+    for table in tables(stack, model):
         handles.append(table.register_forward_pre_hook(_without_end))
         handles.append(table.register_forward_hook(_zeros))
         handles.append(table.register_forward_hook(_as_it_was, always_call=True))
     return handles
+
+
+def tables(stack: nn.Module, model: Any) -> list[nn.Module]:
+    """Return the modules of a stack that map positions to vectors."""
+    known = table_of(model)
+    found: dict[int, nn.Module] = {} if known is None else {id(known.module): known.module}
+    for name, module in stack.named_modules():
+        if name.rpartition(".")[2] in TABLES:
+            found[id(module)] = module
+    return list(found.values())
 
 
 def own_bias(attention: Any) -> T5Bias | ALiBi | None:

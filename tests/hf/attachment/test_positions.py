@@ -303,6 +303,46 @@ def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     assert plain.shape[-1] == 8
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("pad_id", [0, 1, 3, 10, 99])
+@pytest.mark.parametrize("side", ["none", "left", "middle", "right"])
+@pytest.mark.parametrize(("one", "two"), [((5, 8), (0, 3)), ((0, 3), (10, 13)), ((0, 1), (0, 4))])
+def test_padding_beside_packed_texts_changes_nothing(one, two, side, pad_id, use_cache):
+    """A text begins wherever position_ids of tokens do not go on by one."""
+    model = with_encoding("llama", "alibi")
+    first, second = list(range(*one)), list(range(*two))
+    ids, real = [*first, *second], [1] * (len(first) + len(second))
+    place = {"left": 0, "middle": len(first), "right": len(ids)}.get(side)
+    tokens = TOKENS[0, : len(ids)].tolist()
+    if place is not None:
+        for row, value in ((ids, pad_id), (real, 0), (tokens, 7)):
+            row.insert(place, value)
+    mask = torch.tensor([real])
+    told = {} if side == "none" else {"attention_mask": mask}
+    told |= {"position_ids": torch.tensor([ids]), "use_cache": use_cache}
+    packed = model(torch.tensor([tokens]), **told).logits[0][mask[0] > 0]
+    places = [torch.tensor([first]), torch.tensor([second])]
+    parts = TOKENS[:1, : len(first)], TOKENS[:1, len(first) : len(first) + len(second)]
+    apart = [model(part, position_ids=at).logits[0] for part, at in zip(parts, places, strict=True)]
+    close(packed, torch.cat(apart))
+    as_float = told | {"position_ids": torch.tensor([ids]).float()}
+    close(model(torch.tensor([tokens]), **as_float).logits[0][mask[0] > 0], packed)
+
+
+@torch.no_grad()
+def test_a_hole_in_one_text_is_padding():
+    model = with_encoding("llama", "alibi")
+    hole = torch.ones(1, 8, dtype=torch.long).index_fill(1, torch.tensor([3, 4]), 0)
+    row = TOKENS[:1, :8]
+    counted = torch.arange(8)[None]  # the hole too, as some tokenizers' models do
+    kept = row[:, hole[0] > 0]
+    whole = model(kept, attention_mask=torch.ones(1, 1, 6, 6).tril().bool(),
+                  position_ids=counted[:, hole[0] > 0]).logits  # fmt: skip
+    got = model(row, attention_mask=hole, position_ids=counted).logits
+    close(got[:, hole[0] > 0], whole)
+
+
 def held_as(cache, dtype: torch.dtype):
     """Store the keys and values of a cache in another dtype, as somebody short of memory does."""
     for layer in cache.layers:

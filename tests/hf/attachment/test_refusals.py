@@ -209,6 +209,27 @@ def test_position_ids_that_the_model_drops():
     assert not model._forward_pre_hooks and not model._forward_hooks
 
 
+@pytest.mark.parametrize("family", ["bart", "opt"])
+def test_position_ids_that_a_kept_table_does_not_follow(family):
+    """BART counts the rows of its table itself: packed texts would have one text's places."""
+    config = transformers.BartConfig(
+        vocab_size=1000, d_model=32, decoder_layers=2, decoder_ffn_dim=32, decoder_attention_heads=4,
+        encoder_layers=2, encoder_ffn_dim=32, encoder_attention_heads=4,
+    )  # fmt: skip
+    model = build("opt") if family == "opt" else transformers.BartForCausalLM(config).eval()
+    attach(model, posenc.ALiBi(num_heads=4), own="keep")
+    packed = torch.cat([torch.arange(8), torch.arange(TOKENS.shape[1] - 8)])[None]
+    want = model(TOKENS).logits
+    if family == "opt":  # names position_ids, and reads its table by them
+        model(TOKENS[:1], position_ids=packed)
+        return
+    with pytest.raises(ValueError, match=r"BartDecoder counts the positions of its own table"):
+        model(TOKENS[:1], position_ids=packed)
+    torch.testing.assert_close(model(TOKENS).logits, want)
+    detach(model)
+    model(TOKENS[:1], position_ids=packed)  # as without posenc, where they are ignored
+
+
 def test_position_ids_that_a_head_hands_on_without_naming_them():
     model = attach(build("llama"), ALIBI)
 
