@@ -93,3 +93,42 @@ def test_bloom_decodes_step_by_step(bloom):
     with own_biases(bloom):
         got = bloom.generate(TOKENS, **options)
     assert torch.equal(got, expected)
+
+
+@torch.no_grad()
+def test_t5s_table_is_read_where_the_model_has_it(t5):
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :30]}
+    key = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    other = {name: value.clone() for name, value in t5.state_dict().items()}
+    other[key].normal_(std=2.0)
+    posenc.hf.attach(t5, "nope", decoder="nope", own="keep")
+    t5.load_state_dict(other, assign=True)
+    assigned = t5(**inputs).logits
+    owner = t5.encoder.block[0].layer[0].SelfAttention
+    owner.relative_attention_bias = torch.nn.Embedding(8, 4)
+    replaced = t5(**inputs).logits
+    posenc.hf.detach(t5)
+    torch.testing.assert_close(t5(**inputs).logits, replaced, rtol=1e-4, atol=1e-4)
+    t5.load_state_dict(other)
+    torch.testing.assert_close(t5(**inputs).logits, assigned, rtol=1e-4, atol=1e-4)
+    assert (assigned - replaced).abs().max() > 1e-2
+
+
+def test_t5s_table_of_other_code_is_refused(t5):
+    """LoRA, parametrizations and torch.func would be computed without it, or without gradients."""
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :30]}
+    posenc.hf.attach(t5, "nope", decoder="nope", own="keep")
+    weights = {name: p.detach() for name, p in t5.named_parameters()}
+    with pytest.raises(ValueError, match="only a parameter of nn"):
+        torch.func.functional_call(t5, weights, kwargs=inputs)
+    owner = t5.encoder.block[0].layer[0].SelfAttention
+
+    class Scaled(torch.nn.Module):
+        def forward(self, table):
+            return 2 * table
+
+    torch.nn.utils.parametrize.register_parametrization(
+        owner.relative_attention_bias, "weight", Scaled()
+    )
+    with pytest.raises(ValueError, match="ParametrizedEmbedding"):
+        t5(**inputs)

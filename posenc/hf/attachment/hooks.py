@@ -21,6 +21,7 @@ from posenc.hf.attachment.calls import (
     Attending,
     Forward,
 )
+from posenc.hf.attachment.own_positions import refresh
 from posenc.hf.capabilities import cache_among
 from posenc.positions import (
     counted,
@@ -147,6 +148,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         positions = counted(0, x.shape[1], x.device)
     encoding = forward.encoding.for_layer(layer.index)
     if layer.own is not None:
+        refresh(module, layer.own)
         nothing_added = type(encoding) is PositionEncoding
         encoding = layer.own if nothing_added else Compose(layer.own, encoding)
     now = Attending(

@@ -45,7 +45,7 @@ def tables(stack: nn.Module, model: Any) -> list[nn.Module]:
 
 def own_bias(attention: Any) -> T5Bias | ALiBi | None:
     """Return the bias of T5's or BLOOM's own attention as an encoding; None for other families.
-    T5's table stays the model's parameter, so that it is trained."""
+    T5's table stays the model's parameter, so that it is trained; see `refresh`."""
     if type(attention).__name__ == "BloomAttention":
         return ALiBi(attention.num_heads)
     table = getattr(attention, "posenc_table", None)
@@ -58,8 +58,42 @@ def own_bias(attention: Any) -> T5Bias | ALiBi | None:
         max_distance=attention.relative_attention_max_distance,
         unscaled=True,
     )
-    encoding.weight = table
+    encoding.weight = table.weight
     return encoding
+
+
+@dataclass
+class Table:
+    """The table of relative positions of T5, where the model has it: somebody may put another one
+    there, as load_state_dict(assign=True) does.
+
+    owner: the attention module that has it as `relative_attention_bias`.
+    """
+
+    owner: Any
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """Return the table. Raise ValueError if other code computes what the model would read."""
+        module = self.owner.relative_attention_bias
+        weight = module.weight
+        if type(module) is not nn.Embedding or not isinstance(weight, nn.Parameter):
+            raise ValueError(
+                f"posenc: T5's own table of relative positions is {type(module).__name__} with "
+                f"{type(weight).__name__}, and only a parameter of nn.Embedding can be read for "
+                "it. Leave LoRA, parametrizations and torch.func away from it, or detach."
+            )
+        return weight
+
+
+def refresh(attention: Any, own: Any) -> None:
+    """Let the model's own bias read the table that the model has now."""
+    table = getattr(attention, "posenc_table", None)
+    if table is None:
+        return
+    weight = table.weight
+    if own.weight is not weight:
+        own.weight = weight
 
 
 def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -78,7 +112,7 @@ def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
         blocks: Any = getattr(stack, "block", None)
         if blocks is None:
             continue
-        table = blocks[0].layer[0].SelfAttention.relative_attention_bias.weight
+        table = Table(blocks[0].layer[0].SelfAttention)
         for block in blocks:
             changes.append((block.layer[0].SelfAttention, {**nothing, "posenc_table": table}))
             if len(block.layer) > 2:

@@ -213,9 +213,15 @@ def test_position_ids_that_the_model_drops():
 def test_position_ids_that_a_kept_table_does_not_follow(family):
     """BART counts the rows of its table itself: packed texts would have one text's places."""
     config = transformers.BartConfig(
-        vocab_size=1000, d_model=32, decoder_layers=2, decoder_ffn_dim=32, decoder_attention_heads=4,
-        encoder_layers=2, encoder_ffn_dim=32, encoder_attention_heads=4,
-    )  # fmt: skip
+        vocab_size=1000,
+        d_model=32,
+        decoder_layers=2,
+        decoder_ffn_dim=32,
+        decoder_attention_heads=4,
+        encoder_layers=2,
+        encoder_ffn_dim=32,
+        encoder_attention_heads=4,
+    )
     model = build("opt") if family == "opt" else transformers.BartForCausalLM(config).eval()
     attach(model, posenc.ALiBi(num_heads=4), own="keep")
     packed = torch.cat([torch.arange(8), torch.arange(TOKENS.shape[1] - 8)])[None]
