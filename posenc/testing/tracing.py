@@ -38,11 +38,20 @@ def exported(
     return program.module()
 
 
-def assert_exports_with_any_length(make: Make, strict: bool = True) -> None:
-    """Check that an exported program is right for fewer and for more tokens than it was made of."""
+def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> None:
+    """Check that an exported program is right for fewer and for more tokens than it was made of.
+
+    strict: as in `exported`; None: False where this torch cannot compile the code.
+    """
     model, x, positions = example(make, 12)
     encoding, model.attention.impl = model.encoding, "reference"
-    program = exported(model.eval(), x, positions, room(encoding, 4096), strict)
+    given = model.eval(), x, positions, room(encoding, 4096)
+    try:
+        program = exported(*given, strict=strict is not False)
+    except torch._dynamo.exc.Unsupported:
+        if strict:
+            raise
+        program = exported(*given, strict=False)
     for n in (room(encoding, 5), room(encoding, 31)):
         x, positions = hidden(n), tokens(encoding, n)
         assert_same(program(x, positions), model(x, positions), f"length {n}")
