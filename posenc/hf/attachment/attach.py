@@ -79,6 +79,10 @@ def attach(
     steps through the model's own cache and through a static one, where the model supports it, and
     next to padding on either side.
 
+    Call `detach` before you exchange a module of the model (`set_input_embeddings`,
+    `resize_position_embeddings`, another rotation), and compile the model after `attach`: hooks of
+    an exchanged module are gone, and torch.compile keeps those that it has seen.
+
     Args:
         model: a transformers model whose attention uses the attention interface: text decoders
             and encoders, T5, BLOOM, Vision Transformers.
