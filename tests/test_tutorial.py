@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.test_docs import LEFT_OUT, ROOT, follow
 
 NEW = "square_root"

@@ -374,13 +374,19 @@ def _ignored(options: Options) -> frozenset[str]:
 
 
 def _compare(options: Options) -> tuple[str, int]:
-    sources = [load(path) for path in options.paths]
-    first, second = (_record(source, options.length) for source in sources)
+    sources = []
+    for path in options.paths:
+        with naming(path):
+            sources.append(load(path))
+    one, other = sources
+    one_path, other_path = options.paths
+    first = _record(one, one_path, options.length)
+    second = _record(other, other_path, options.length)
     lines = comparing.differences(first, second)
     if not lines and options.length is None:
 
         def both_at(length: int) -> tuple[Record, Record]:
-            return _record(sources[0], length), _record(sources[1], length)
+            return _record(one, one_path, length), _record(other, other_path, length)
 
         lines = comparing.differences_at_switches(first, second, both_at)
     if options.as_json:
@@ -399,8 +405,9 @@ def _compare(options: Options) -> tuple[str, int]:
     return f"{names} mean the same positions{where}.", 0
 
 
-def _record(source: Source, length: int | None) -> Record:
-    with naming(source.path):
+def _record(source: Source, path: Path, length: int | None) -> Record:
+    """Return what a file means at a length. Errors name it as the user did."""
+    with naming(path):
         try:
             return record_of(source, length)
         except RefusedError as refused:

@@ -57,7 +57,7 @@ PLANTED = {
     "deepseek_v3": ("defaults", {"qk_rope_head_dim": 32}),
     "step3p5": ("transformers5", {"nested_wins": None}),
     "mimo_v2_flash": ("transformers5", {"own_shares": None}),
-    "cosmos3_edge_text": ("transformers5", {"required": []}),
+    "cosmos3_edge_text": ("transformers5", {"required": [], "sections": None}),
     "neomme": ("transformers5", {"strict": None}),
 }
 
