@@ -45,6 +45,14 @@ def continued(model: nn.Module, out: Any) -> dict[str, Any]:
     return {} if name is None or cache is None else {name: cache, "use_cache": True}
 
 
+def chunks_each_text() -> bool:
+    """Return True if this transformers counts the chunks of chunked attention in each text of a
+    packed row; others count them in the whole row."""
+    from transformers import masking_utils
+
+    return hasattr(masking_utils, "packed_sequence_compatibility_function")
+
+
 def static_cache(model: Any, length: int, source_length: int = 0) -> dict[str, Any]:
     """Return the argument with an empty cache of `length` tokens, as compiled generation makes it.
     Empty if the model supports none. source_length: tokens that an encoder has read."""

@@ -22,7 +22,7 @@ from posenc.hf.attachment.calls import (
     Forward,
 )
 from posenc.hf.attachment.own_positions import refresh
-from posenc.hf.capabilities import cache_among
+from posenc.hf.capabilities import cache_among, chunks_each_text
 from posenc.positions import (
     counted,
     documents_from_positions,
@@ -163,8 +163,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     )
     past = None
     cache = cache_among(everything)
-    if cache is not None or forward.has_mask:
-        _refuse_chunks_of_packed_rows(module, forward, x.shape[1])
+    _refuse_chunks_of_packed_rows(module, forward, x.shape[1], cache is not None)
     if cache is not None:
         cache = self_attention(cache)
         watch(cache)
@@ -208,19 +207,26 @@ def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> N
         raise _bypassed(module, "it did not call the attention interface of transformers")
 
 
-def _refuse_chunks_of_packed_rows(module: nn.Module, forward: Forward, length: int) -> None:
+def _refuse_chunks_of_packed_rows(
+    module: nn.Module, forward: Forward, length: int, has_cache: bool
+) -> None:
     """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.
 
-    Without a cache and a mask transformers counts the chunks of Llama 4 in each text; with either
-    it counts them in the row, where a chunk may begin in the middle of a text.
+    Without a cache and a mask newer transformers counts the chunks of Llama 4 in each text;
+    otherwise it counts them in the row, where a chunk may begin in the middle of a text.
     """
     chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
     if forward.documents is None or chunk is None or length <= chunk:
         return
+    when, cure = "This transformers", "Call the model with one text in a row."
+    if chunks_each_text():
+        if not has_cache and not forward.has_mask:
+            return
+        when = "With a cache or an attention_mask transformers"
+        cure = "Call the model with use_cache=False and without attention_mask."
     raise ValueError(
-        f"posenc: {type(module).__name__} attends in chunks of {chunk} tokens. With a cache or an "
-        f"attention_mask transformers counts them in the whole row, and this row of {length} "
-        "tokens has several texts. Call the model with use_cache=False and without attention_mask."
+        f"posenc: {type(module).__name__} attends in chunks of {chunk} tokens. {when} counts them "
+        f"in the whole row, and this row of {length} tokens has several texts. {cure}"
     )
 
 
