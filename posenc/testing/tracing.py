@@ -43,12 +43,14 @@ def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> No
 
     strict: as in `exported`; None: False where this torch cannot compile the code.
     """
+    from torch._dynamo.exc import Unsupported  # takes seconds, which commands need not pay
+
     model, x, positions = example(make, 12)
     encoding, model.attention.impl = model.encoding, "reference"
     given = model.eval(), x, positions, room(encoding, 4096)
     try:
         program = exported(*given, strict=strict is not False)
-    except torch._dynamo.exc.Unsupported:
+    except Unsupported:
         if strict:
             raise
         program = exported(*given, strict=False)

@@ -95,10 +95,10 @@ def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.export does not make a program for any length: by compiling the
     code or, where that fails, by running it on fake tensors."""
     most = room(encoding, 4096)
-    compiled = _traced(encoding, shape, lambda *given: exported(*given, most, strict=True))
+    compiled = _traced(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, True))
     if compiled == "yes":
         return "yes"
-    run = _traced(encoding, shape, lambda *given: exported(*given, most, strict=False))
+    run = _traced(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, False))
     return run if run == "yes" else compiled
 
 
