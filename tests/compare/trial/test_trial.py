@@ -187,6 +187,36 @@ def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
                 assert id(p) not in own or group["weight_decay"] == 0
 
 
+def test_the_rate_rises_in_a_twentieth_of_the_steps_and_falls_to_a_tenth():
+    config = dataclasses.replace(TINY, steps=100, lr=2.0)
+    rates = [train.learning_rate(config, step) for step in range(100)]
+    np.testing.assert_allclose(rates[:5], [0.4, 0.8, 1.2, 1.6, 2.0])  # the first is not 0
+    assert rates[5] == 2.0 and rates[5:] == sorted(rates[5:], reverse=True)
+    middle = 5 + 95 // 2
+    cosine = np.cos(np.pi * np.arange(95) / 95)
+    np.testing.assert_allclose(rates[5:], 0.2 + (2.0 - 0.2) * (1 + cosine) / 2)
+    assert 1.0 < rates[middle] < 1.2 and 0.2 < rates[-1] < 0.21
+
+
+def test_a_step_gives_each_group_its_own_rate():
+    config = dataclasses.replace(TINY, encoding="t5")
+    model = train.build_model(config)
+    optimizer = train.optimizer_for(model, config)
+    train.take_step(model, optimizer, config, TEXT, step=3)
+    rate = train.learning_rate(config, 3)
+    groups = {group["factor"]: group["lr"] for group in optimizer.param_groups}
+    assert groups == {1.0: rate, train.ENCODING_LR: rate * train.ENCODING_LR}
+    assert train.ENCODING_LR != 1
+
+
+def test_windows_begin_at_every_place_of_a_text():
+    """The last one ends with the text's last symbol."""
+    text = np.arange(TINY.train_length + 3)
+    batches = [windows.batch_of(text, TINY, step) for step in range(20)]
+    assert {int(start) for batch in batches for start in batch[:, 0]} == {0, 1, 2}
+    assert max(int(batch.max()) for batch in batches) == text[-1]
+
+
 def test_nan_loss_fails_with_the_step(tmp_path):
     with pytest.raises(train.TrialFailed, match="nan at step"):
         run(dataclasses.replace(TINY, lr=1e30), tmp_path)
