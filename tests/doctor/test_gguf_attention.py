@@ -224,6 +224,8 @@ def test_a_missing_base_is_said_and_is_no_mistake(tmp_path):
         ({"attention__scale": -1.0}, "attention.scale must be a number above 0"),
         ({"attention__scale": math.nan}, "attention.scale must be a number above 0"),
         ({"attention__sliding_window_pattern": 2.5}, "must be an integer, or a list of flags"),
+        ({"attention__sliding_window_pattern": [0.5, float("nan")]}, "must be a list of flags"),
+        ({"attention__sliding_window_pattern": [1, 2]}, "must be a list of flags"),
         ({"attention__rope_pattern": 1}, "must be a list of flags"),
         ({"nextn_predict_layers": 9}, "nextn_predict_layers must be between 0 and 8"),
     ],

@@ -107,8 +107,9 @@ def _checked(path: Path, key: str, name: str, value: Any) -> Any:
     """Return a value of the header. Raises: ValueError unless it is a word where one is wanted, and
     a finite number above 0 elsewhere."""
     if name in FLAGS and isinstance(value, list):
-        return tuple(value)
-    if name == "rope_pattern":
+        right, wanted = all(_is_flag(each) for each in value), "a list of flags"
+        value = tuple(value)
+    elif name == "rope_pattern":
         right, wanted = False, "a list of flags"
     elif name == "rotates":
         right, wanted = isinstance(value, bool), "true or false"
@@ -123,6 +124,11 @@ def _checked(path: Path, key: str, name: str, value: Any) -> Any:
     if not right:
         raise ValueError(f"{path}: {key} must be {wanted}, got {value!r:.60}.")
     return int(value) if name in WHOLE else value
+
+
+def _is_flag(value: Any) -> bool:
+    """Return True for true, false, 1 and 0: files hold flags as bools or as integers."""
+    return isinstance(value, int) and value in (0, 1)
 
 
 def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:

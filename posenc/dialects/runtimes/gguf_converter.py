@@ -65,8 +65,8 @@ def convert(model: Model) -> Metadata:
 
 def _attention(model: Model, architecture: str) -> dict[str, Any]:
     """Return what decides which layers rotate and what multiplies q.k, for the architectures whose
-    converter writes it: conversion/afmoe.py:35,
-    command_r.py:41 and :100, exaone.py:84, llama.py:396."""
+    converter writes it: conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84,
+    llama.py:396."""
     window = model.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
     types = model.layer_types

@@ -289,8 +289,8 @@ def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
 
 
 def stop_at_width(layer: Layer, model: Model) -> str:
-    """Return the words with which a forward pass stops where cos and sin are wider or narrower than
-    what attention rotates by them; empty if it runs."""
+    """Return why a forward pass stops where cos and sin are wider or narrower than what attention
+    rotates by them; empty if it runs. torch's error has other numbers in some families."""
     width, part = 2 * len(layer.inv_freq), model.rotated_part
     if part is None or part % 2 or part == width:
         return ""
@@ -301,8 +301,8 @@ def stop_at_width(layer: Layer, model: Model) -> str:
 
 
 def _stop_at_sections(p: Parameters, layer: Layer, model: Model) -> str:
-    """Return the words with which a forward pass stops where a module splits its pairs into
-    sections that are more or fewer; empty if it runs."""
+    """Return why a forward pass stops where a module splits its pairs into sections that are more
+    or fewer; empty if it runs."""
     usual = model.facts["transformers5"].get("sections")
     given = p.get("mrope_section")
     sections = given if isinstance(given, list) else usual
