@@ -65,7 +65,7 @@ def leave_most_cases_to_test_all(items: list[pytest.Item]) -> None:
         last = len(of_function) - 1
         if last < count:
             continue
-        quick = {round(i * last / (count - 1)) for i in range(count)}
+        quick = {round(i * last / max(1, count - 1)) for i in range(count)}
         for index, item in enumerate(of_function):
             if index not in quick:
                 item.add_marker(pytest.mark.slow)

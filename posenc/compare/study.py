@@ -4,7 +4,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
     made = missing(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
-        run = _Run(engine, plan, console, folder, workers, here)
+        run = _Run(engine, plan, console, folder, workers, here, runs_below([RUNS]))
         run.remove_leftovers()
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
@@ -137,7 +137,8 @@ def _show_dry_run(plan: Plan, trials: Sequence[TrialConfig], workers: int, here:
 class _Run:
     """A plan that runs on an engine, in a folder that this process has locked.
 
-    workers, here: trials at a time, and those of them on this machine.
+    workers, here: trials at a time, and those of them on this machine. own_runs: folders of runs
+    with no --out.
     """
 
     engine: Engine
@@ -146,8 +147,13 @@ class _Run:
     folder: Path
     workers: int
     here: int
-    runs: list[Path] = field(default_factory=list)
-    """Folders of other runs, whose finished trials are reused."""
+    own_runs: list[Path]
+
+    @property
+    def runs(self) -> list[Path]:
+        """Return the folders whose finished trials are reused."""
+        given = [Path(place) for place in self.plan.options.reuse or ()]
+        return [*runs_below(given), *self.own_runs]
 
     def remove_leftovers(self) -> None:
         """Delete what killed runs left: texts cut in part, partial files."""
@@ -164,10 +170,9 @@ class _Run:
         damaged: what is wrong with the study.json that was there.
         """
         options = self.plan.options
-        own = runs_below([RUNS])
-        self.runs = [*runs_below([*map(Path, options.reuse or ())]), *own]
         _save(study, self.folder)
-        wrong_text = None if self.plan.cut is None else self.plan.cut.write(self.folder, own)
+        cut = self.plan.cut
+        wrong_text = None if cut is None else cut.write(self.folder, self.own_runs)
         for wrong in (damaged, wrong_text):
             if wrong:
                 say(self.console, f"{wrong}; writing it again")
