@@ -85,18 +85,28 @@ class Columns:
 
     def split(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Split joined keys into keys, positions (batch, len) or (batch, len, axes), and states."""
+        keys = joined[..., : self.key_dim]
+        return keys, self.positions_of(joined), self.state_of(joined)
+
+    def positions_of(self, joined: Tensor) -> Tensor:
+        """Return the positions in joined keys: (batch, len) or (batch, len, axes)."""
+        columns = self._by_token(joined)[..., : self.axes * self.positions.itemsize]
+        positions = _from_bytes(columns, self.positions)
+        return positions[..., 0] if self.axes == 1 else positions
+
+    def state_of(self, joined: Tensor) -> Tensor | None:
+        """Return the states in joined keys: (batch, heads, len, ...); None if there are none."""
+        if self.state is None:
+            return None
+        shape, dtype = self.state
+        columns = self._by_token(joined)[..., self.axes * self.positions.itemsize : self.nbytes]
+        state = _from_bytes(columns, dtype)
+        return state.view(*state.shape[:2], *shape).movedim(1, 2)
+
+    def _by_token(self, joined: Tensor) -> Tensor:
+        """Return the appended channels of all heads, (batch, len, channels)."""
         batch, _, length, _ = joined.shape
-        columns = joined[..., self.key_dim :].transpose(1, 2).reshape(batch, length, -1)
-        end = self.axes * self.positions.itemsize
-        positions = _from_bytes(columns[..., :end], self.positions)
-        state = None
-        if self.state is not None:
-            shape, dtype = self.state
-            held = _from_bytes(columns[..., end : self.nbytes], dtype)
-            state = held.view(batch, length, *shape).movedim(1, 2)
-        if self.axes == 1:
-            positions = positions[..., 0]
-        return joined[..., : self.key_dim], positions, state
+        return joined[..., self.key_dim :].transpose(1, 2).reshape(batch, length, -1)
 
 
 def self_attention(cache: Any) -> Any:
@@ -107,17 +117,43 @@ def self_attention(cache: Any) -> Any:
 def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | None:
     """Return the cached states of earlier tokens on `device`; None if there are none."""
     index = now.layer.cache_index
-    layer = _layer(cache, index)
     columns = cache.update.columns.get(index)
-    if layer is None or columns is None or columns.state is None:
+    if columns is None or columns.state is None:
         return None
-    seen = int(layer.get_seq_length())
-    if seen == 0:
+    keys = _joined_keys(cache, index)
+    if keys is None:
         return None
-    keys = layer.keys if layer.keys.shape[2] <= seen else layer.keys[:, :, :seen]
     if keys.shape[-1] != columns.key_dim + columns.width(keys):
         raise ValueError(_STRANGE)
-    return columns.split(keys.to(device))[2]
+    return columns.state_of(keys.to(device))
+
+
+def past_positions(cache: Any) -> Tensor | None:
+    """Return the positions of the tokens in a cache, (batch, len) or (batch, len, axes), of the
+    layer that holds most of them: a window forgets. None if no layer has stored any."""
+    update = vars(cache).get("update")
+    if not isinstance(update, Update):
+        return None
+    longest: Tensor | None = None
+    found: Columns | None = None
+    for index, columns in update.columns.items():
+        keys = _joined_keys(cache, index)
+        if keys is None or keys.shape[-1] != columns.key_dim + columns.width(keys):
+            continue
+        if longest is None or keys.shape[2] > longest.shape[2]:
+            longest, found = keys, columns
+    if longest is None or found is None:
+        return None
+    return found.positions_of(longest.detach())
+
+
+def _joined_keys(cache: Any, index: int) -> Tensor | None:
+    """Return the keys of a layer's tokens, without places that are still empty; None for none."""
+    layer = _layer(cache, index)
+    if layer is None:
+        return None
+    seen = int(layer.get_seq_length())
+    return layer.keys[:, :, :seen] if seen else None
 
 
 def watch(cache: Any) -> None:

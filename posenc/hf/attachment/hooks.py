@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import NAME, LazyMask
-from posenc.hf.attachment.cached import past_state, self_attention, watch
+from posenc.hf.attachment.cached import past_positions, past_state, self_attention, watch
 from posenc.hf.attachment.calls import (
     ATTENDING,
     ENCODING,
@@ -25,7 +25,6 @@ from posenc.hf.attachment.own_positions import refresh
 from posenc.hf.capabilities import cache_among, chunks_each_text
 from posenc.positions import (
     counted,
-    documents_from_positions,
     positions_from_mask,
     tensor,
     text_returns,
@@ -78,6 +77,9 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
+    mask = _mask_beside_fractions(given)
+    given = given | mask
+    kwargs = kwargs | mask
     encoding: Any = getattr(stack, ENCODING)
     positions, documents = _positions(given, encoding.claims.num_axes)
     if positions is None:
@@ -218,6 +220,8 @@ def _refuse_chunks_of_packed_rows(
     chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
     if forward.documents is None or chunk is None or length <= chunk:
         return
+    if not bool((forward.documents > 0).any()):  # a compiled forward always says documents
+        return
     when, cure = "This transformers", "Call the model with one text in a row."
     if chunks_each_text():
         if not has_cache and not forward.has_mask:
@@ -244,6 +248,22 @@ def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
 
 
+def _mask_beside_fractions(given: dict[str, Any]) -> dict[str, Tensor]:
+    """Return a mask that hides nothing for positions that may have fractions, if none is given.
+
+    Without a mask and a cache transformers takes every token whose position is not one more than
+    the last for the first of a text. With a mask only `_begins_text` tells texts apart.
+    """
+    ids = given.get("position_ids")
+    tokens = given.get("input_ids")
+    tokens = given.get("inputs_embeds") if tokens is None else tokens
+    cached = cache_among(given.values()) is not None
+    has_mask = given.get("attention_mask") is not None
+    if ids is None or not ids.is_floating_point() or tokens is None or cached or has_mask:
+        return {}
+    return {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)}
+
+
 def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
     """Return the positions of the new tokens, and the document of each token in packed rows.
 
@@ -267,10 +287,14 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
             "model.transformer(tokens, position_ids=ids)."
         )
     if ids is not None:
+        ids = _whole_if_they_are(ids)
         numbers, ids = _numbers_and_positions(ids, axes)
         positions = _positions_of(ids, axes)
-        if past:
-            _refuse_another_text(ids if numbers is None else numbers, mask, past)
+        if cache is not None and past:
+            held = past_positions(self_attention(cache))
+            if axes > 1:
+                held = None  # the cache holds components, and not the numbers of its tokens
+            _refuse_another_text(ids, numbers, held, mask, past)
             return positions, None
         if numbers is None:
             _refuse_packed_text(ids, mask)
@@ -299,83 +323,88 @@ def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tenso
     return None, ids
 
 
+def _whole_if_they_are(ids: Tensor) -> Tensor:
+    """Return position_ids as integers, unless one has a fraction. A graph keeps their dtype."""
+    if not ids.is_floating_point() or torch.compiler.is_compiling():
+        return ids
+    whole = ids.isfinite() & (ids == ids.round())
+    return ids.long() if bool(whole.all()) else ids
+
+
 def _documents(numbers: Tensor, mask: Any) -> Tensor | None:
-    """Return the document of each token in packed rows; None if there is only one."""
-    whole = _whole(numbers)
-    if whole is None:
+    """Return the document of each token in packed rows; None if there is only one. A mask of four
+    dimensions, or of another kind, says itself what each token sees."""
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return None
-    if mask is None:
-        documents = documents_from_positions(_one_row(whole))
-    elif not isinstance(mask, Tensor) or mask.ndim != 2 or torch.compiler.is_compiling():
-        return None
-    elif mask.shape[-1] != whole.shape[-1] or whole.ndim != 2:
-        return None
-    else:
-        documents = _documents_beside_padding(whole, (mask != 0).to(whole.device))
-    return documents if bool((documents > 0).any()) else None
+    valid = _valid(mask, numbers.shape[-1], numbers.device)
+    begins = _begins_text(numbers, valid)
+    documents = begins.cumsum(dim=-1)
+    if mask is not None and torch.compiler.is_compiling():
+        return documents  # reading them would break the graph
+    return _one_row(documents) if bool(begins.any()) else None
 
 
-def _documents_beside_padding(numbers: Tensor, valid: Tensor) -> Tensor:
-    """Return the document of each token, (batch, len), whatever numbers padding has.
+def _valid(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """Return False for padding, (#batch, length), as a mask of the first tokens says. All are valid
+    without a mask, or with one of fewer tokens."""
+    if mask is None or mask.shape[-1] < length:
+        return torch.ones(1, length, dtype=torch.bool, device=device)
+    return (mask[:, :length] != 0).to(device)
 
-    A valid token begins a document unless it goes on from the last valid one before it: by one, or
-    by as much as it stands later in the row, where padding between both is counted.
+
+def _begins_text(positions: Tensor, valid: Tensor) -> Tensor:
+    """Return True for each token that begins another text than the valid one before it in its row.
+
+    A text goes on where whole positions grow by one, or by as much as the token stands later in the
+    row, where the padding between is counted too: 0 1 pad 2 and 0 1 pad 3 are one text. Positions
+    with fractions may grow by anything; there a text begins where they fall.
+
+    Shapes: positions (len) or (#batch, len), valid (#batch, len) -> (batch, len). Padding begins
+    none, whatever its positions are.
     """
-    numbers = numbers.expand(valid.shape)
-    index = torch.arange(valid.shape[-1], device=valid.device).expand(valid.shape)
+    positions, valid = torch.broadcast_tensors(positions, valid)
+    index = torch.arange(positions.shape[-1], device=positions.device).expand(positions.shape)
     last_valid = index.where(valid, -1).cummax(dim=-1).values
     previous = F.pad(last_valid[:, :-1], (1, 0), value=-1)
-    steps = numbers - numbers.gather(-1, previous.clamp(min=0))
+    steps = positions - positions.gather(-1, previous.clamp(min=0))
     goes_on = (steps == 1) | (steps == index - previous)
-    begins = valid & (previous >= 0) & ~goes_on
-    return begins.cumsum(dim=-1)
+    if positions.is_floating_point():
+        goes_on = steps >= 0
+    return valid & (previous >= 0) & ~goes_on
 
 
-def _whole(numbers: Tensor) -> Tensor | None:
-    """Return position_ids as integers; None if they have fractions, or cannot be read."""
-    if not numbers.is_floating_point():
-        return numbers
-    if torch.compiler.is_compiling() or bool((numbers != numbers.round()).any()):
-        return None
-    return numbers.long()
+def _refuse_another_text(
+    ids: Tensor, numbers: Tensor | None, held: Tensor | None, mask: Any, past: int
+) -> None:
+    """Raise ValueError if new tokens and those of a cache are not one text, as `_begins_text` has
+    it: a new token begins another one, or the cache holds several.
 
-
-def _refuse_another_text(ids: Tensor, mask: Any, past: int) -> None:
-    """Raise ValueError if new tokens do not go on with the one text that a cache holds.
-
-    A text counts its tokens from 0 or from a later position. So the first new token of a row is at
-    least at the number of its cached tokens, unless it begins another text or the cache holds
-    several: 5 tokens and 7, after which the second text goes on at 7 and not at 12. Nor may a text
-    begin later in the call. Tokens of several components that nobody has numbered may share places
-    (those of an image do), but only the first of a text has 0 on all axes.
+    Tokens of several components that nobody has numbered may share places (those of an image do),
+    but only the first of a text has 0 on all axes.
 
     Args:
-        ids: the number of each new token in its text, (batch, len), or its components, (axes,
-            batch, len).
+        ids: positions of the new tokens.
+        numbers: the number of each new token in its text, if it is known.
+        held: numbers of cached tokens, the last ones if a window forgets; None: counted from 0.
         mask: attention_mask; one of four dimensions says itself what each token sees.
-        past: cached tokens of a row, with padding.
+        past: cached tokens of a row, with padding and forgotten ones.
     """
-    if torch.compiler.is_compiling():  # reading numbers would break the graph
+    # A compiled step is not checked: reading numbers would break its graph.
+    if torch.compiler.is_compiling():
         return
-    whole = _whole(ids)
-    if whole is None:
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return
-    ids = whole
-    cached: int | Tensor = past
-    valid = torch.ones((), dtype=torch.bool, device=ids.device)
-    if mask is not None:
-        if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < past + ids.shape[-1]:
-            return
-        real = (mask != 0).to(ids.device)
-        cached = real[:, :past].sum(-1, keepdim=True)
-        valid = real[:, past : past + ids.shape[-1]]
-    if ids.ndim == 3:
-        begins = (ids == 0).all(0) & valid & (cached > 0)
+    new = ids.shape[-1]
+    valid = _valid(mask, past + new, ids.device)
+    if numbers is None:
+        begins = (ids == 0).all(dim=0) & valid[:, past:] & valid[:, :past].any(-1, keepdim=True)
     else:
-        begins = (ids < cached) & valid
-        goes_on = ids[..., 1:] == ids[..., :-1] + 1
-        both = valid[..., 1:] & valid[..., :-1] if valid.ndim else valid
-        begins[..., 1:] |= ~goes_on & both
+        if held is None:
+            held = valid[:, :past].cumsum(dim=-1) - 1
+        rows = max(len(held), numbers.shape[0] if numbers.ndim == 2 else 1)
+        both = [held.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
+        kept = held.shape[1] + new
+        begins = _begins_text(torch.cat(both, dim=1), valid[:, -kept:])
     if not bool(begins.any()):
         return
     raise ValueError(

@@ -119,6 +119,12 @@ def test_chunks_are_counted_in_each_packed_text_or_refused():
     short = torch.cat([torch.arange(2), torch.arange(3)])[None]  # within one chunk
     parts = [model(part).logits[0] for part in (row[:, :2], row[:, 2:5])]
     close(model(row[:, :5], position_ids=short).logits[0], torch.cat(parts))
+    compiled = torch.compile(model, backend="eager")
+    told = {"attention_mask": mask, "use_cache": False, "position_ids": torch.arange(LENGTH)[None]}
+    close(compiled(row, **told).logits, model(row, **told).logits)
+    with pytest.raises(ValueError, match="this row of 14"):
+        compiled(row, **{**told, "position_ids": starts})
+    torch.compiler.reset()
 
 
 @torch.no_grad()
@@ -273,6 +279,9 @@ def test_a_text_in_a_later_call_never_reads_the_texts_of_a_cache(family, static)
             [(0, 5, [*range(5)]), (5, 6, [0])],
             [(0, 8, [*range(5), *range(3)]), (8, 9, [3])],  # a cache of several texts
             [(0, 5, [*range(5)]), (5, 7, [5, 6]), (7, 9, [4, 5])],
+            [(0, 5, [*range(5)]), (5, 8, [10, 11, 12])],  # it begins at a later position
+            [(0, 5, [*range(100, 105)]), (5, 8, [100, 101, 102])],
+            [(0, 5, [*range(5)]), (5, 8, [0.5, 1.0, 1.5])],  # fractions that fall
         ):
             with pytest.raises(ValueError, match="each text with a cache of its own"):
                 read(*calls, told=told)
@@ -287,6 +296,51 @@ def test_a_text_in_a_later_call_never_reads_the_texts_of_a_cache(family, static)
     assert read(*padded, told=hidden).isfinite().all()
     with pytest.raises(ValueError, match="each text with a cache of its own"):
         read(padded[0], (5, 7, [3, 4]), told=hidden)
+    late = {"attention_mask": ones.index_fill(1, torch.tensor([7]), 0)}
+    with pytest.raises(ValueError, match="each text with a cache of its own"):  # after padding
+        read((0, 5, [*range(5)]), (5, 10, [5, 6, 0, 100, 101]), told=late)
+
+
+@torch.no_grad()
+def test_a_text_that_a_window_has_forgotten_is_found_in_the_other_layers():
+    model = with_encoding("gemma3_text", "alibi")
+    length = 2 * model.config.sliding_window
+    assert len(set(model.config.layer_types)) == 2
+    row = torch.arange(5, 5 + length)[None]
+    packed = torch.tensor([[*range(3), *range(length - 4)]])
+    cache = transformers.DynamicCache(config=model.config)
+    model(row[:, :-1], position_ids=packed, past_key_values=cache)
+    assert cache.layers[0].keys.shape[2] < length - 4 < cache.get_seq_length()
+    last = torch.tensor([[length - 4]])
+    with pytest.raises(ValueError, match="the cache holds several texts"):
+        model(row[:, -1:], position_ids=last, past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_packed_positions_with_fractions_are_apart_where_they_fall(use_cache):
+    model = with_encoding("llama", "alibi")
+    row = TOKENS[:1, :7]
+    at = torch.tensor([[0, 0.5, 1, 1.25, 0, 0.5, 2]])
+    packed = model(row, position_ids=at, use_cache=use_cache).logits
+    apart = [model(row[:, :4], position_ids=at[:, :4]), model(row[:, 4:], position_ids=at[:, 4:])]
+    close(packed, torch.cat([out.logits for out in apart], dim=1))
+    assert (model(row, position_ids=at.sort().values).logits - packed).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_compiled_model_tells_packed_texts_apart_beside_padding(padded):
+    model = with_encoding("llama", "alibi")
+    compiled = torch.compile(model, backend="eager")
+    row = TOKENS[:1, :8]
+    told = {"attention_mask": torch.tensor([[1] * 6 + [1 - padded] * 2]), "use_cache": False}
+    at = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    want = model(row, position_ids=at, **told).logits[:, :6]
+    got = compiled(row, position_ids=at, **told).logits[:, :6]
+    torch.compiler.reset()
+    close(got, want)
+    close(want[:, 3:], model(row[:, 3:6]).logits)
 
 
 @torch.no_grad()
@@ -396,11 +450,17 @@ def test_later_position_ids_of_another_dtype(name, first, then):
     out = model(TOKENS[:, :6], position_ids=at[:, :6].to(first), use_cache=True)
     told = {} if then is None else {"position_ids": at[:, 6:].to(then)}
     told |= continued(model, out)
-    if first != torch.float32 and then == torch.float32:
-        with pytest.raises(ValueError, match="the cache holds integer positions"):
-            model(TOKENS[:, 6:], **told)
-        return
     close(model(TOKENS[:, 6:], **told).logits, model(TOKENS).logits[:, 6:])
+
+
+@torch.no_grad()
+def test_fractions_after_whole_positions_are_refused():
+    """The cache would cut them off."""
+    model = with_encoding("llama", "rope")
+    out = model(TOKENS[:, :6], use_cache=True)
+    told = {"position_ids": torch.arange(6, LENGTH)[None] + 0.5, **continued(model, out)}
+    with pytest.raises(ValueError, match="the cache holds integer positions"):
+        model(TOKENS[:, 6:], **told)
 
 
 @pytest.mark.parametrize("name", ["fox", "repo", "cope", "alibi"])
