@@ -29,3 +29,7 @@ needs_whole_graphs = pytest.mark.skipif(
     "not __import__('tests.compilers', fromlist=['_']).traces_attributes()",
     reason="this torch compiles encodings in several graphs: docs/start/install.md",
 )
+compiles_models = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"),
+    reason="transformers compiles no model with this torch: it asks torch.compiler.is_exporting",
+)

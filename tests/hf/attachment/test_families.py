@@ -9,6 +9,7 @@ import posenc
 from posenc.encodings.registry import known
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.capabilities import continued
+from tests.compilers import compiles_models
 from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
 from tests.hf_models import transformers
 
@@ -236,10 +237,7 @@ def test_an_encoding_may_be_given_as_create_reads_it():
 
 
 @pytest.mark.quick(2)
-@pytest.mark.skipif(
-    not hasattr(torch.compiler, "is_exporting"),
-    reason="transformers compiles no model with this torch: it asks torch.compiler.is_exporting",
-)
+@compiles_models
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "fire", "fox", "rope", "rope+alibi"])
 def test_a_compiled_model_computes_what_it_does_by_itself(name):

@@ -10,6 +10,7 @@ import torch
 import posenc
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.capabilities import cache_among, cache_argument, chunks_each_text, continued
+from tests.compilers import compiles_models
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import COMMON, transformers
 
@@ -97,13 +98,17 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
     close(found[:LENGTH], packed)
 
 
-@torch.no_grad()
-def test_chunks_are_counted_in_each_packed_text_or_refused():
+def llama_in_chunks():
     config = transformers.Llama4TextConfig(**COMMON, attention_chunk_size=6)
     model = transformers.Llama4ForCausalLM(config).eval()
     for parameter in model.parameters():
-        parameter.mul_(8 if parameter.ndim > 1 else 1)
-    attach(model, posenc.ALiBi(num_heads=4))
+        parameter.data *= 8 if parameter.ndim > 1 else 1
+    return attach(model, posenc.ALiBi(num_heads=4))
+
+
+@torch.no_grad()
+def test_chunks_are_counted_in_each_packed_text_or_refused():
+    model = llama_in_chunks()
     row = TOKENS[:1]
     starts = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)])[None]
     apart = [model(part).logits[0] for part in (row[:, :8], row[:, 8:])]
@@ -119,11 +124,20 @@ def test_chunks_are_counted_in_each_packed_text_or_refused():
     short = torch.cat([torch.arange(2), torch.arange(3)])[None]  # within one chunk
     parts = [model(part).logits[0] for part in (row[:, :2], row[:, 2:5])]
     close(model(row[:, :5], position_ids=short).logits[0], torch.cat(parts))
+
+
+@compiles_models
+@torch.no_grad()
+def test_a_compiled_model_counts_the_chunks_of_one_text():
+    model, row = llama_in_chunks(), TOKENS[:1]
     compiled = torch.compile(model, backend="eager")
-    told = {"attention_mask": mask, "use_cache": False, "position_ids": torch.arange(LENGTH)[None]}
-    close(compiled(row, **told).logits, model(row, **told).logits)
+    told = {"attention_mask": torch.ones_like(row), "use_cache": False}
+    one = torch.arange(LENGTH)[None]
+    want = model(row, position_ids=one, **told).logits
+    close(compiled(row, position_ids=one, **told).logits, want)
+    starts = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)])[None]
     with pytest.raises(ValueError, match="this row of 14"):
-        compiled(row, **{**told, "position_ids": starts})
+        compiled(row, position_ids=starts, **told)
     torch.compiler.reset()
 
 
@@ -328,6 +342,7 @@ def test_packed_positions_with_fractions_are_apart_where_they_fall(use_cache):
     assert (model(row, position_ids=at.sort().values).logits - packed).abs().max() > 1e-3
 
 
+@compiles_models
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_compiled_model_tells_packed_texts_apart_beside_padding(padded):
