@@ -34,7 +34,7 @@ from posenc.arguments import answered
 from posenc.encodings import ModelShape, PositionEncoding, create, one_per_model, require_encoding
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
-from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
+from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, HOOKED, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
 from posenc.hf.attachment.proof import prove
 from posenc.hf.attachment.save import save_beside
@@ -79,9 +79,9 @@ def attach(
     steps through the model's own cache and through a static one, where the model supports it, and
     next to padding on either side.
 
-    Call `detach` before you exchange a module of the model (`set_input_embeddings`,
-    `resize_position_embeddings`, another rotation), and compile the model after `attach`: hooks of
-    an exchanged module are gone, and torch.compile keeps those that it has seen.
+    Call `detach` before you exchange a module that carries positions (`set_input_embeddings`,
+    `resize_position_embeddings`, another rotation): a forward without its hooks is refused. Compile
+    the model after `attach`: torch.compile keeps the hooks that it has seen.
 
     Args:
         model: a transformers model whose attention uses the attention interface: text decoders
@@ -145,6 +145,7 @@ def _attach(
                     attachment.handles.append(handle)
         for stack, stack_encoding in zip(stacks, encodings, strict=True):
             _put(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
+            _note_hooked(attachment, stack.module, model)
         if not hooks.takes_ids(model):
             attachment.handles += [
                 model.register_forward_pre_hook(hooks.note_ids, with_kwargs=True),
@@ -371,6 +372,18 @@ def _put(
             attention.register_forward_pre_hook(hooks.enter, with_kwargs=True),
             attention.register_forward_hook(hooks.leave, with_kwargs=True, always_call=True),
         ]
+
+
+def _note_hooked(attachment: Attachment, stack: nn.Module, model: Any) -> None:
+    """Note which modules outside of the attentions carry hooks, for `hooks.begin` to find again."""
+    hooked: list[nn.Module] = []
+    if attachment.own == "replace":
+        hooked += own_positions.rotations(stack) + own_positions.tables(stack, model)
+    if 1 in getattr(stack, ENCODING).claims.places:
+        hooked.append(stack.get_input_embeddings())  # type: ignore[operator]
+    noted = hooks.places_of(model, hooked)
+    attachment.changed.append((stack, {HOOKED: noted}, {}))
+    vars(stack)[HOOKED] = noted
 
 
 def _undo(model: Any) -> None:

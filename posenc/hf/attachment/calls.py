@@ -12,6 +12,8 @@ ATTACHMENT = "posenc_attachment"
 """Attribute of a model that has its Attachment."""
 ENCODING = "posenc_encoding"
 """Submodule of a stack that is the encoding, so its parameters are the model's."""
+HOOKED = "posenc_hooked"
+"""Attribute of a stack that has the modules which carry its hooks, a list of hooks.Hooked."""
 LAYER = "posenc_layer"
 """Attribute of an attention module that has the data of its encoding, a hooks.Layer."""
 

@@ -17,6 +17,7 @@ from posenc.hf.attachment.calls import (
     ENCODING,
     FORWARD,
     GIVEN_IDS,
+    HOOKED,
     LAYER,
     Attending,
     Forward,
@@ -44,6 +45,31 @@ class Layer:
     cache_index: int
     own: PositionEncoding | None = None
     has_positions: bool = True
+
+
+@dataclass
+class Hooked:
+    """A module that carries hooks, and where it was: an attribute of its parent."""
+
+    parent: nn.Module
+    name: str
+    module: nn.Module
+
+    def is_there(self) -> bool:
+        """Return True if the module is still there, or in what somebody has wrapped around it."""
+        there = getattr(self.parent, self.name, None)
+        return isinstance(there, nn.Module) and any(m is self.module for m in there.modules())
+
+
+def places_of(model: nn.Module, modules: list[nn.Module]) -> list[Hooked]:
+    """Return where modules of a model are. One that is in several places is found in each."""
+    wanted = {id(module) for module in modules}
+    return [
+        Hooked(parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if id(child) in wanted
+    ]
 
 
 def takes_ids(model: nn.Module) -> bool:
@@ -77,6 +103,8 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
+    if not torch.compiler.is_compiling():
+        _refuse_exchanged(stack)
     mask = _mask_beside_fractions(given)
     given = given | mask
     kwargs = kwargs | mask
@@ -246,6 +274,17 @@ def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
     if not args:
         return kwargs
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
+
+
+def _refuse_exchanged(stack: nn.Module) -> None:
+    """Raise ValueError if a module with hooks has been exchanged: the new one has none."""
+    for hooked in vars(stack)[HOOKED]:
+        if not hooked.is_there():
+            raise ValueError(
+                f"posenc: {hooked.name} of {type(hooked.parent).__name__} was exchanged after "
+                "attach, and the new module knows nothing of the encoding. Call "
+                "posenc.hf.detach(model), exchange it, and attach again."
+            )
 
 
 def _mask_beside_fractions(given: dict[str, Any]) -> dict[str, Tensor]:

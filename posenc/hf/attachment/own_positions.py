@@ -22,15 +22,17 @@ ROWS = 2**31
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:
     """Disable rotations and position tables of a stack; return the hook handles that undo it."""
-    handles = [
-        child.register_forward_hook(NoTurn())
-        for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
-    ]
+    handles = [child.register_forward_hook(NoTurn()) for child in rotations(stack)]
     for table in tables(stack, model):
         handles.append(table.register_forward_pre_hook(_without_end))
         handles.append(table.register_forward_hook(_zeros))
         handles.append(table.register_forward_hook(_as_it_was, always_call=True))
     return handles
+
+
+def rotations(stack: nn.Module) -> list[nn.Module]:
+    """Return the modules of a stack that compute its rotation, each once."""
+    return list({id(child): child for _, _, child in rotary_modules(stack)}.values())
 
 
 def tables(stack: nn.Module, model: Any) -> list[nn.Module]:

@@ -1,6 +1,8 @@
 """attach refuses, and leaves the model unchanged, if the encoding would not act or a part of the
 model would be ignored."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -207,6 +209,65 @@ def test_position_ids_that_the_model_drops():
     torch.testing.assert_close(model(TOKENS)[0], want)  # nothing is remembered
     detach(model)
     assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+class Wrapped(nn.Module):
+    """An adapter around a module, as peft's."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, *args, **kwargs):
+        return self.base(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("family", "encoding", "parent", "name"),
+    [
+        ("llama", "sinusoidal", "model", "embed_tokens"),
+        ("llama", "learned", "model", "embed_tokens"),
+        ("llama", "alibi", "model", "rotary_emb"),
+        ("gpt2", "alibi", "transformer", "wpe"),
+        ("gpt2", "sinusoidal", "transformer", "wte"),
+    ],
+)
+def test_a_module_that_is_exchanged_after_attach(family, encoding, parent, name):
+    """Its hooks would be gone: no encoding of embeddings, or the model's own positions beside."""
+    model = attach(build(family), encoding)
+    want = model(TOKENS).logits
+    owner = model.get_submodule(parent)
+    module = getattr(owner, name)
+    setattr(owner, name, Wrapped(module))  # calls what has the hooks
+    torch.testing.assert_close(model(TOKENS).logits, want)
+    setattr(owner, name, copied_without_hooks(module))
+    for again in (model, copy.deepcopy(model)):
+        with pytest.raises(ValueError, match=f"{name} of .* was exchanged after attach"):
+            again(TOKENS)
+    setattr(owner, name, module)
+    torch.testing.assert_close(model(TOKENS).logits, want)
+    detach(model)
+    assert not any("posenc" in key for module in model.modules() for key in vars(module))
+
+
+def copied_without_hooks(module):
+    other = copy.deepcopy(module)
+    other._forward_hooks.clear()
+    other._forward_pre_hooks.clear()
+    return other
+
+
+def test_other_modules_may_be_exchanged_after_attach():
+    """A table that own="keep" has kept carries no hook, nor does one of tokens for ALiBi."""
+    model = attach(build("gpt2"), "alibi", own="keep")
+    want = model(TOKENS).logits
+    stack = model.transformer
+    for name in ("wpe", "wte"):
+        setattr(stack, name, copied_without_hooks(getattr(stack, name)))
+    torch.testing.assert_close(model(TOKENS).logits, want)
+    model = attach(build("llama"), "sinusoidal")
+    model.resize_token_embeddings(model.config.vocab_size + 7)
+    assert model(TOKENS).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("family", ["bart", "opt"])
