@@ -45,8 +45,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
 def pytest_collection_modifyitems(config, items):
-    leave_most_cases_to_test_all(items)
     keep_those_of_encodings(config, items)
+    leave_most_cases_to_test_all(items)  # of those kept: of one encoding, nearly all are quick
 
 
 def leave_most_cases_to_test_all(items: list[pytest.Item]) -> None:
