@@ -38,6 +38,7 @@ SCALED = ("default", "yarn")
 """rope_types with which the meaning of mscale_all_dim is known; default ignores it."""
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
+    "mt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
     "bloom": "ALiBi's bias is defined at any distance; BLOOM needs no extension",
     "mpt": "ALiBi's bias is defined at any distance; raise max_seq_len in the config",

@@ -1,4 +1,4 @@
-"""T5 and BLOOM give stock transformers' answers on posenc's attention, padding and cache
+"""T5, its kin and BLOOM give stock transformers' answers on posenc's attention, padding and cache
 included."""
 
 import pytest
@@ -18,20 +18,20 @@ def own_biases(model):
     return posenc.hf.attached(model, posenc.PositionEncoding(), own="keep")
 
 
-@pytest.fixture
-def t5():
+@pytest.fixture(params=["T5", "MT5", "UMT5"])
+def t5(request):
     torch.manual_seed(0)
-    config = transformers.T5Config(
+    config = getattr(transformers, f"{request.param}Config")(
         vocab_size=90, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
         relative_attention_num_buckets=8, relative_attention_max_distance=20,
         decoder_start_token_id=0,
     )  # fmt: skip
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    skip_outside_the_interface("t5", model)
-    with torch.no_grad():  # large enough to matter
-        for stack in (model.encoder, model.decoder):
-            table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-            table.normal_(std=2.0)
+    model = getattr(transformers, f"{request.param}ForConditionalGeneration")(config).eval()
+    skip_outside_the_interface(request.param.lower(), model)
+    with torch.no_grad():
+        for name, table in model.named_parameters():  # one a stack, in UMT5 one a layer
+            if "relative_attention_bias" in name:
+                table.normal_(std=2.0)  # large enough to matter
     model.set_attn_implementation("eager")
     return model
 
@@ -132,3 +132,13 @@ def test_t5s_table_of_other_code_is_refused(t5):
     )
     with pytest.raises(ValueError, match="ParametrizedEmbedding"):
         t5(**inputs)
+
+
+@pytest.mark.parametrize("family", ["SwitchTransformers", "LongT5"])
+def test_other_biases_are_refused_by_name(family):
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=90, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, num_experts=2
+    )
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    with pytest.raises(ValueError, match=rf"{family}\w+ (adds a position_bias|.*outside)"):
+        posenc.hf.attach(model, "alibi", decoder="alibi")

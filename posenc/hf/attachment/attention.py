@@ -115,7 +115,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attend as transformers' interface requires: from (batch, heads, len, head_dim) to (batch,
     len, heads, head_dim), and no weights."""
-    _refuse_unread(kwargs)
+    _refuse_unread(module, kwargs)
     # Under autocast, a rotation by float32 angles leaves q and k in float32.
     query = query.to(value.dtype)
     key = key.to(value.dtype)
@@ -208,13 +208,14 @@ def _attending(module: nn.Module, key: Tensor) -> Attending | None:
     return now
 
 
-def _refuse_unread(kwargs: dict[str, Any]) -> None:
+def _refuse_unread(module: nn.Module, kwargs: dict[str, Any]) -> None:
     if kwargs.get("softcap") is not None:
         raise ValueError("posenc attention: soft-capped scores are not supported.")
     bias = kwargs.get("position_bias")
     if bias is not None and bias.numel():
         raise ValueError(
-            "posenc attention: a dense position_bias came in; attach an encoding instead."
+            f"posenc attention: {type(module).__name__} adds a position_bias of its model's own to "
+            "the scores. It can be taken out or kept in T5, mT5, UMT5 and BLOOM only."
         )
     if kwargs.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")

@@ -18,6 +18,8 @@ TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to token embeddings."""
 ROWS = 2**31
 """Number of positions that a removed table accepts."""
+T5S = ("t5", "mt5", "umt5")
+"""Families with T5's blocks: one table for all layers, or in UMT5 one for each."""
 
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:
@@ -99,24 +101,26 @@ def refresh(attention: Any, own: Any) -> None:
 
 
 def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """Return new attributes for the attention modules of T5 and BLOOM that omit their own bias, and
-    send BLOOM's scores through transformers' interface."""
+    """Return new attributes for the attention modules of `T5S` and BLOOM that omit their own bias,
+    and send BLOOM's scores through transformers' interface."""
     kind = model.config.model_type
     if kind == "bloom":
         blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
         return [(m, {"forward": partial(bloom_attention, m)}) for m in blooms]
     changes: list[tuple[nn.Module, dict[str, Any]]] = []
-    if kind != "t5":
+    if kind not in T5S:
         return changes
-    # Each layer passes the bias on to the next; an empty one keeps later layers from computing it.
+    # T5's first layer passes its bias on to the next; an empty one keeps those from computing it.
     nothing = {"has_relative_attention_bias": True, "compute_bias": no_bias}
     for stack in model.modules():
         blocks: Any = getattr(stack, "block", None)
         if blocks is None:
             continue
-        table = Table(blocks[0].layer[0].SelfAttention)
+        first = blocks[0].layer[0].SelfAttention
         for block in blocks:
-            changes.append((block.layer[0].SelfAttention, {**nothing, "posenc_table": table}))
+            attention = block.layer[0].SelfAttention
+            owner = attention if hasattr(attention, "relative_attention_bias") else first
+            changes.append((attention, {**nothing, "posenc_table": Table(owner)}))
             if len(block.layer) > 2:
                 changes.append((block.layer[1].EncDecAttention, dict(nothing)))
     return changes

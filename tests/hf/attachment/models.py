@@ -48,7 +48,7 @@ TWO_STACKS = dict.fromkeys(("bart", "marian"), ("AutoModelForSeq2SeqLM", _BOTH))
 """Families with an encoder, a decoder, and a table in each that numbers its tokens itself."""
 
 
-NEWLY_REPLACED = ("t5", "modernbert", "nemotron")
+NEWLY_REPLACED = ("t5", "mt5", "umt5", "modernbert", "nemotron")
 """Families whose attention came to transformers' interface within its release 5."""
 
 
@@ -66,7 +66,8 @@ def build(family: str, **overrides: Any) -> Any:
     auto = "AutoModelForMaskedLM" if family == "modernbert" else "AutoModelForCausalLM"
     sizes = ROTARY.get(family, {})
     if family not in ROTARY:
-        auto, sizes = (TABLES | TWO_STACKS | LATENT).get(family) or OTHERS[family]
+        shape = "t5" if family in ("mt5", "umt5") else family
+        auto, sizes = (TABLES | TWO_STACKS | LATENT).get(family) or OTHERS[shape]
     config = transformers.AutoConfig.for_model(family, **{**sizes, **overrides})
     model = getattr(transformers, auto).from_config(config).eval()
     skip_outside_the_interface(family, model)

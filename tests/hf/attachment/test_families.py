@@ -72,16 +72,16 @@ def test_a_learned_table_is_replaced_and_comes_back(family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["t5", "bloom"])
+@pytest.mark.parametrize("family", ["t5", "mt5", "umt5", "bloom"])
 def test_a_bias_of_the_models_own_is_replaced_or_kept(family):
     model = build(family)
     inputs = {"input_ids": TOKENS}
-    if family == "t5":
+    if family != "bloom":
         inputs["decoder_input_ids"] = TOKENS[:, :9]
     stock = model(**inputs).logits
 
     def with_it(own: str, encoding: posenc.PositionEncoding) -> torch.Tensor:
-        decoder = {"decoder": copy.deepcopy(encoding)} if family == "t5" else {}
+        decoder = {"decoder": copy.deepcopy(encoding)} if family != "bloom" else {}
         attach(model, encoding, own=own, **decoder)
         logits = model(**inputs).logits
         detach(model)
