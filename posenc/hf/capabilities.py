@@ -69,6 +69,17 @@ def static_cache(model: Any, length: int, source_length: int = 0) -> dict[str, A
     return {name: cache}
 
 
+def places_in_cache(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `Cache.update` that say where a static cache stores the new tokens.
+    Empty from transformers 5.4 on, where a cache counts its tokens itself.
+
+    Args:
+        given: arguments of the attention that updates the cache.
+    """
+    index = given.get("cache_position")
+    return {} if index is None else {"cache_kwargs": {"cache_position": index}}
+
+
 def queries_requested(request: dict[str, Any]) -> tuple[int, Any]:
     """Return the number of queries for which a mask is requested, and the index of the first."""
     if "cache_position" in request:  # before transformers 5.4: the index of every query

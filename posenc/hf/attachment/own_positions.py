@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from posenc.encodings import ALiBi, T5Bias
 from posenc.hf.attachment.attention import attend
 from posenc.hf.attachment.find import Stack, run, tolerance, trial
+from posenc.hf.capabilities import places_in_cache
 from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import table_of
 
@@ -145,7 +146,8 @@ def bloom_attention(
     """Compute BLOOM's attention by posenc, because BLOOM bypasses transformers' interface."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
-        key, value = layer_past.update(key, value, module.layer_idx)
+        places = places_in_cache(kwargs)
+        key, value = layer_past.update(key, value, module.layer_idx, **places)
     out, _ = attend(
         module,
         query,

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
+from posenc.hf.rope.apply import other_frequencies
 from posenc.hf.rope.settings import RopeSetting, head_size
+from posenc.report.machine.facts import version
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
 """Names of absolute position tables in transformers' families."""
@@ -121,8 +123,19 @@ Kind = Rotation | Table | Bias | Disentangled
 
 @torch.no_grad()
 def find_positions(checkpoint: Checkpoint) -> list[Kind]:
-    """Return everything that gives the model positions; empty if nothing known was found."""
+    """Return everything that gives the model positions; empty if nothing known was found.
+
+    Raises: ValueError if the model rotates by other frequencies than its config says.
+    """
     model = checkpoint.model
+    # Early transformers 5 forgets HunYuan's alpha when it has built the model.
+    if other_frequencies(model.get_decoder(), checkpoint.rotary):
+        installed = version("transformers")
+        raise ValueError(
+            f"{checkpoint.folder}: a {checkpoint.config.model_type} model of transformers "
+            f"{installed} rotates by other frequencies than its rotary keys say, so that nothing "
+            "can be said about its positions. Another release may follow them."
+        )
     found: list[Kind] = [_rotation(setting, model) for setting in checkpoint.rotary]
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):

@@ -12,7 +12,13 @@ from posenc.extend.options import Options
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.experiment import experiment
-from tests.hf_models import LENGTH, save, transformers
+from tests.hf_models import (
+    LENGTH,
+    save,
+    skip_if_absent,
+    skip_if_yarn_is_for_all_layers,
+    transformers,
+)
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(f"w{(7 * i + j) % 200 + 20}" for j in range(400)) for i in range(8)]
@@ -40,6 +46,7 @@ save_words = experiment("tiny_models").save_words
 
 
 def save_encoder(family: str, folder: Path) -> Path:
+    skip_if_absent(family)
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
     transformers.utils.logging.set_verbosity_error()
@@ -65,6 +72,8 @@ def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
     folder, out = save_encoder(family, tmp_path / family), tmp_path / "out"
     if family in ROTARY:
         skip_where_transformers_own_code_ends(folder)
+    if family == "modernbert":
+        skip_if_yarn_is_for_all_layers()
     checkpoint = load_checkpoint(folder)
     assert checkpoint.masked
     assert checkpoint.trained_length == LENGTH

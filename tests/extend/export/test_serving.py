@@ -20,7 +20,13 @@ from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, rotary_frequencies
 from tests.doctor.judging import judge
-from tests.hf_models import LENGTH, ROPE, save, transformers
+from tests.hf_models import (
+    LENGTH,
+    ROPE,
+    save,
+    skip_if_yarn_is_for_all_layers,
+    transformers,
+)
 from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
@@ -43,6 +49,8 @@ def stretched(checkpoint, name):
 
 def export_of(checkpoint, name):
     """What `posenc extend --method name --out` would describe."""
+    if name == "yarn" and any(setting.layer_type for setting in checkpoint.rotary):
+        skip_if_yarn_is_for_all_layers()
     keeps = name != "search" and METHODS[name].keeps_maximum
     with applied(checkpoint.model, stretched(checkpoint, name), LENGTH if keeps else TARGET):
         saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))

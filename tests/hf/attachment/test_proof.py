@@ -184,6 +184,15 @@ def test_a_static_cache_that_counts_wrongly_is_refused(monkeypatch, encoding, by
     refused(STATIC, encoding=encoding)
 
 
+def counts_in_place() -> bool:
+    """True if a static cache of this transformers hands out the tensor in which it counts."""
+    layer = transformers.cache_utils.StaticLayer(max_cache_len=2)
+    key = torch.ones(1, 1, 1, 1)
+    layer.update(key, key)
+    return layer.get_seq_length() is layer.get_seq_length()
+
+
+@pytest.mark.skipif(not counts_in_place(), reason="this transformers counts in a new tensor")
 @pytest.mark.parametrize("encoding", ["alibi", "fox"])
 def test_a_mask_that_follows_the_counter_of_a_static_cache_is_refused(monkeypatch, encoding):
     monkeypatch.setattr(attention, "_as_it_is_now", lambda offset: offset)

@@ -290,7 +290,9 @@ def test_position_ids_that_a_kept_table_does_not_follow(family):
     if family == "opt":  # names position_ids, and reads its table by them
         model(TOKENS[:1], position_ids=packed)
         return
-    with pytest.raises(ValueError, match=r"BartDecoder counts the positions of its own table"):
+    # Where BartForCausalLM does not hand position_ids on to its decoder, that is the reason.
+    counts = "BartDecoder counts the positions of its own table|own code drops them"
+    with pytest.raises(ValueError, match=counts):
         model(TOKENS[:1], position_ids=packed)
     torch.testing.assert_close(model(TOKENS).logits, want)
     detach(model)

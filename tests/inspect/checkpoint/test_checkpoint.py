@@ -17,6 +17,7 @@ from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
+from posenc.inspect.checkpoint import sheet as sheet_of
 from posenc.inspect.checkpoint.page import make_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
@@ -165,6 +166,21 @@ def test_unfinished_pairs_are_those_of_the_models_own_frequencies(tmp_path, fami
     turns = rotary.inv_freq * LENGTH / (2 * math.pi)
     assert kind.unfinished == (turns < 1).nonzero().flatten().tolist()
     assert kind.rotary_dim == 2 * len(turns)
+
+
+@pytest.mark.parametrize("wrong", [1.001, float("nan")])
+def test_a_model_that_rotates_otherwise_than_its_keys_say_is_refused(tmp_path, monkeypatch, wrong):
+    """The planted case: the code of a release computes one frequency differently."""
+
+    def load(*args, **options):
+        checkpoint = load_checkpoint(*args, **options)
+        checkpoint.model.model.rotary_emb.inv_freq[1] *= wrong
+        return checkpoint
+
+    monkeypatch.setattr(sheet_of, "load_checkpoint", load)
+    save("llama", tmp_path)
+    with pytest.raises(ValueError, match=r"transformers 5\S+ rotates by other frequencies"):
+        measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True))
 
 
 def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay(tmp_path):
