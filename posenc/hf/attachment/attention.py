@@ -243,7 +243,10 @@ def _mask(
     if isinstance(attention_mask, Tensor):
         allowed = _visible(attention_mask)
         dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
-        return dense.bind(q_positions, kv_positions)
+        dense = dense.bind(q_positions, kv_positions)
+        # A family's own code may have made it (OPT's of early transformers 5): it knows of no
+        # packed rows. Beside a caller's mask of four dimensions there are no documents.
+        return dense if apart is None else dense & apart
 
     # Here the mask is None, or a LazyMask that says what plain one it equals.
     shows_all = attention_mask is not None and attention_mask.plain == "full"

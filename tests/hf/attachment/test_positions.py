@@ -99,6 +99,23 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
     close(found[:LENGTH], packed)
 
 
+@torch.no_grad()
+def test_packed_texts_are_apart_beside_a_dense_mask_of_the_models_own(monkeypatch):
+    """OPT of early transformers 5 makes such a mask, which knows of no texts in a row."""
+    model, row = with_encoding("llama", "alibi"), TOKENS[:1]
+    starts = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)])[None]
+    apart = [model(part).logits for part in (row[:, :8], row[:, 8:])]
+
+    def dense(*args, **kwargs):
+        hidden = torch.ones(1, 1, LENGTH, LENGTH).triu(1)
+        return hidden * torch.finfo(torch.float32).min
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama, "create_causal_mask", dense)
+    for use_cache in (False, True):
+        got = model(row, position_ids=starts, use_cache=use_cache).logits
+        close(got, torch.cat(apart, 1))
+
+
 def llama_in_chunks():
     config = transformers.Llama4TextConfig(**COMMON, attention_chunk_size=6)
     model = transformers.Llama4ForCausalLM(config).eval()
