@@ -81,14 +81,20 @@ def plot(letters: str, name: str = "figure") -> Plot:
     return Plot(Chart({"x": [1, 2], "y": [3, 4]}, draw), "", "", name=name)
 
 
+def without_names(svg: str) -> str:
+    """Leave out the names of clips: hashes of rectangles, in which a second drawing with matplotlib
+    3.8 differs by rounding."""
+    return re.sub(r"\bf-p[0-9a-f]{10}\b", "clip", svg)
+
+
 def test_files_are_the_same_each_time_and_leave_the_figure_alone(tmp_path):
     drawn = plot("plain")
-    before = to_svg(drawn.chart.figure, "d")
+    before = without_names(to_svg(drawn.chart.figure, "d"))
     first = {p.name: p.read_bytes() for p in written(drawn, tmp_path / "a").iterdir()}
     second = {p.name: p.read_bytes() for p in written(drawn, tmp_path / "b").iterdir()}
     files = {f"figure.{kind}" for kind in ("svg", "pdf", "png", "csv")}
     assert first == second and set(first) == {*files, OF_FIGURES}
-    assert to_svg(drawn.chart.figure, "d") == before
+    assert without_names(to_svg(drawn.chart.figure, "d")) == before
     assert first["figure.csv"] == b"x,y\n1,3\n2,4\n"
     assert first["figure.pdf"].startswith(b"%PDF") and first["figure.png"].startswith(b"\x89PNG")
     svg = first["figure.svg"].decode()

@@ -5,12 +5,15 @@ from functools import cache
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib import font_manager
 
 from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import (
     DARK,
+    LAST_RESORT,
     LIGHT,
     figure,
     legend_above,
@@ -222,6 +225,13 @@ def test_legend_fits_the_figure(names):
     assert box.y0 >= top - 1
 
 
+needs_every_letter = pytest.mark.skipif(
+    LAST_RESORT not in font_manager.get_font_names(),
+    reason="this matplotlib has no Last Resort font: docs/start/install.md",
+)
+
+
+@needs_every_letter
 @pytest.mark.parametrize("letter", "公あア한，ａ😀")
 def test_wide_letters_have_room_without_their_font(letter):
     with figure("x", "y") as (drawn, axes):
@@ -232,6 +242,18 @@ def test_wide_letters_have_room_without_their_font(letter):
     assert 1.0 <= width / (20 * 10) <= 1.2  # of the font's size; the page takes 1
 
 
+def test_chinese_fonts_measure_where_matplotlib_has_no_font_for_every_letter(monkeypatch):
+    for known, expected in (
+        (["SimHei", "DejaVu Sans"], ["DejaVu Sans", "SimHei"]),
+        (["DejaVu Sans"], ["DejaVu Sans"]),
+        (["SimHei", "DejaVu Sans", LAST_RESORT], ["DejaVu Sans"]),
+    ):
+        monkeypatch.setattr(font_manager, "get_font_names", lambda known=known: known)
+        with style():
+            assert matplotlib.rcParams["font.family"] == expected
+
+
+@needs_every_letter
 def test_chinese_tick_labels_do_not_reach_the_axis_label():
     with figure("x", "y", grid=False) as (drawn, axes):
         axes.imshow(np.arange(16.0).reshape(4, 4))
@@ -260,7 +282,6 @@ def test_figure_file_is_xml_with_both_schemes(tmp_path):
 
 
 def test_user_settings_do_not_reach_the_figures():
-    import matplotlib
 
     plain = to_svg(curves(), "d")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
@@ -269,7 +290,6 @@ def test_user_settings_do_not_reach_the_figures():
 
 
 def test_style_leaves_no_trace():
-    import matplotlib
 
     before = dict(matplotlib.rcParams)
     with style():

@@ -12,6 +12,7 @@ from unicodedata import east_asian_width
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
@@ -49,16 +50,29 @@ FONTS = (
     '"Microsoft YaHei", "WenQuanYi Micro Hei", "DejaVu Sans", sans-serif'
 )
 
+OWN = "DejaVu Sans"
+"""The font of all figures, which matplotlib includes."""
+CHINESE = (
+    "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "SimHei",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Noto Sans CJK JP",
+)
+"""Fonts with Chinese letters that match the Latin ones of a figure, best first."""
+LAST_RESORT = "Last Resort High-Efficiency"
+"""A font with a place for every letter, which matplotlib includes from release 3.11 on."""
+
 _SVG = "http://www.w3.org/2000/svg"
 ElementTree.register_namespace("", _SVG)
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _STYLE: dict[str, Any] = {
-    # Only to measure text; the reader's browser draws it in FONTS. matplotlib includes this font
-    # and the Last Resort font for missing characters (1.15 em for a Chinese one, 1 em on the page),
-    # so figures have the same layout on every machine.
-    "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9.5,
@@ -139,6 +153,17 @@ def ordered_colours(count: int) -> list[str]:
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
 
+def _other_letters() -> list[str]:
+    """Return the fonts that measure letters which the figures' own font lacks.
+
+    matplotlib looks into its Last Resort font by itself (1.15 em for a Chinese letter, 1 em on the
+    page), so that figures have the same layout on every machine. Where it includes none, Chinese
+    fonts of this machine take its place; without any, such a letter is measured as 0.6 em.
+    """
+    known = {*font_manager.get_font_names()}
+    return [] if LAST_RESORT in known else [name for name in CHINESE if name in known]
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Use posenc's style inside the `with`; for figures with more than one pair of axes."""
@@ -147,6 +172,8 @@ def style() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         matplotlib.rcdefaults()  # ignore the user's settings
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
+        # Only to measure text; the reader's browser draws it in FONTS.
+        matplotlib.rcParams["font.family"] = [OWN, *_other_letters()]
         yield
 
 
@@ -296,6 +323,8 @@ def _adapt(attributes: dict[str, str], prefix: str) -> None:
         elif key in ("style", "clip-path"):
             value = value.replace("url(#", f"url(#{prefix}-")
             value = re.sub(r"font-family: [^;]*", "font-family: var(--font)", value)
+            # Up to matplotlib 3.9 it follows the size: font: 8.5px 'DejaVu Sans'
+            value = re.sub(r"(font: [^;']*)'[^;]*", r"\1var(--font)", value)
             for name, colour in VARIABLES["light"].items():
                 value = value.replace(colour.lower(), f"var(--{name})")
         attributes[key] = value

@@ -16,26 +16,12 @@ from matplotlib.text import Text
 
 from posenc.report.files.atomic import mark_figures, write_atomically
 from posenc.report.page.chart import csv_text
-from posenc.report.page.drawing import readable, style
+from posenc.report.page.drawing import CHINESE, OWN, readable, style
 from posenc.report.page.page import Page, Plot
 from posenc.report.page.report import table_csv
 from posenc.report.page.visible import visible
 
 DOTS_PER_INCH = 300
-OWN = "DejaVu Sans"
-"""The font of all figures, which matplotlib includes."""
-CHINESE = (
-    "Noto Sans CJK SC",
-    "Noto Sans SC",
-    "Source Han Sans SC",
-    "PingFang SC",
-    "Microsoft YaHei",
-    "SimHei",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "Noto Sans CJK JP",
-)
-"""Fonts with Chinese letters that match the Latin ones of a figure, best first."""
 _GLYPH = re.compile(r"Glyph (\d+) .*missing from")
 """Begins matplotlib's warning about a letter that is in no font."""
 _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}

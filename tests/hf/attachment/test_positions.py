@@ -243,8 +243,8 @@ def test_generate_with_a_static_cache_gives_what_no_cache_does(family, padded):
 
 @functools.cache
 def reads_prompts_in_chunks() -> bool:
-    """True if this transformers reads a prompt in chunks and generates the same as at once: 5.0 finds
-    no cache, 5.2 generates other tokens."""
+    """True if this transformers generates the same for a prompt read in chunks as at once: 5.0
+    finds no cache, 5.2 generates other tokens."""
     stock = build("llama")
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     try:
