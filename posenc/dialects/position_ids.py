@@ -49,42 +49,48 @@ def judged(batch: Mapping[str, Any], model: Model) -> Judged:
     Raises: UnknownFamilyError for images of a family that posenc has not read; ValueError where the
         batch has not these lists, or they do not fit each other.
     """
-    three = model.model_type in MROPE
-    if not three and (given := [key for key in MULTIMODAL if batch.get(key) is not None]):
+    if model.model_type in MROPE:
+        return _judged_mrope(batch, model)
+    given = [key for key in MULTIMODAL if batch.get(key) is not None]
+    if given:
         raise UnknownFamilyError(
             f"posenc does not know the (t, h, w) positions of {model.model_type}, which "
             f"{given[0]} asks for"
         )
-    axes = _lists(batch, "position_ids", 3 if three else 2)
-    rows = list(zip(*axes, strict=True)) if three else [(row,) for row in axes]
-    shape = [len(row[0]) for row in rows]
-    masks = _beside(batch, "attention_mask", shape, 1)
-    kinds = _beside(batch, "mm_token_type_ids", shape, TEXT)
-    documents = _beside(batch, "documents", shape, None)
-    grids = {IMAGE: _grids(batch, "image_grid_thw"), VIDEO: _grids(batch, "video_grid_thw")}
-    if MROPE.get(model.model_type):
-        grids[VIDEO] = [(1, h, w) for t, h, w in grids[VIDEO] for _ in range(t)]
-    vision = model.config.get("vision_config")
-    merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
-    if type(merge) is not int or merge < 1:
-        raise ValueError(
-            f"config.json: spatial_merge_size must be an integer above 0, got {merge!r}."
-        )
+    rows = _lists(batch, "position_ids", 2)
+    lengths = [len(row) for row in rows]
+    masks = _beside(batch, "attention_mask", lengths, 1)
+    documents = _beside(batch, "documents", lengths, None)
+    differences: list[str] = []
+    for i, (row, mask, numbers) in enumerate(zip(rows, masks, documents, strict=True)):
+        seen = [j for j, visible in enumerate(mask) if visible]
+        got = [row[j] for j in seen]
+        named = None if numbers[0] is None else [numbers[j] for j in seen]
+        differences += _differences(i, seen, got, _text(got, named), "the family's code")
+    return Judged(differences, [])
+
+
+def _judged_mrope(batch: Mapping[str, Any], model: Model) -> Judged:
+    """Compare (t, h, w) of each token with those that the paper and the runtimes make."""
+    axes = _lists(batch, "position_ids", 3)
+    rows = list(zip(*axes, strict=True))  # of each row of the batch its (t, h, w)
+    lengths = [len(times) for times, _, _ in rows]
+    masks = _beside(batch, "attention_mask", lengths, 1)
+    kinds = _beside(batch, "mm_token_type_ids", lengths, TEXT)
+    documents = _beside(batch, "documents", lengths, None)
+    grids = _grids_of(batch, model)
+    merge = _merge_of(model)
+    # Each row takes its images' grids from where the row before it stopped.
+    grids_left = {kind: iter(each) for kind, each in grids.items()}
+    grids_left_later = {kind: iter(each) for kind, each in grids.items()}
     differences: list[str] = []
     notes: list[str] = []
-    left = {kind: iter(each) for kind, each in grids.items()}
-    left_later = {kind: iter(each) for kind, each in grids.items()}
-    for i, (row, mask, kind, ids) in enumerate(zip(rows, masks, kinds, documents, strict=True)):
+    for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [tuple(axis[j] for axis in row) for j in seen]
-        if not three:
-            named = None if ids[0] is None else [ids[j] for j in seen]
-            wanted = _text([p for (p,) in got], named)
-            differences += _differences(i, seen, got, wanted, "the family's code")
-            continue
-        tokens = [(ids[j], kind[j]) for j in seen]
-        wanted = _documents(tokens, left, merge, sides_only=False)
-        later = _documents(tokens, left_later, merge, sides_only=True)
+        tokens = [(documents[i][j], kinds[i][j]) for j in seen]
+        wanted = _documents(tokens, grids_left, merge, sides_only=False)
+        later = _documents(tokens, grids_left_later, merge, sides_only=True)
         who = "the family's code" if wanted == later else AUTHORS
         differences += _differences(i, seen, got, wanted, who)
         if got == later != wanted:
@@ -98,20 +104,44 @@ def judged(batch: Mapping[str, Any], model: Model) -> Judged:
                 f"row {i}: runtimes differ after a video: token {seen[at]} has {wanted[at]} in "
                 f"{AUTHORS}, and {later[at]} in {LATER}"
             )
-    for kind, rest in left.items():
+    for kind, rest in grids_left.items():
         if count := len(list(rest)):
             raise ValueError(f"{count} grids of the kind {kind} have no tokens.")
     return Judged(differences, notes)
 
 
-def _text(got: list[int], documents: list[Any] | None) -> list[tuple[int, ...]]:
+def _grids_of(batch: Mapping[str, Any], model: Model) -> dict[int, list[Grid]]:
+    """Return the (t, h, w) of the batch's images and videos, in patches before they are merged."""
+    videos = _grids(batch, "video_grid_thw")
+    if MROPE[model.model_type]:  # each frame of a video is a grid of its own
+        videos = [(1, h, w) for t, h, w in videos for _ in range(t)]
+    return {IMAGE: _grids(batch, "image_grid_thw"), VIDEO: videos}
+
+
+def _merge_of(model: Model) -> int:
+    """Return how many patches in a row, and how many in a column, become one token."""
+    vision = model.config.get("vision_config")
+    merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
+    if type(merge) is not int or merge < 1:
+        raise ValueError(
+            f"config.json: spatial_merge_size must be an integer above 0, got {merge!r}."
+        )
+    return merge
+
+
+def _text(got: list[int], documents: list[Any] | None) -> list[int]:
     """Return positions that count on, and start again with a document: where its number changes,
     or at a 0 if no numbers are given."""
-    wanted, position = [], 0
+    wanted: list[int] = []
+    position = 0
     for j, own in enumerate(got):
-        again = own == 0 if documents is None else j and documents[j] != documents[j - 1]
-        position = 0 if again else position
-        wanted.append((position,))
+        if documents is None:
+            begins = own == 0
+        else:
+            begins = j > 0 and documents[j] != documents[j - 1]
+        if begins:
+            position = 0
+        wanted.append(position)
         position += 1
     return wanted
 
@@ -165,14 +195,14 @@ def _mrope(
 def _differences(
     row: int, seen: list[int], got: list[Any], wanted: list[Any], who: str
 ) -> list[str]:
+    """Return a line if the positions of a row's tokens, of which `seen` are the places, differ."""
     wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b]
     if not wrong:
         return []
     first = wrong[0]
-    ours, theirs = (v[first][0] if len(v[first]) == 1 else v[first] for v in (got, wanted))
     return [
-        f"row {row}: token {seen[first]} has the position {ours}, {theirs} is made by {who}; "
-        f"{len(wrong)} of {len(got)} tokens differ"
+        f"row {row}: token {seen[first]} has the position {got[first]}, {wanted[first]} is made by "
+        f"{who}; {len(wrong)} of {len(got)} tokens differ"
     ]
 
 

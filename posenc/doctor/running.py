@@ -173,30 +173,40 @@ def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
 
 
 def _check(options: Options) -> None:
+    """Raise ValueError for options that do not go together, before any file is read."""
     _ignored(options)
     if unclear := [str(path) for path in options.paths if "\n" in str(path)]:
         raise ValueError(f"{unclear[0]!r}: a line break in its name; rename it.")
     if options.explain is not None:
         if options != Options((), explain=options.explain, as_json=options.as_json):
             raise ValueError("--explain takes a rule's code, --json, no path and nothing else.")
-        return
-    if options.each:
-        allowed = Options(
-            options.paths,
-            options.length,
-            options.for_,
-            options.ask,
-            options.ignore,
-            each=True,
-            strict=options.strict,
+    elif options.each:
+        _check_each(options)
+    else:
+        _check_one_or_two(options)
+
+
+def _check_each(options: Options) -> None:
+    """Raise ValueError for what --each does not take."""
+    allowed = Options(
+        options.paths,
+        options.length,
+        options.for_,
+        options.ask,
+        options.ignore,
+        each=True,
+        strict=options.strict,
+    )
+    if options != allowed:
+        raise ValueError(
+            "--each takes --length, --for, --ask, --ignore and --strict, and no other option."
         )
-        if options != allowed:
-            raise ValueError(
-                "--each takes --length, --for, --ask, --ignore and --strict, and no other option."
-            )
-        if not options.paths:
-            raise ValueError("--each: expected one path or more, got none.")
-        return
+    if not options.paths:
+        raise ValueError("--each: expected one path or more, got none.")
+
+
+def _check_one_or_two(options: Options) -> None:
+    """Raise ValueError for what cannot be asked of one path, or of two that are compared."""
     if options.strict:
         raise ValueError("--strict goes with --each.")
     if not 1 <= len(options.paths) <= 2:
@@ -209,7 +219,25 @@ def _check(options: Options) -> None:
         raise ValueError("--fix or --convert-layout, and --out go together: --fix --out NEW.")
     if options.layout != (options.text is not None):
         raise ValueError("--layout and --text go together: --layout --text FILE.")
-    acts = {
+    actions = _actions(options)
+    if len(actions) > 1:
+        raise ValueError(f"give {actions[0]} or {actions[1]}, not both.")
+    compares = len(options.paths) == 2
+    adapter = not compares and is_adapter(options.paths[0])
+    if options.like is not None and not (options.fix or (adapter and writes)):
+        raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
+    judges = not (actions or adapter or compares)
+    if options.ask is not None and not judges:
+        raise ValueError("--ask goes with judging a file, and with no other action.")
+    if options.ignore is not None and not judges:
+        raise ValueError("--ignore goes with judging a file, and with no other action.")
+    if compares and actions:
+        raise ValueError(f"{actions[0]} takes one path, got two.")
+
+
+def _actions(options: Options) -> list[str]:
+    """Return the options given that ask for something else than judging a file."""
+    given = {
         "--positions": options.positions is not None,
         "--overrides": options.overrides is not None,
         "--with": options.with_ is not None,
@@ -217,18 +245,7 @@ def _check(options: Options) -> None:
         "--layout": options.layout,
         "--convert-layout": options.convert_layout is not None,
     }
-    asked = [name for name, given in acts.items() if given]
-    if len(asked) > 1:
-        raise ValueError(f"give {asked[0]} or {asked[1]}, not both.")
-    adapter = len(options.paths) == 1 and is_adapter(options.paths[0])
-    if options.like is not None and not (options.fix or (adapter and writes)):
-        raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
-    if options.ask is not None and (asked or adapter or len(options.paths) == 2):
-        raise ValueError("--ask goes with judging a file, and with no other action.")
-    if options.ignore is not None and (asked or adapter or len(options.paths) == 2):
-        raise ValueError("--ignore goes with judging a file, and with no other action.")
-    if len(options.paths) == 2 and asked:
-        raise ValueError(f"{asked[0]} takes one path, got two.")
+    return [name for name, is_given in given.items() if is_given]
 
 
 def _each(options: Options) -> tuple[str, int]:

@@ -154,45 +154,75 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _typed(kind: Any, value: Any, where: str) -> Any:
-    """Convert `value` from JSON to the type `kind`."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    """Convert `value` from JSON to the type `kind`: a dataclass, a union with None, a tuple of one
+    kind, a dict with texts as keys, a number or a text.
+
+    where: what a message calls the value. Raises: ValueError if it is of another type or too large.
+    """
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin is types.UnionType:
         if value is None and type(None) in inner:
             return None
-        return _typed(next(t for t in inner if t is not type(None)), value, where)
-    if isinstance(value, list | dict) and len(value) > MOST_ITEMS:
-        raise ValueError(f"{where}: expected at most {MOST_ITEMS:,} items, got {len(value):,}.")
+        some = next(each for each in inner if each is not type(None))
+        return _typed(some, value, where)
+    _refuse_large(value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_typed(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        return {
-            _typed(str, k, f"{where}: a key"): _typed(inner[1], v, f"{where}[{k[:60]!r}]")
-            for k, v in value.items()
-        }
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
-        known = {f.name: f for f in dataclasses.fields(kind)}
-        needed = {n for n, f in known.items() if f.default is f.default_factory is MISSING}
-        if wrong := sorted((needed - value.keys()) | (value.keys() - known.keys())):
-            wrong = ", ".join(n if n.isidentifier() else repr(n) for n in (n[:60] for n in wrong))
-            raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
-        made = kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
-        if check := getattr(made, "check", None):
-            try:
-                check()
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
-        return made
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= LARGEST:
+        return _typed_dict(inner[1], value, where)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if isinstance(value, dict):
+            return _typed_dataclass(kind, value, where)
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= LARGEST:  # NaN fails, too
             raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
         return float(value)
-    if kind is int and isinstance(value, bool):
+    elif kind is int and isinstance(value, bool):  # which isinstance(value, int) would let through
         raise ValueError(f"{where}: expected a number, got {value}.")
+    elif isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
+
+
+def _refuse_large(value: Any, where: str) -> None:
+    """Raise ValueError for a list, an object or a text beyond the bounds above."""
+    if isinstance(value, list | dict) and len(value) > MOST_ITEMS:
+        raise ValueError(f"{where}: expected at most {MOST_ITEMS:,} items, got {len(value):,}.")
     if isinstance(value, str) and len(value) > MOST_LETTERS:
         raise ValueError(
             f"{where}: expected a text of at most {MOST_LETTERS:,} letters, got {len(value):,}."
         )
-    if isinstance(kind, type) and isinstance(value, kind) and not dataclasses.is_dataclass(kind):
-        return value
-    raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
+
+
+def _typed_dict(kind: Any, value: dict[Any, Any], where: str) -> dict[str, Any]:
+    """Convert the values of a dict to the type `kind`, and check its keys."""
+    found: dict[str, Any] = {}
+    for key, each in value.items():
+        name = _typed(str, key, f"{where}: a key")
+        found[name] = _typed(kind, each, f"{where}[{key[:60]!r}]")
+    return found
+
+
+def _typed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    """Build the dataclass `kind` of the fields in `value`, and let its `check` look at it."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    needed = {
+        name for name, field in fields.items() if field.default is field.default_factory is MISSING
+    }
+    missing = needed - value.keys()
+    unknown = value.keys() - fields.keys()
+    if wrong := sorted(missing | unknown):
+        short = [name[:60] for name in wrong]
+        names = ", ".join(name if name.isidentifier() else repr(name) for name in short)
+        raise ValueError(f"{where}: missing or unknown fields: {names}.")
+    hints = typing.get_type_hints(kind)
+    made = kind(**{name: _typed(hints[name], v, f"{where}.{name}") for name, v in value.items()})
+    check = getattr(made, "check", None)
+    if check is None:
+        return made
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return made
