@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,8 +20,18 @@ if TYPE_CHECKING:
 _LARGE_BYTES = 2 * 10**9
 _LARGE_SECONDS, _LARGE_QUICK = 60, 10
 """Maximum seconds of a case that was not asked for: by default, and with --quick."""
-_ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
-"""Maximum of rounds, seconds after which no round begins, minimum of rounds."""
+
+
+class _Rounds(NamedTuple):
+    """Of one case: at most `most` rounds; after `seconds` none begins, but the first `least`."""
+
+    most: int
+    seconds: float
+    least: int
+
+
+_ROUNDS = _Rounds(101, 10.0, 7)
+_QUICK_ROUNDS = _Rounds(15, 1.0, 3)
 _DEVICE_LENGTHS = (2048, 8192, 32_768, 65_536)
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
@@ -77,51 +87,85 @@ def bench(
     Each ratio is a median over interleaved rounds with its 95 % interval. One thread is measured in
     CPU time, several in wall time.
     """
-    from posenc.bench.cases import GROUPS, chosen
-    from posenc.report.files.atomic import check_results, write_atomically
-    from posenc.report.machine.machine import num_cores
-    from posenc.report.page.console import print_table, stderr, stdout
-
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
     if device is not None:
         others = {
-            "--only": only,
-            "--kv-heads": kv_heads,
-            "--head-dim": head_dim,
-            "--repeats": repeats,
+            "--only": only is not None,
+            "--kv-heads": kv_heads is not None,
+            "--head-dim": head_dim is not None,
+            "--repeats": repeats is not None,
             "--quick": quick,
             "--threads": threads != "1",
         }
-        if given := [name for name, value in others.items() if value]:
+        if given := [name for name, is_given in others.items() if is_given]:
             raise ValueError(f"bench: --device does not take {given[0]}.")
         _on_device(device, sizes, heads or 16, every, out, as_json)
         return
-    asked = tuple(GROUPS) if only is None else _listed(only)
-    for name in asked:
-        check_choice("--only", name, GROUPS)
+    groups = _groups(only)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
-    counts = _numbers("--threads", threads, "1,2")
-    if max(counts) > (cores := num_cores()):
-        raise ValueError(
-            f"bench: --threads must be at most {cores}, the cores here, got {max(counts)}."
-        )
-    cases, notes = _runnable(chosen(asked, sizes, heads, kv_heads, head_dim), only is not None)
-    rounds = (repeats, float("inf"), repeats) if repeats else _QUICK_ROUNDS if quick else _ROUNDS
+    counts = _thread_counts(threads)
+    from posenc.bench.cases import chosen
+    from posenc.report.files.atomic import check_results
+
+    cases = chosen(groups, sizes, heads, kv_heads, head_dim)
+    cases, notes = _runnable(cases, only is not None)
+    rounds = _ROUNDS
+    if quick:
+        rounds = _QUICK_ROUNDS
+    if repeats:
+        rounds = _Rounds(repeats, float("inf"), repeats)
     named = every or only is not None or lengths is not None
     limit = _LARGE_QUICK if quick else _LARGE_SECONDS
     cases, more_notes = _planned(cases, counts, rounds, limit, named)
     if out is not None:
         check_results(out, _BEGIN)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
+    _measure(cases, counts, rounds, out, as_json)
 
+
+def _groups(only: str | None) -> tuple[str, ...]:
+    """Return the groups of cases that --only names, or all."""
+    from posenc.bench.cases import GROUPS
+
+    if only is None:
+        return tuple(GROUPS)
+    groups = _listed(only)
+    for name in groups:
+        check_choice("--only", name, GROUPS)
+    return groups
+
+
+def _thread_counts(threads: str) -> tuple[int, ...]:
+    """Return the numbers of --threads, none above the cores of this machine."""
+    from posenc.report.machine.machine import num_cores
+
+    counts = _numbers("--threads", threads, "1,2")
+    cores = num_cores()
+    if max(counts) > cores:
+        raise ValueError(
+            f"bench: --threads must be at most {cores}, the cores here, got {max(counts)}."
+        )
+    return counts
+
+
+def _measure(
+    cases: "Sequence[Case]",
+    threads: Sequence[int],
+    rounds: _Rounds,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the cases one by one; print a table of each, and write all of them so far."""
     from posenc.bench import run
+    from posenc.report.files.atomic import write_atomically
+    from posenc.report.page.console import print_table, stderr, stdout
 
     console = stderr() if as_json else stdout(80)
     found = {"machine": run.machine(), "rows": []}
     for case in cases:
-        rows = run.measured(case, counts, rounds)
+        rows = run.measured(case, threads, rounds)
         found["rows"] += [_columns(case) | row for row in rows]
         for count in dict.fromkeys(row["threads"] for row in rows):
             lines = [_line(row) for row in rows if row["threads"] == count]
@@ -140,24 +184,15 @@ def _on_device(
 ) -> None:
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
     result is wrong."""
-    import torch
-
     from posenc.bench import cases, run
     from posenc.bench import device as of_device
     from posenc.report.files.atomic import check_results, write_atomically
-    from posenc.report.machine.machine import check_device, default_precision
+    from posenc.report.machine.machine import check_device
 
     check_choice("--device", name, ("cpu", "cuda"))
     if name == "cuda":
         check_device(name)
-    machine = run.machine() | {"matmul": torch.get_float32_matmul_precision()}
-    dtypes = ["float32", "bfloat16"]
-    if name == "cuda":
-        machine["device"] = torch.cuda.get_device_name()
-        if default_precision(name) != "bfloat16":
-            dtypes = ["float32"]
-            said = f"bfloat16 is left out: {machine['device']} does not multiply it."
-            print(said, file=sys.stderr)
+    machine, dtypes = _machine_and_dtypes(name)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
     check_results(out, _BEGIN)
@@ -169,18 +204,15 @@ def _on_device(
             print(json.dumps(row), file=sys.stderr)
         write_atomically(out, _json(found))
 
-    sizes = lengths or of_device.LENGTHS[: None if every else -1]
-    for row in of_device.checks(name, sizes, dtypes, _DEVICE_SECONDS):
+    checked = lengths or of_device.LENGTHS[: None if every else -1]
+    for row in of_device.checks(name, checked, dtypes, _DEVICE_SECONDS):
         keep(row)
+    timed = lengths or _DEVICE_LENGTHS[: None if every else 2]
     began = time.perf_counter()
-    for case in cases.on_device(
-        name, lengths or _DEVICE_LENGTHS[: None if every else 2], heads, dtypes[-1]
-    ):
+    for case in cases.on_device(name, timed, heads, dtypes[-1]):
+        late = time.perf_counter() - began > _DEVICE_SECONDS
         try:
-            late = time.perf_counter() - began > _DEVICE_SECONDS
-            rows = (
-                [{"left_out": "out of time"}] if late else run.measured(case, (1,), _QUICK_ROUNDS)
-            )
+            rows = run.measured(case, (1,), _QUICK_ROUNDS) if not late else _LATE
         except Exception as error:  # such as too little memory; the others are measured
             rows = [{"error": of_device.first_line(error), "ok": False}]
         for row in rows:
@@ -193,6 +225,28 @@ def _on_device(
         raise typer.Exit(1)
 
 
+_LATE = [{"left_out": "out of time"}]
+"""The row of a case that is not begun."""
+
+
+def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
+    """Return what the results say of the machine, and the dtypes that its device multiplies."""
+    import torch
+
+    from posenc.bench import run
+    from posenc.report.machine.machine import default_precision
+
+    machine = run.machine() | {"matmul": torch.get_float32_matmul_precision()}
+    dtypes = ["float32", "bfloat16"]
+    if device == "cuda":
+        machine["device"] = torch.cuda.get_device_name()
+        if default_precision(device) != "bfloat16":
+            dtypes = ["float32"]
+            said = f"bfloat16 is left out: {machine['device']} does not multiply it."
+            print(said, file=sys.stderr)
+    return machine, dtypes
+
+
 def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]":
     """Return the cases that this machine and its packages can run, and a line for each that they
     cannot. Raise ValueError for such a case if it was `named`."""
@@ -203,7 +257,8 @@ def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]
     from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
     lacks = find_spec("transformers") is None
-    found, notes = [], []
+    found: list[Case] = []
+    notes: list[str] = []
     for case in cases:
         needs = ""
         if lacks and case.group in NEEDS_TRANSFORMERS:
@@ -220,7 +275,7 @@ def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]
 
 
 def _planned(
-    cases: "list[Case]", threads: Sequence[int], rounds: Any, limit: float, named: bool
+    cases: "list[Case]", threads: Sequence[int], rounds: _Rounds, limit: float, named: bool
 ) -> "tuple[list[Case], list[str]]":
     """Return the cases to run, and lines with their estimated durations. Leave out cases above
     `limit` seconds or 2 GB unless `named`. Raise ValueError for cases that cannot run."""
@@ -228,17 +283,19 @@ def _planned(
     from posenc.report.machine.machine import memory_bytes
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
-    found, notes, total = [], [], 0.0
+    found: list[Case] = []
+    notes: list[str] = []
+    total = 0.0
     for case in cases:
-        name, size = f"{case.group} {case.title}", case.bytes()
-        most, seconds, least = (1, 0.0, 1) if case.group == "memory" else rounds
+        name = f"{case.group} {case.title}"
+        size = case.bytes()
         check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
-        takes = sum(
-            max((2 * least + 2) * case.round_seconds(n), min(seconds, most * case.round_seconds(n)))
-            for n in threads
+        of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
+        takes = sum(_seconds(case, of_case, count) for count in threads)
+        surely = sum(
+            (of_case.least + 1) * case.round_seconds(count, _SPEED_LIMIT) for count in threads
         )
-        surely = sum((least + 1) * case.round_seconds(n, _SPEED_LIMIT) for n in threads)
-        check_time(f"bench: {name}", int(surely + least // 10_000), False, advice)
+        check_time(f"bench: {name}", int(surely + of_case.least // 10_000), False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
             needs = f"{_duration(takes)}, at least {readable_size(size)}"
@@ -248,6 +305,13 @@ def _planned(
             total += takes
     tail = "; --all or --only runs those left out" if len(found) < len(cases) else ""
     return found, [*notes, f"bench: {len(found)} cases, {_duration(total)}{tail}"]
+
+
+def _seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
+    """Estimate how long a case takes with its first calls, which take longer than later rounds."""
+    one = case.round_seconds(threads)
+    shortest = (2 * rounds.least + 2) * one
+    return max(shortest, min(rounds.seconds, rounds.most * one))
 
 
 _BEGIN = '{"machine": '

@@ -125,27 +125,21 @@ def _stopped(out: Path) -> str:
 
 
 def check_request(
-    checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options,
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    *,
+    writes: bool,
+    options: Options,
     words: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse what only the loaded model can rule out. words: True if there is a tokenizer.
 
     Raises: ValueError with the reason.
     """
     if (in_words := set(check_tasks(options.task)) - {PASSKEY}) and not words:
         raise ValueError(f"--task {', '.join(sorted(in_words))}: --ids leaves no words to write.")
-    rotary, table = checkpoint.rotary, tables.find_table(checkpoint.model)
-    whole, text = checkpoint.model.config, checkpoint.config
-    if text is not whole:
-        raise ValueError(
-            f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
-            f"save its language model ({text.model_type}) by itself and extend that."
-        )
-    if not rotary and table is None:
-        raise ValueError(
-            f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
-            "settings in its config nor a table of positions that posenc knows."
-        )
+    _check_positions(checkpoint)
     if to <= checkpoint.trained_length:
         raise ValueError(
             f"--to {to} is not beyond the training length of {checkpoint.trained_length} tokens."
@@ -153,7 +147,29 @@ def check_request(
     if reason := _nothing_to_extend(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
-        check_choice("--method", method, ROTATING if rotary else ("none", *tables.METHODS))
+        known = ROTATING if checkpoint.rotary else ("none", *tables.METHODS)
+        check_choice("--method", method, known)
+        _check_method(checkpoint, method, writes, options)
+
+
+def _check_positions(checkpoint: Checkpoint) -> None:
+    """Raise ValueError unless the model reads text only and has positions to stretch."""
+    whole = checkpoint.model.config
+    text = checkpoint.config
+    if text is not whole:
+        raise ValueError(
+            f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
+            f"save its language model ({text.model_type}) by itself and extend that."
+        )
+    if not checkpoint.rotary and tables.find_table(checkpoint.model) is None:
+        raise ValueError(
+            f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
+            "settings in its config nor a table of positions that posenc knows."
+        )
+
+
+def _check_method(checkpoint: Checkpoint, method: str, writes: bool, options: Options) -> None:
+    """Raise ValueError for a method that this model or these options rule out."""
     if method == "none" and writes:
         raise ValueError(
             "none stretches nothing, so that there is nothing to write; leave out --out."
@@ -169,12 +185,8 @@ def check_request(
         )
     if method == DROPE and options.tune is None:
         raise ValueError("drope: without its rotation a model must be recalibrated; give --tune.")
-    if (
-        writes
-        and method in METHODS
-        and not METHODS[method].cache_safe
-        and not options.allow_cache_unsafe
-    ):
+    breaks_cache = method in METHODS and not METHODS[method].cache_safe
+    if writes and breaks_cache and not options.allow_cache_unsafe:
         raise ValueError(
             f"{method} changes its frequencies with the length: keys in the cache keep the old "
             "rotation, and step-by-step decoding differs from a full pass. Give "
@@ -201,23 +213,45 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
 
 def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
     """Return what in this model's own config prevents an extension, or None."""
-    config, rotary = checkpoint.config, checkpoint.rotary
+    config = checkpoint.config
+    rotary = checkpoint.rotary
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
-    if rotary and not any(s.layer_type in (None, *EXTENDED_LAYERS) for s in rotary):
-        kinds = ", ".join(str(s.layer_type) for s in rotary)
-        return (
-            f"it rotates in layers of the kind {kinds} only, and posenc stretches those of "
-            f"{', '.join(EXTENDED_LAYERS)}"
-        )
-    if rotary and not rotary_frequencies(checkpoint.model):
-        return f"the code of a {config.model_type} model has no rotary module that posenc knows"
+    if rotary and (reason := _rotation_unreached(checkpoint)):
+        return reason
     if other_frequencies(checkpoint.model, rotary):
         return (
             f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
             "models"
         )
-    if rotary and not _rotates_far(config):
+    if reason := _never_far(config, rotates=bool(rotary)):
+        return reason
+    if getattr(config, "layer_rope_theta", None):
+        return (
+            "each of its layers takes its base from layer_rope_theta, and from there no method "
+            "stretches it"
+        )
+    return _unknown_scale(config)
+
+
+def _rotation_unreached(checkpoint: Checkpoint) -> str | None:
+    """Return why posenc cannot stretch the rotation that the config describes, or None."""
+    kinds = [setting.layer_type for setting in checkpoint.rotary]
+    if not any(kind in (None, *EXTENDED_LAYERS) for kind in kinds):
+        named = ", ".join(str(kind) for kind in kinds)
+        return (
+            f"it rotates in layers of the kind {named} only, and posenc stretches those of "
+            f"{', '.join(EXTENDED_LAYERS)}"
+        )
+    if not rotary_frequencies(checkpoint.model):
+        family = checkpoint.config.model_type
+        return f"the code of a {family} model has no rotary module that posenc knows"
+    return None
+
+
+def _never_far(config: Any, *, rotates: bool) -> str | None:
+    """Return why no position meets a distance beyond those of training, or None."""
+    if rotates and not _rotates_far(config):
         return (
             "only windowed layers rotate, so that no rotation meets a distance beyond those of "
             "training"
@@ -225,20 +259,21 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
     layers = set(getattr(config, "layer_types", None) or ())
     if layers and layers <= RECURRENT:
         return "none of its layers attends, so that its rotation is never used"
-    looks_far = layers - {"sliding_attention"} if layers else not _window(config)
-    if rotary and not looks_far and _window(config):
+    window = _window(config)
+    all_in_window = layers <= {"sliding_attention"}  # a config may name no kinds of layers
+    if rotates and window and all_in_window:
         return (
-            f"all its layers have a window of {_window(config)} tokens, so that none meets a "
+            f"all its layers have a window of {window} tokens, so that none meets a "
             "distance beyond those of training"
         )
-    if getattr(config, "layer_rope_theta", None):
-        return (
-            "each of its layers takes its base from layer_rope_theta, and from there no method "
-            "stretches it"
-        )
+    return None
+
+
+def _unknown_scale(config: Any) -> str | None:
+    """Return which scaling leaves the scale of the scores unknown, or None."""
     rotary_keys = getattr(config, "rope_parameters", None) or {}
-    nested = [keys for keys in rotary_keys.values() if isinstance(keys, dict)]
-    for keys in nested or [rotary_keys]:
+    by_layer_kind = [keys for keys in rotary_keys.values() if isinstance(keys, dict)]
+    for keys in by_layer_kind or [rotary_keys]:
         kind = keys.get("rope_type", "default")
         if keys.get("mscale_all_dim") and kind not in SCALED and config.model_type not in ALPHA:
             return (

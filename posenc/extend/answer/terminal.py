@@ -16,6 +16,7 @@ from posenc.report.page.chart import csv_text
 from posenc.report.page.console import show, stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import Narrator, say
+from posenc.report.page.report import Report
 from posenc.report.page.report import as_json as json_of
 
 COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
@@ -23,63 +24,102 @@ COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
 
 
 def extend_and_show(
-    folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
-    out: Path | None, method: str | None, as_json: bool = False, lm_eval: str | None = None,
-    figures: Path | None = None, **asked: Any,
-) -> None:  # fmt: skip
-    """Extend a checkpoint and show the outcome. Raises: ValueError for wrong input, before anything
-    is written."""
+    folder: Path,
+    to: int,
+    texts: list[Path],
+    command: str,
+    report: Path | None,
+    *,
+    out: Path | None,
+    method: str | None,
+    as_json: bool = False,
+    lm_eval: str | None = None,
+    figures: Path | None = None,
+    **asked: Any,
+) -> None:
+    """Extend a checkpoint and show the outcome.
+
+    Raises: ValueError for wrong input, before anything is written; RunFailed or NotExported, after
+    everything is shown, if the checkpoint that was asked for is not written.
+    """
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = stderr()
     places(out, report, figures)
-    if report is not None and (table := report.with_suffix(".csv")).is_file():
-        if not bytes_of(table).startswith(",".join(COLUMNS).encode()):
-            raise ValueError(f"{table} exists already and is no table of this page; name another.")
-    caution = None if texts else OUT_OF_DOMAIN
-    documents, failed = read_documents(texts), None
+    _refuse_foreign_table(report)
+    documents = read_documents(texts)
+    failed: NotExported | None = None
     try:
         with Narrator(console) as narrate:
             asked |= {"method": method, "out": out, "foreign": not texts, "progress": narrate}
             outcome = extend(folder, to, documents, **asked)
     except NotExported as error:
-        outcome, failed = error.outcome, error
+        outcome = error.outcome
+        failed = error
     except KeyboardInterrupt:
-        state = asked["options"].state or (out and own_state(out))
-        kept = state is not None and any(path.is_file() for path in state.rglob("*"))
-        begins = "goes on from the saved search or tuning" if kept else "starts from the beginning"
-        raise Stopped(f"the same command {begins}") from None
-    made = report_of(outcome, command, caution)
-    if as_json:
-        print(json_of(made))
-        for line in made.cautions:
-            say(console, line)
-    else:
-        show(made, stdout(140))
-    written = None if outcome.proof is None else out
+        raise Stopped(_what_goes_on(asked["options"].state or (out and own_state(out)))) from None
+    made = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
+    _print(made, as_json)
     page, figures = places(out, report, figures, written=outcome.proof is not None)
-    if page is not None or figures is not None:
-        from posenc.report.page.figure_files import write_and_say
-        from posenc.report.page.page import page_of
-
-        write_and_say(page_of(made), page, figures)
-    if page is not None:
-        write_csv(outcome, page.with_suffix(".csv"))
+    _write_page(made, outcome, page, figures)
     if failed is not None:
         raise failed
-    if out is not None and written is None:
+    if outcome.proof is not None and out is not None:
+        console.print(f"Written and proved: {out}", markup=False)
+        if lm_eval is not None:
+            _evaluate(outcome, out, lm_eval)
+    elif out is not None:
         first = outcome.reason.partition(". ")[0]
         raise RunFailed(f"{out} is not written: {first}. Name a --method to write one anyway.")
-    if written is not None:
-        console.print(f"Written and proved: {written}", markup=False)
-        if lm_eval is not None:
-            model = outcome.checkpoint.model
-            dtype = str(model.dtype).removeprefix("torch.")
-            found = run_lm_eval(written, lm_eval, dtype, str(model.device))
-            console.print(f"lm-eval: {found}", markup=False)
     elif outcome.recommended not in ("", "none"):
         chosen = "" if method else f" --method {outcome.recommended}"
         say(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
+
+
+def _refuse_foreign_table(report: Path | None) -> None:
+    """Raise ValueError if the table beside the page would replace a file that is none."""
+    if report is None:
+        return
+    table = report.with_suffix(".csv")
+    if table.is_file() and not bytes_of(table).startswith(",".join(COLUMNS).encode()):
+        raise ValueError(f"{table} exists already and is no table of this page; name another.")
+
+
+def _what_goes_on(state: Path | None) -> str:
+    """Return what the same command would do after Ctrl-C."""
+    kept = state is not None and any(path.is_file() for path in state.rglob("*"))
+    if kept:
+        return "the same command goes on from the saved search or tuning"
+    return "the same command starts from the beginning"
+
+
+def _print(made: Report, as_json: bool) -> None:
+    if not as_json:
+        show(made, stdout(140))
+        return
+    print(json_of(made))
+    for line in made.cautions:
+        say(stderr(), line)
+
+
+def _write_page(made: Report, outcome: Outcome, page: Path | None, figures: Path | None) -> None:
+    """Write the page with its table, and the figures, where they were asked for."""
+    if page is None and figures is None:
+        return
+    from posenc.report.page.figure_files import write_and_say
+    from posenc.report.page.page import page_of
+
+    write_and_say(page_of(made), page, figures)
+    if page is not None:
+        write_csv(outcome, page.with_suffix(".csv"))
+
+
+def _evaluate(outcome: Outcome, written: Path, tasks: str) -> None:
+    """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements."""
+    model = outcome.checkpoint.model
+    dtype = str(model.dtype).removeprefix("torch.")
+    found = run_lm_eval(written, tasks, dtype, str(model.device))
+    stderr().print(f"lm-eval: {found}", markup=False)
 
 
 def write_csv(outcome: Outcome, path: Path) -> None:
