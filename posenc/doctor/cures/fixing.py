@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
@@ -19,7 +19,7 @@ from posenc.dialects.writers.candidates import APART
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
-from posenc.dialects.writers.recipes import best, misread, require_static
+from posenc.dialects.writers.recipes import Recipe, best, misread, require_static
 from posenc.doctor.case import layer_differences
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
@@ -54,6 +54,48 @@ def fix(
     if like is not None:
         raise ValueError("--like goes with --fix of a GGUF file.")
     meaning = meaning_of(source.config, length)
+    _require_fixable(source, meaning, length)
+    if source.spelling != "transformers":
+        raise ValueError(_convert_first(source, meaning, named))
+    has_weights = source.path.name == CONFIG and any(source.folder.glob("*.safetensors"))
+    why_not_folded = "a config alone has no weights"
+    if has_weights:
+        from posenc.dialects.weights.fold import foldable  # needs NumPy
+        from posenc.dialects.weights.rows import checked
+
+        why_not_folded = foldable(source.folder, meaning.model)
+        checked(source.folder, meaning.model)
+    recipe = best(source.raw, meaning, named, fold=not why_not_folded, versions=versions)
+    unread = _unread_of_dicts(source.config, meaning, length)
+    written = _written(source, out, recipe, meaning, named, length, versions)
+    answers = emulate(written.config, None, named, versions)
+    right = [
+        f"{name} {versions.get(name, '')}".rstrip()
+        for name in named
+        if name not in written.misread and answers[name].knows
+    ]
+    family = meaning.model.model_type
+    lines = [f"{out}: {recipe.name}"]
+    lines += [f"  {line}" for line in config_changes(source.raw, written.without_code)]
+    lines += [f"left out, as it is not read for {family}: {each}" for each in unread]
+    if recipe.folded != 1:
+        lines.append(f"  {written.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+    lines.append(
+        f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
+    )
+    lines += [f"not proved: {n}: {a.answer}" for n, a in answers.items() if not a.knows]
+    if written.behind:
+        more = ", ..." if len(written.behind) > 8 else ""
+        lines.append(f"left behind: {', '.join(written.behind[:8])}{more}")
+    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
+    lines += [f"note: {note}" for note in recipe.notes]
+    if why_not_folded and recipe.cannot:
+        lines.append(f"a temperature cannot be folded into q: {why_not_folded}")
+    return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> None:
+    """Raise ValueError for a config of which no copy can be written that means the same."""
     require_static(meaning, length)
     require_understood(source.config, meaning.model)
     if not meaning.computed.layers:
@@ -61,58 +103,60 @@ def fix(
     with naming(source.path):
         strict_json(source.raw)  # what JSON lacks is not written through
     _require_nothing_lost(source.config, meaning, length)
-    if source.spelling != "transformers":
-        raise ValueError(_convert_first(source, meaning, named))
-    why, looked_at = "a config alone has no weights", "config.json"
-    if source.path.name == CONFIG and any(source.folder.glob("*.safetensors")):
-        from posenc.dialects.weights.fold import foldable  # needs NumPy
-        from posenc.dialects.weights.rows import checked
 
-        why = foldable(source.folder, meaning.model)
-        checked(source.folder, meaning.model)
-    recipe = best(source.raw, meaning, named, fold=not why, versions=versions)
-    lines = [f"{out}: {recipe.name}"]
-    unread = _unread_of_dicts(source.config, meaning, length)
+
+class _Written(NamedTuple):
+    """A copy that was written and read again.
+
+    config: as read. without_code: as written, without the folder's own classes. misread: runtimes
+    that read it otherwise than it is meant. folded: how many tensors of q were multiplied. behind:
+    files that were not copied. looked_at: the files on which the proof rests.
+    """
+
+    config: dict[str, Any]
+    without_code: dict[str, Any]
+    misread: Mapping[str, str]
+    folded: int
+    behind: list[str]
+    looked_at: str
+
+
+def _written(
+    source: Source,
+    out: Path,
+    recipe: Recipe,
+    meaning: Meaning,
+    named: tuple[str, ...],
+    length: int | None,
+    versions: Mapping[str, str],
+) -> _Written:
+    """Write what the recipe says into the new folder `out`, and prove the copy.
+
+    Raises: ValueError or RuntimeError if the copy is not what was meant; `out` is then not there.
+    """
     # The family's own class reads what is written; code of the folder stays behind.
-    config = {key: value for key, value in recipe.config.items() if key != "auto_map"}
+    without_code = {key: value for key, value in recipe.config.items() if key != "auto_map"}
+    looked_at = "config.json"
+    behind: list[str] = []
+    folded = 0
     with new_folder(out) as folder:
-        behind = []
         if source.path.name == CONFIG:
             behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
         if any(folder.glob("*.safetensors")):
             from posenc.dialects.weights.rows import checked
 
             looked_at += f", {checked(folder, meaning.model)}"  # of what was copied
-        write_config(folder / CONFIG, config)
-        lines += [f"  {line}" for line in config_changes(source.raw, config)]
-        lines += [
-            f"left out, as it is not read for {meaning.model.model_type}: {each}" for each in unread
-        ]
+        write_config(folder / CONFIG, without_code)
         if recipe.folded != 1:
             from posenc.dialects.weights.fold import fold
 
-            changed = fold(folder, meaning.model, recipe.folded)
-            lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
-        written = read_json(folder / CONFIG)
-        _require_same_frequencies(written, meaning, length)
-        wrong = misread(written, meaning, named, folded=recipe.folded, versions=versions)
+            folded = len(fold(folder, meaning.model, recipe.folded))
+        config = read_json(folder / CONFIG)
+        _require_same_frequencies(config, meaning, length)
+        wrong = misread(config, meaning, named, folded=recipe.folded, versions=versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
-    answers = emulate(written, None, named, versions)
-    right = [
-        f"{name} {versions.get(name, '')}".rstrip()
-        for name in named
-        if name not in wrong and answers[name].knows
-    ]
-    lines.append(f"proved by their emulators, from {looked_at}: {', '.join(right) or 'none'}")
-    lines += [f"not proved: {n}: {a.answer}" for n, a in answers.items() if not a.knows]
-    if behind:
-        lines.append(f"left behind: {', '.join(behind[:8])}{', ...' if len(behind) > 8 else ''}")
-    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
-    lines += [f"note: {note}" for note in recipe.notes]
-    if why and recipe.cannot:
-        lines.append(f"a temperature cannot be folded into q: {why}")
-    return "\n".join(lines), int(bool(recipe.cannot))
+    return _Written(config, without_code, wrong, folded, behind, looked_at)
 
 
 def _require_same_frequencies(

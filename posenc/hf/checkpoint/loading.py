@@ -97,23 +97,7 @@ def load_checkpoint(
             f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
             f"({one_line(error)})."
         ) from error
-    masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
-    if config.is_encoder_decoder and not encoder_decoder:
-        raise ValueError(
-            f"{folder}: a {config.model_type} model has an encoder and a decoder; only models of "
-            "one stack are read here."
-        )
-    causal, hidden = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
-    if type(config) not in causal._model_mapping and type(config) in hidden._model_mapping:
-        masked = True  # even if the class is named otherwise
-    auto = hidden if masked else causal
-    if encoder_decoder and config.is_encoder_decoder:
-        auto = transformers.AutoModelForSeq2SeqLM
-    if type(config) not in auto._model_mapping:
-        raise ValueError(
-            f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
-            "model."
-        )
+    auto = _auto_class(config, raw, folder, encoder_decoder)
     settings, longest = _positions(text_config_of(config), folder)
     mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
@@ -131,13 +115,58 @@ def load_checkpoint(
             f"{folder}: transformers {transformers.__version__} builds no model from it "
             f"({one_line(error)})."
         ) from error
+    _refuse_other_weights(told, raw, folder, type(model).__name__)
+    if place != "cpu" and not mapped:
+        model = model.to(place)
+    refuse_not_finite(model, folder)
+    _refuse_whole_numbers(model, tensors, folder)
+    table = table_of(model)
+    longest = longest if table is None else table.length
+    masked = auto is transformers.AutoModelForMaskedLM
+    stored = _most_common_dtype(tensors)
+    return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
+
+
+def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder: bool) -> Any:
+    """Return the class of transformers that builds the model with the head that it was saved with.
+
+    Raises: ValueError for a model that predicts no tokens, or an encoder-decoder unless accepted.
+    """
+    transformers = quiet_transformers()
+    causal = transformers.AutoModelForCausalLM
+    masked = transformers.AutoModelForMaskedLM
+    auto = causal
+    if any("MaskedLM" in name for name in raw.get("architectures") or []):
+        auto = masked
+    if type(config) not in causal._model_mapping and type(config) in masked._model_mapping:
+        auto = masked  # even if the class is named otherwise
+    if config.is_encoder_decoder:
+        if not encoder_decoder:
+            raise ValueError(
+                f"{folder}: a {config.model_type} model has an encoder and a decoder; only models "
+                "of one stack are read here."
+            )
+        auto = transformers.AutoModelForSeq2SeqLM
+    if type(config) not in auto._model_mapping:
+        raise ValueError(
+            f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
+            "model."
+        )
+    return auto
+
+
+def _refuse_other_weights(
+    told: dict[str, Any], raw: dict[str, Any], folder: Path, read_as: str
+) -> None:
+    """Raise ValueError for weights that are missing or of other shapes, and warn of those that are
+    not used. told: what transformers says of its loading. read_as: the class that was built."""
     for name, stored, built in sorted(told["mismatched_keys"]):
         raise ValueError(
             f"{folder}: {name} is stored as {tuple(stored)}, and config.json needs {tuple(built)}."
         )
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
-        named, read_as = raw.get("architectures") or [], type(model).__name__
+        named = raw.get("architectures") or []
         if named and read_as not in named:
             raise ValueError(
                 f"{folder}: it has a {named[0]}, without {missing[0]}: as a {read_as} it could "
@@ -149,15 +178,13 @@ def load_checkpoint(
         )
     if surplus := sorted(told["unexpected_keys"]):
         LOG.warning("%s: %d weights are not used, such as %s.", folder, len(surplus), surplus[0])
-    if place != "cpu" and not mapped:
-        model = model.to(place)
-    refuse_not_finite(model, folder)
-    _refuse_whole_numbers(model, tensors, folder)
-    table = table_of(model)
-    longest = longest if table is None else table.length
+
+
+def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
+    """Return the dtype that most of the stored numbers have, of those that models are kept in.
+    tensors: the elements of each tensor by dtype and name."""
     most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
-    stored = STORED.get(most, "float32")
-    return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
+    return STORED.get(most, "float32")
 
 
 def checked(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
