@@ -144,7 +144,8 @@ def attend(
         kv_positions = now.kv_positions
         state = now.state
         kv_state = now.kv_state
-    mask = _mask(attention_mask, is_causal, positions, kv_positions, (q_len, kv_len), now)
+    sizes = (query.shape[0], query.shape[1], q_len, kv_len)
+    mask = _mask(attention_mask, is_causal, positions, kv_positions, sizes, now, module)
     trial = TRIAL.get()
     if trial is not None:
         reached = Reached(
@@ -221,16 +222,48 @@ def _refuse_unread(module: nn.Module, kwargs: dict[str, Any]) -> None:
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
 
 
+def _dense_mask(given: Tensor, sizes: tuple[int, int, int, int], module: nn.Module) -> Mask:
+    """Return a mask that somebody handed to the model as a tensor, (#batch, #heads, #q_len,
+    #kv_len). Raise ValueError for other sizes, which would hide other keys than were meant.
+
+    sizes: (batch, heads, q_len, kv_len) of this attention.
+    """
+    fits = given.ndim == 4 and all(
+        size in (1, wanted) for size, wanted in zip(given.shape, sizes, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"posenc attention: attention_mask has shape {tuple(given.shape)}, and "
+            f"{type(module).__name__} attends with (batch, heads, queries, keys) = {sizes}. Each "
+            "must be that or 1. A layer with a window keeps its last keys only, and a static cache "
+            "has room for keys to come."
+        )
+    allowed = _visible(given).expand(-1, -1, sizes[2], sizes[3])
+    of_all_rows = given.shape[0] == 1
+    of_all_heads = given.shape[1] == 1
+
+    def sees(sight: Any) -> Tensor:
+        batch = 0 if of_all_rows else sight.batch
+        head = 0 if of_all_heads else sight.head
+        return allowed[batch, head, sight.q_idx, sight.kv_idx]
+
+    return Mask(sees)
+
+
 def _mask(
     attention_mask: LazyMask | Tensor | None,
     is_causal: bool,
     q_positions: Tensor | range,
     kv_positions: Tensor | range,
-    lengths: tuple[int, int],
+    sizes: tuple[int, int, int, int],
     now: Attending | None,
+    module: nn.Module,
 ) -> Mask | None:
-    """Return the mask, by order in memory, because positions may restart in a packed row."""
-    q_len, kv_len = lengths
+    """Return the mask, by order in memory, because positions may restart in a packed row.
+
+    sizes: (batch, heads, q_len, kv_len).
+    """
+    _, _, q_len, kv_len = sizes
     several = now is not None and now.encoding.claims.num_axes > 1
     if several:  # positions with several components have no order
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
@@ -241,9 +274,7 @@ def _mask(
         theirs = attention_mask.bound(q_positions, kv_positions)
         return theirs if apart is None else theirs & apart
     if isinstance(attention_mask, Tensor):
-        allowed = _visible(attention_mask)
-        dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
-        dense = dense.bind(q_positions, kv_positions)
+        dense = _dense_mask(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.
         return dense if apart is None else dense & apart

@@ -315,6 +315,11 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
         return None, None
     length = tokens.shape[1]
     mask = given.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim not in (2, 4):
+        raise ValueError(
+            "posenc: attention_mask must be (batch, len), which hides padding, or (batch, heads, "
+            f"queries, keys), which says what each token sees, got shape {tuple(mask.shape)}."
+        )
     cache = cache_among(given.values())
     past = 0 if cache is None else int(self_attention(cache).get_seq_length())
     ids = given.get("position_ids")
