@@ -119,13 +119,35 @@ class MultiheadAttention(nn.MultiheadAttention):
             key_positions = positions if to_itself else _counted(key, key_padding_mask)
         sizes = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         mask = self._mask(attn_mask, key_padding_mask, sizes, is_causal, positions, key_positions)
-        same_tokens = to_itself and key_positions is positions
+        out, weights = self._attend(
+            query, key, value, positions, key_positions, mask, to_itself, need_weights
+        )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if weights is not None:
+            weights = weights.to(out.dtype)
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor | range,
+        key_positions: Tensor | range,
+        mask: Mask | None,
+        to_itself: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from (batch, len, dim) to (batch, len, embed_dim), with the weights of each head,
+        (batch, heads, q_len, kv_len), if they are needed."""
         kv_state = self.encoding.state(key, tensor(key_positions, key.device))
-        if same_tokens:
+        if to_itself and key_positions is positions:
             q_state = kv_state
         else:
             q_state = self.encoding.state(query, tensor(positions, query.device))
-
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
             "q_positions": positions,
@@ -138,16 +160,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
         assert isinstance(out, Tensor)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
-        weights = None
-        if need_weights:
-            weights = attention_weights(q, k, self.encoding, **options)
-            if average_attn_weights:
-                weights = weights.mean(1)
-            weights = weights.to(out.dtype)
-
-        if not batched:
-            return out[0], None if weights is None else weights[0]
-        return out if self.batch_first else out.transpose(0, 1), weights
+        weights = attention_weights(q, k, self.encoding, **options) if need_weights else None
+        return out, weights
 
     def _mask(
         self,
