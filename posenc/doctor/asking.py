@@ -32,25 +32,36 @@ def interpreters(asked_for: Sequence[str] | None) -> list[str | None]:
 
 def answers(
     sources: Sequence[Source], length: int | None, asked_for: Sequence[str] | None
-) -> tuple[list[dict[str, Asked]], list[str]]:
+) -> tuple[list[dict[str, Asked]], list[list[str]]]:
     """Return, for each source, runtime -> its own answer; and the lines to print about interpreters
     that gave none.
 
-    Only a config.json is asked about: transformers opens no other file.
+    transformers is asked about its own configs, whatever the file is called: it opens no GGUF file
+    and none of Meta's, Mistral's or DeepSeek's params.json.
 
     Raises: ValueError if two interpreters have the same runtime, as of transformers 5.
     """
     found: list[dict[str, Asked]] = [{} for _ in sources]
-    about = [i for i, source in enumerate(sources) if source.path.name == "config.json"]
-    notes: list[str] = []
+    notes: list[list[str]] = [[] for _ in sources]
+    pythons = interpreters(asked_for)
+    about: list[int] = []
+    for i, source in enumerate(sources):
+        if source.spelling == RUNTIME:
+            about.append(i)
+        elif asked_for is not None and pythons:
+            notes[i].append(
+                f"--ask: transformers reads no file of this kind ({source.spelling}). What posenc "
+                "knows is shown."
+            )
     if not about:
         return found, notes
     questions = [(sources[i].raw, lengths(sources[i], length)) for i in about]
-    for python in interpreters(asked_for):
+    for python in pythons:
         try:
             given = ask(questions, python)
         except AskError as error:
-            notes.append(f"{error} What posenc knows is shown.")
+            for i in about:
+                notes[i].append(f"{error} What posenc knows is shown.")
             continue
         for i, answer in zip(about, given, strict=True):
             row = row_of(answer)

@@ -130,8 +130,12 @@ def _answers(sources: Sequence[Source], options: Options) -> list[Answers]:
             raise ValueError(f"--ask asks {asking.RUNTIME}, which --for leaves out.")
         return [Answers() for _ in sources]
     given, notes = asking.answers(sources, options.length, options.ask)
-    named, versions = _named(options), _versions(options)
-    return [Answers(asking.matching(each, named, versions), tuple(notes)) for each in given]
+    named = _named(options)
+    versions = _versions(options)
+    return [
+        Answers(asking.matching(each, named, versions), tuple(lines))
+        for each, lines in zip(given, notes, strict=True)
+    ]
 
 
 def _judged(case: Case, options: Options, own: Answers) -> tuple[str, int]:
@@ -141,10 +145,12 @@ def _judged(case: Case, options: Options, own: Answers) -> tuple[str, int]:
         case.require_known()
     except UnknownFamilyError as unknown:
         if not case.asked:
-            raise
+            told = " ".join(notes).rstrip(".")  # run() ends the sentence
+            raise UnknownFamilyError(f"{unknown}. {told}" if told else f"{unknown}") from None
         if options.as_json:
             runtimes = {name: case.computed[name].as_json() for name in case.asked}
-            return _json({"judged": False, "why": str(unknown), "runtimes": runtimes}), 3
+            answer = {"judged": False, "why": str(unknown), "runtimes": runtimes}
+            return _json({**answer, "notes": list(notes)} if notes else answer), 3
         return "\n".join([*notes, terminal.asked_only(case, str(unknown))]), 3
     every, codes = findings(case), _ignored(options)
     if not every and case.why_unclear:

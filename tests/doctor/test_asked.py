@@ -186,6 +186,37 @@ def test_each_asks_once_for_all_files(doctor, tmp_path):
     assert doctor.asked == [3]
 
 
+def test_a_config_is_asked_about_whatever_its_file_is_called(doctor, call, tmp_path):
+    doctor(SIMPLE, {None: answer("5.99.0"), "python": AskError("no python.")})
+    path = tmp_path / "of the model.json"
+    path.write_text(json.dumps(SIMPLE), encoding="utf-8")
+    _, out, _ = call("doctor", path)
+    assert "asked, 5.99.0" in cells(out, "transformers-5")
+    _, out, err = call("doctor", path, "--ask", "python")
+    assert "no python. What posenc knows is shown." in out + err
+    assert "asked" not in cells(out, "transformers-5")
+
+
+def test_an_interpreter_that_is_named_for_a_file_of_another_kind_is_not_passed_by(
+    doctor, call, tmp_path
+):
+    doctor(SIMPLE, {None: answer("5.99.0"), "python": answer("5.99.0")})
+    path = tmp_path / "params.json"
+    meta = {"dim": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 100, "rope_theta": 10000.0}
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    said = "--ask: transformers reads no file of this kind (meta)"
+    for options, expected in (((), False), (("--ask", "none"), False), (("--ask", "python"), True)):
+        _, out, err = call("doctor", path, *options)
+        assert (said in out + err) == expected
+
+
+def test_an_interpreter_that_gave_no_answer_about_an_unknown_family_is_said(doctor):
+    unknown = {**SIMPLE, "model_type": "nobody_knows"}
+    code, out, _ = doctor(unknown, {"python": AskError("no python.")}, "--ask", "python")
+    assert code == 3
+    assert "no python. What posenc knows is shown. Nothing was judged" in out
+
+
 @pytest.mark.asks
 def test_the_installed_release_is_asked(call, tmp_path):
     pytest.importorskip("transformers")
