@@ -12,6 +12,7 @@ from posenc.encodings.base.base import (
     check_state_shape,
 )
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
@@ -81,9 +82,11 @@ class RePo(PositionEncoding):
         past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
     ) -> Float[Tensor, "batch heads seq_len"]:
         x = x.double()
-        gate = F.linear(x, self.gate.weight.double())
-        content = F.linear(x, self.content.weight.double())
-        return F.linear(F.silu(gate) * content, self.final.weight.double()).transpose(1, 2)
+        gate, content, final = (
+            read_linear(layer, x.dtype).weight for layer in (self.gate, self.content, self.final)
+        )
+        hidden = F.silu(F.linear(x, gate)) * F.linear(x, content)
+        return F.linear(hidden, final).transpose(1, 2)
 
     def transform(
         self, q: Tokens, k: Tokens

@@ -17,6 +17,7 @@ from posenc.encodings.base.base import (
     require_encoding,
 )
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fire import FIRE
@@ -138,17 +139,17 @@ class Adapted(Term):
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         bias = self._bias(scores, rows, keys)
-        out = self.dape.out
-        for_scores, for_bias = self.dape.hidden.weight.to(scores.dtype).chunk(2, dim=1)
-        hidden_bias = self.dape.hidden.bias.to(scores.dtype)[:, None, None]
-        out_bias = out.bias.to(scores.dtype)[:, None, None]
+        weight, hidden_bias = read_linear(self.dape.hidden, scores.dtype)
+        out_weight, out_bias = read_linear(self.dape.out, scores.dtype)
+        assert hidden_bias is not None and out_bias is not None
+        for_scores, for_bias = weight.chunk(2, dim=1)
         finite = bias.masked_fill(bias == -torch.inf, 0)  # the sum hides these keys
         # Apart, because the bias often has one row for the whole batch.
-        from_bias = torch.einsum("wh,...hqk->...wqk", for_bias, finite) + hidden_bias
+        from_bias = torch.einsum("wh,...hqk->...wqk", for_bias, finite) + hidden_bias[:, None, None]
         hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores) + from_bias
         hidden = F.leaky_relu(hidden, inplace=True)
-        change = torch.einsum("hw,...wqk->...hqk", out.weight.to(scores.dtype), hidden)
-        return scores + change + (bias + out_bias)
+        change = torch.einsum("hw,...wqk->...hqk", out_weight, hidden)
+        return scores + change + (bias + out_bias[:, None, None])
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return the inner bias, (batch or 1, num_heads, rows, keys)."""

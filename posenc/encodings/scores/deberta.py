@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.base.placed import require_whole
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
@@ -220,9 +221,10 @@ class DeBERTa(PositionEncoding):
         shared = 2 * (last + 1 - first) < len(rows)
         projected = torch.arange(first, last + 1, device=rows.device) if shared else rows
         table = self._rows(projected, dtype)
-        heads = projection.weight.to(dtype) @ table.mT
-        if projection.bias is not None:
-            heads = heads + projection.bias.to(dtype)[:, None]
+        weight, bias = read_linear(projection, dtype)
+        heads = weight @ table.mT
+        if bias is not None:
+            heads = heads + bias[:, None]
         heads = heads.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
         if shared:
             heads = heads[..., rows - first]

@@ -13,6 +13,7 @@ from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.base.placed import check_distances
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
@@ -225,4 +226,6 @@ def _psi(scaled: Tensor) -> Tensor:
 
 def _weights(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the weight and the bias of a layer in this dtype."""
-    return layer.weight.to(dtype), layer.bias.to(dtype)
+    weight, bias = read_linear(layer, dtype)
+    assert bias is not None
+    return weight, bias

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.terms.dense import Dense
@@ -86,7 +87,7 @@ class FoX(PositionEncoding):
     ) -> Float[Tensor, "batch num_heads seq_len *ways"]:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
-            gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
+            gate = F.linear(x.to(dtype), *read_linear(self.gate, dtype))
         state = F.logsigmoid(gate).double().cumsum(1).transpose(1, 2)  # (batch, gates, len)
         if self.bidirectional:
             state = torch.stack(state.chunk(2, dim=1), dim=-1)

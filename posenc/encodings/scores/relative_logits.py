@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.terms.bands import Table
 from posenc.encodings.terms.by_distance import ByDistance
@@ -85,7 +86,7 @@ class RelativeLogits(PositionEncoding):
     ) -> Float[Tensor, "batch num_heads seq_len num_profiles"]:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
-            state = F.linear(x.to(dtype), self.state_proj.weight.to(dtype))
+            state = F.linear(x.to(dtype), *read_linear(self.state_proj, dtype))
         return state.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def term(self, q: Tokens, k: Tokens) -> "Profiles":

@@ -18,6 +18,7 @@ from posenc.encodings.base.base import (
     check_heads,
 )
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.linear import read_linear
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.precision import at_least_float32
@@ -125,12 +126,12 @@ class TransformerXL(PositionEncoding):
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads distances head_dim"]:
         """Return the projected sinusoid W R of each distance, (num_heads, distances, head_dim)."""
-        projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
+        projected = read_linear(self.projection, dtype).weight @ self.sinusoid(distance, dtype).mT
         return projected.unflatten(0, self.u.shape).mT
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """Return the projection W by head, (num_heads, head_dim, embed_dim)."""
-        return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
+        return read_linear(self.projection, dtype).weight.unflatten(0, self.u.shape)
 
 
 class DistanceVectors(ByDistance):
