@@ -18,6 +18,9 @@ import numpy as np
 
 ROUNDING = 1e-12
 """Standard deviation, relative to the largest value, below which it is rounding error."""
+UNSEEN = {"at": 5e-4, "beyond": 5e-4}
+"""Bits per byte that are no difference, however equal the seeds are: they print as 0.000, and two
+computations of one formula differ by their rounding."""
 
 
 class Gap(NamedTuple):
@@ -125,7 +128,8 @@ class Pairs:
         if self.level is None or not pooled > (ROUNDING * largest) ** 2:
             return math.inf
         quantile = studentized_range(self.level, len(self.names), self.freedom)
-        return quantile * math.sqrt(max(variance, pooled) * factor / 2)
+        half = quantile * math.sqrt(max(variance, pooled) * factor / 2)
+        return max(half, UNSEEN.get(self.where, 0.0))
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:

@@ -133,6 +133,17 @@ def test_without_a_spread_nothing_is_claimed(values):
         assert found.gap(a, b).half == math.inf and not found.gap(a, b).significant
 
 
+@pytest.mark.parametrize("where", ["at", "beyond"])
+@pytest.mark.parametrize(("difference", "told"), [(2.2e-9, False), (4e-4, False), (6e-4, True)])
+def test_a_difference_that_prints_as_nothing_is_none(where, difference, told):
+    """One formula computed in two orders differs by its rounding, alike in all seeds."""
+    values = [7.878331383, 7.954748367]
+    other = [value + difference * share for value, share in zip(values, (1.0, 1.001), strict=True)]
+    pairs = Pairs({"a": dict(enumerate(values)), "b": dict(enumerate(other))}, where)
+    assert pairs.worse == ({("b", "a")} if told else set())
+    assert pairs.least >= 5e-4
+
+
 def test_seeds_that_no_other_encoding_has_join_nothing():
     values = drawn(4, 6, 2)
     values[:2, 3:] = values[2:, :3] = NAN  # two studies of two encodings

@@ -59,6 +59,7 @@ def export_llama(
         "mlp_bias": False,
         "max_position_embeddings": max_positions,
         "rope_parameters": {"rope_type": "default", "rope_theta": encoding.rope_theta},
+        "rope_theta": encoding.rope_theta,  # where transformers 4 and mlx-lm look for it
         "bos_token_id": None,
         "eos_token_id": stop_token,
         **{theirs: getattr(model.config, ours) for ours, theirs in _SIZES.items()},

@@ -60,9 +60,16 @@ def test_the_config_says_what_was_asked(tmp_path):
     export_llama(model, tmp_path, max_positions=64, stop_token=7)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["rope_parameters"] == {"rope_type": "default", "rope_theta": 1234.5}
-    assert "rope_scaling" not in written and "rope_theta" not in written
+    assert written["rope_theta"] == 1234.5  # where transformers 4 and mlx-lm look for it
+    assert "rope_scaling" not in written
     assert (written["max_position_embeddings"], written["eos_token_id"]) == (64, 7)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_every_runtime_reads_the_base_of_the_config(tmp_path, call):
+    export_llama(decoder(rope_theta=5e5), tmp_path / "model", max_positions=64)
+    code, out, _ = call("doctor", tmp_path / "model", "--ask", "none")
+    assert code == 0 and "PD001" not in out
 
 
 @pytest.mark.parametrize(
