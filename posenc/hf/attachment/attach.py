@@ -145,7 +145,7 @@ def _attach(
                     attachment.handles.append(handle)
         for stack, stack_encoding in zip(stacks, encodings, strict=True):
             _put(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
-            _note_hooked(attachment, stack.module, model)
+            _note_hooked(attachment, stack, model)
         if not hooks.takes_ids(model):
             attachment.handles += [
                 model.register_forward_pre_hook(hooks.note_ids, with_kwargs=True),
@@ -359,6 +359,9 @@ def _put(
     if 1 in encoding.claims.places:
         table = module.get_input_embeddings()  # type: ignore[operator]
         attachment.handles.append(table.register_forward_hook(hooks.embedded))
+    for other in stack.beside:
+        attachment.changed.append((other, {LAYER: None}, {}))
+        vars(other)[LAYER] = None
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
@@ -374,16 +377,23 @@ def _put(
         ]
 
 
-def _note_hooked(attachment: Attachment, stack: nn.Module, model: Any) -> None:
-    """Note which modules outside of the attentions carry hooks, for `hooks.begin` to find again."""
+def _note_hooked(attachment: Attachment, stack: Stack, model: Any) -> None:
+    """Note which modules carry hooks, and where, for `hooks.begin` to find them again. A layer that
+    is exchanged takes its attention along, so that the layers are noted, too."""
+    module = stack.module
+    names = {child: name for name, child in module.named_modules()}
     hooked: list[nn.Module] = []
+    for reached in stack.attentions:
+        parts = names[reached.module].split(".")
+        paths = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        hooked += [module.get_submodule(path) for path in paths]
     if attachment.own == "replace":
-        hooked += own_positions.rotations(stack) + own_positions.tables(stack, model)
-    if 1 in getattr(stack, ENCODING).claims.places:
-        hooked.append(stack.get_input_embeddings())  # type: ignore[operator]
+        hooked += own_positions.rotations(module) + own_positions.tables(module, model)
+    if 1 in getattr(module, ENCODING).claims.places:
+        hooked.append(module.get_input_embeddings())  # type: ignore[operator]
     noted = hooks.places_of(model, hooked)
-    attachment.changed.append((stack, {HOOKED: noted}, {}))
-    vars(stack)[HOOKED] = noted
+    attachment.changed.append((module, {HOOKED: noted}, {}))
+    vars(module)[HOOKED] = noted
 
 
 def _undo(model: Any) -> None:

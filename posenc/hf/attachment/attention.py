@@ -11,7 +11,16 @@ from torch.nn import functional as F
 
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding
-from posenc.hf.attachment.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
+from posenc.hf.attachment.calls import (
+    ATTENDING,
+    FORWARD,
+    HOOKED,
+    LAYER,
+    TRIAL,
+    Attending,
+    Forward,
+    Reached,
+)
 from posenc.hf.capabilities import padding_requested, queries_requested
 from posenc.masks import Mask, causal, document
 from posenc.positions import as_range, counted, length_of
@@ -190,7 +199,8 @@ def _scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> 
 
 def _attending(module: nn.Module, key: Tensor) -> Attending | None:
     """Return the running attention recorded for this module; None if it has no encoding."""
-    if LAYER not in vars(module):
+    if vars(module).get(LAYER) is None:
+        _refuse_added(module)
         return None
     now = ATTENDING.get()
     if now is None or now.module is not module:
@@ -207,6 +217,23 @@ def _attending(module: nn.Module, key: Tensor) -> Attending | None:
         )
     now.reached = True
     return now
+
+
+def _refuse_added(module: nn.Module) -> None:
+    """Raise ValueError for an attention of a stack's kind that came after attach: it would attend
+    without the encoding."""
+    forward = FORWARD.get()
+    if LAYER in vars(module) or forward is None or torch.compiler.is_compiling():
+        return
+    with_encoding = [
+        each.module for each in vars(forward.stack)[HOOKED] if LAYER in vars(each.module)
+    ]
+    if any(type(each) is type(module) for each in with_encoding):
+        raise ValueError(
+            f"posenc: a {type(module).__name__} was added to {type(forward.stack).__name__} after "
+            "attach, and knows nothing of the encoding. Call posenc.hf.detach(model), add it, and "
+            "attach again."
+        )
 
 
 def _refuse_unread(module: nn.Module, kwargs: dict[str, Any]) -> None:

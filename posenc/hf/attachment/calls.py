@@ -13,9 +13,11 @@ ATTACHMENT = "posenc_attachment"
 ENCODING = "posenc_encoding"
 """Submodule of a stack that is the encoding, so its parameters are the model's."""
 HOOKED = "posenc_hooked"
-"""Attribute of a stack that has the modules which carry its hooks, a list of hooks.Hooked."""
+"""Attribute of a stack that has the modules which carry its hooks, and the layers around them, a
+list of hooks.Hooked."""
 LAYER = "posenc_layer"
-"""Attribute of an attention module that has the data of its encoding, a hooks.Layer."""
+"""Attribute of an attention module that has the data of its encoding, a hooks.Layer; None in one
+that reads another stack, and has no encoding."""
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,11 +22,15 @@ HALF = 5e-2
 
 @dataclass(eq=False)
 class Stack:
-    """Layers that share an encoding: the module that gets the positions and its attentions."""
+    """Layers that share an encoding: the module that gets the positions and its attentions.
+
+    beside: attentions of its layers that read another stack, and get no encoding.
+    """
 
     module: nn.Module
     attentions: list[Reached]
     embed_dim: int
+    beside: list[nn.Module] = field(default_factory=list)
 
 
 def example_of(model: Any) -> dict[str, Tensor]:
@@ -77,13 +81,19 @@ def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
     names = {module: name for name, module in model.named_modules()}
     _refuse_bypass(model, names, called, {each.module for each in seen.reached})
     stacks: dict[nn.Module, Stack] = {}
+    reads_another: list[nn.Module] = []
     for each in seen.reached:
-        if each.q_len != each.kv_len:  # it reads another stack
+        if each.q_len != each.kv_len:
+            reads_another.append(each.module)
             continue
         owner = _stack_of(model, names[each.module], called)
         stack = stacks.setdefault(owner, Stack(owner, [], widths[each.module]))
         if all(each.module is not other.module for other in stack.attentions):
             stack.attentions.append(each)
+    for module in reads_another:
+        owner = _stack_of(model, names[module], called)
+        if owner in stacks:
+            stacks[owner].beside.append(module)
     return list(stacks.values())
 
 

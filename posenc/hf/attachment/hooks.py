@@ -49,7 +49,8 @@ class Layer:
 
 @dataclass
 class Hooked:
-    """A module that carries hooks, and where it was: an attribute of its parent."""
+    """A module that carries hooks, or a layer around it, and where it was: an attribute of its
+    parent."""
 
     parent: nn.Module
     name: str

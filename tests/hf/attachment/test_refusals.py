@@ -251,10 +251,79 @@ def test_a_module_that_is_exchanged_after_attach(family, encoding, parent, name)
 
 
 def copied_without_hooks(module):
+    """A copy as from_pretrained would build it."""
     other = copy.deepcopy(module)
-    other._forward_hooks.clear()
-    other._forward_pre_hooks.clear()
+    for each in other.modules():
+        each._forward_hooks.clear()
+        each._forward_pre_hooks.clear()
+        for name in [name for name in vars(each) if name.startswith("posenc")]:
+            delattr(each, name)
     return other
+
+
+@pytest.mark.parametrize(
+    ("family", "parent", "name"),
+    [
+        ("llama", "model.layers.1", "self_attn"),
+        ("llama", "model.layers", "1"),
+        ("llama", "model", "layers"),
+        ("gpt2", "transformer.h.0", "attn"),
+        ("bert", "bert.encoder.layer", "0"),
+        ("bart", "model.decoder.layers.1", "self_attn"),
+    ],
+)
+def test_an_attention_or_a_layer_that_is_exchanged_after_attach(family, parent, name):
+    """The new one would attend without the encoding."""
+    options = {"decoder": "alibi"} if family == "bart" else {}
+    model = attach(build(family), "alibi", **options)
+    want = model(TOKENS).logits
+    owner = model.get_submodule(parent)
+    module = getattr(owner, name)
+    setattr(owner, name, copied_without_hooks(module))
+    with pytest.raises(ValueError, match=f"{name} of .* was exchanged after attach"):
+        model(TOKENS)
+    setattr(owner, name, module)
+    torch.testing.assert_close(model(TOKENS).logits, want)
+
+
+def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=4,
+    )
+    model = transformers.ViTModel(config).eval()
+    pixels = torch.randn(2, 3, 16, 16)
+    attach(model, posenc.create("alibi", shape_of(model)), own="keep")
+    attentions = [n for n, m in model.named_modules() if type(m).__name__ == "ViTAttention"]
+    layer, _, name = attentions[0].rpartition(".")
+    layers, _, index = layer.rpartition(".")
+    for place, attribute in ((layers, index), (layer, name)):
+        owner = model.get_submodule(place)
+        module = getattr(owner, attribute)
+        setattr(owner, attribute, copied_without_hooks(module))
+        with pytest.raises(ValueError, match="was exchanged after attach"):
+            model(pixels)
+        setattr(owner, attribute, module)
+    model(pixels)
+
+
+def test_a_layer_that_is_added_after_attach():
+    model = attach(build("llama"), "alibi")
+    layers = model.model.layers
+    layers.append(copied_without_hooks(layers[1]))
+    layers[2].self_attn.layer_idx = 2
+    model.config.num_hidden_layers += 1
+    if hasattr(model.config, "layer_types") and model.config.layer_types:
+        model.config.layer_types.append("full_attention")
+    with pytest.raises(ValueError, match="a LlamaAttention was added to LlamaModel after attach"):
+        model(TOKENS)
+    detach(model)
+    attach(model, "alibi")
+    assert model(TOKENS).logits.isfinite().all()
 
 
 def test_other_modules_may_be_exchanged_after_attach():
