@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.dialects.ask import Asked
 from posenc.dialects.computed import RefusedError
+from posenc.dialects.files.attached import refuse_attached
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
@@ -83,6 +84,7 @@ def _run(options: Options, own: Answers | None = None) -> tuple[str, int]:
     if options.layout or options.convert_layout is not None:
         return _layout(options)
     source = load(options.paths[0])
+    refuse_attached(source.folder)
     case = _case(source, options)
     if options.positions is not None:
         case.require_known()

@@ -58,6 +58,7 @@ class Outcome:
     tuned: Evaluation | None = None
     tuning_losses: list[float] = field(default_factory=list)
     config_diff: list[str] = field(default_factory=list)
+    left_behind: list[str] = field(default_factory=list)
     proof: Proof | None = None
 
     def short_text(self) -> dict[str, Estimate]:
@@ -114,6 +115,8 @@ def extend(
     Raises: ValueError, with the reason, for anything that cannot be extended. RunFailed if `method`
     cannot be measured on this checkpoint; NotExported if the export cannot be proved.
     """
+    if type(to) is not int:
+        raise TypeError(f"extend: to must be a whole number of tokens, got {to!r}.")
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, method, options)
     checkpoint = _load(folder, options)
@@ -260,4 +263,8 @@ def export_variant(
         )
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
+        )
+        copied = {path.name for path in out.iterdir()}
+        outcome.left_behind = sorted(
+            path.name for path in checkpoint.folder.iterdir() if path.name not in copied
         )

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import posenc
 from posenc.extend.measure import samples
 from posenc.extend.measure.losses import Reader
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.fuzz import kills_extend
-from tests.hf_models import LENGTH, save
+from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 TEXT = "<|endoftext|>".join(f"{i} the fox and the dog " * 12 for i in range(40))
@@ -38,6 +39,47 @@ def test_a_folder_that_compare_exported_is_extended(text, tmp_path, call):
     config = json.loads((tmp_path / "longer" / "config.json").read_text())
     assert config["rope_parameters"]["rope_type"] == "linear"
     assert config["max_position_embeddings"] == TARGET
+
+
+def test_stock_generation_reads_prompts_of_the_new_length(text, tmp_path, call):
+    folder = save("llama", tmp_path / "old")
+    (folder / "generation_config.json").write_text(json.dumps({"max_length": LENGTH}))
+    (folder / "README.md").write_text("Of the old model.")
+    (folder / "onnx").mkdir()
+    where = ("--text", text, "--bytes", "--task", "none", "--out", tmp_path / "new")
+    code, _, err = call(
+        "extend", folder, "--to", TARGET, "--method", "yarn", "--windows", 2, *where
+    )
+    assert code == 0 and "Left behind: README.md, onnx" in err
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    prompt = torch.arange(2 * LENGTH)[None] % 200 + 5
+    written = model.generate(prompt, do_sample=False)
+    assert written.shape[1] > prompt.shape[1]
+
+
+@pytest.mark.parametrize("to", [96.0, "96", True, None])
+def test_a_length_that_is_no_whole_number_is_refused(to, tmp_path):
+    with pytest.raises(TypeError, match="extend: to must be a whole number of tokens, got"):
+        posenc.extend.extend(save("llama", tmp_path / "old"), to, ["text " * 99])
+
+
+def test_a_model_with_an_attached_encoding_is_not_taken_for_the_stock_one(text, tmp_path, call):
+    """Its config and weights alone are another model, which nobody asked about."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(save("llama", tmp_path / "old"))
+    posenc.hf.attach(model, "alibi")
+    folder = tmp_path / "attached"
+    model.save_pretrained(folder)
+    said = "its model has an encoding attached by posenc (posenc.json)"
+    for command in (
+        ("extend", folder, "--to", TARGET, "--bytes", "--text", text),
+        ("inspect", "model", folder, "--bytes"),
+        ("doctor", folder, "--ask", "none"),
+    ):
+        code, out, err = call(*command)
+        assert code == 2 and said in out + err, (out, err)
+    posenc.hf.detach(model)
+    model.save_pretrained(folder)
+    assert call("doctor", folder, "--ask", "none")[0] == 0
 
 
 @pytest.mark.slow

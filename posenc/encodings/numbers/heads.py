@@ -1,5 +1,6 @@
 """Multiply with key/value heads that several query heads share."""
 
+import torch
 from torch import Tensor
 
 from posenc.encodings.numbers.tracking import exports_python
@@ -18,4 +19,10 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def for_every_head(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
     """Repeat each head of axis `dim` for the consecutive query heads that share it."""
-    return t if t.shape[dim] == num_heads else t.repeat_interleave(num_heads // t.shape[dim], dim)
+    heads = t.shape[dim]
+    if heads == num_heads:
+        return t
+    if exports_python():  # torch 2.11 exports a repeated head for some lengths only
+        shared = torch.arange(num_heads, device=t.device) // (num_heads // heads)
+        return t.index_select(dim, shared)
+    return t.repeat_interleave(num_heads // heads, dim)

@@ -31,6 +31,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         "tuning_losses": outcome.tuning_losses,
         "config_changes": outcome.config_diff,
+        "left_behind": outcome.left_behind,
         "proof": outcome.proof,
     }
 

@@ -66,6 +66,8 @@ def extend_and_show(
         raise failed
     if outcome.proof is not None and out is not None:
         console.print(f"Written and proved: {out}", markup=False)
+        if outcome.left_behind:
+            say(console, f"Left behind: {', '.join(outcome.left_behind)}")
         if lm_eval is not None:
             _evaluate(outcome, out, lm_eval)
     elif out is not None:

@@ -29,6 +29,7 @@ from posenc.report.files.opened import copy_file, make_inside
 from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
+GENERATION = "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys for the dtype of the stored weights; running in another dtype does not change them."""
 
@@ -66,6 +67,7 @@ def export_checkpoint(
     with new_folder(out) as temporary:
         write_weights(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
+        raise_generation_limit(temporary, checkpoint.trained_length, plan.longest)
         copy_sentence_files(checkpoint.folder, temporary, plan.longest)
         if plan.adapter is not None:
             make_inside(temporary / ADAPTER)
@@ -146,6 +148,15 @@ def _described(
     if plan.extra:
         return {**recipe.config, **plan.extra}, mapped_page(export, plan.extra)
     return recipe.config, page(export)
+
+
+def raise_generation_limit(folder: Path, trained: int, longest: int) -> None:
+    """Let generate() read prompts of `longest` tokens, if its own limit was the old length. A lower
+    one is somebody's choice, and stays."""
+    path = folder / GENERATION
+    limit = read_json(path).get("max_length") if path.exists() else None
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= trained:
+        raise_limit(path, "max_length", longest)
 
 
 def copy_tokenizer(source: Path, target: Path, longest: int) -> None:

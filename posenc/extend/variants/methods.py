@@ -23,19 +23,24 @@ class Method:
     length from it."""
 
 
+def _turns_that_stay(setting: RopeSetting) -> float:
+    """Return from how many turns in training on a pair keeps its frequency: 32, as the paper says.
+
+    Below 402 tokens no pair makes that many: the fastest turns by one radian a token, so it makes
+    length / (2 pi) turns. The ramp then begins at half of these, and not below 2.
+    """
+    return min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
+
+
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    # At short training lengths no pair completes 32 turns: the ramp then starts at half of the
-    # maximum of turns.
-    beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
     if isinstance(setting.scaling, rs.YaRN):
         temperature = setting.yarn_temperature(factor)
         return replace(setting.scaling, factor=factor, attention_factor=temperature)
-    return rs.YaRN(factor, setting.original_length, beta_fast=beta_fast)
+    return rs.YaRN(factor, setting.original_length, beta_fast=_turns_that_stay(setting))
 
 
 def _by_parts(setting: RopeSetting, factor: float) -> rs.Scaling:
-    beta = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
-    return rs.NTKByParts(factor, setting.original_length, beta=beta)
+    return rs.NTKByParts(factor, setting.original_length, beta=_turns_that_stay(setting))
 
 
 def _kept(setting: RopeSetting) -> tuple[int, int]:

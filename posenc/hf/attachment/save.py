@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.dialects.files.attached import MARK, RECORD
 from posenc.encodings import PerLayer, PositionEncoding, path_of
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.written import written
@@ -16,13 +17,10 @@ from posenc.hf.checkpoint import files
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import strict_json
 
-RECORD, NUMBERS = "posenc.json", "posenc.safetensors"
+NUMBERS = "posenc.safetensors"
 FORMAT = 1
 LOOKED_AT = 64
 """Elements of each weight that are hashed to identify a model."""
-MARK = f"{ENCODING}.attached"
-"""Name of a tensor among the weights of a model with an encoding. It tells them from the same
-weights saved after detach, and a loader that does not know the encoding reports it as left over."""
 
 
 def save_beside(model: Any) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.extend.export.folder import _with_defaults
+from posenc.extend.export.folder import _with_defaults, raise_generation_limit
 from posenc.extend.export.pooling import raise_limit, settings_text
 
 transformers = pytest.importorskip("transformers")
@@ -43,3 +43,19 @@ def test_settings_with_half_a_character_are_written(tmp_path):
 def test_no_config_is_written_with_a_number_that_json_lacks():
     with pytest.raises(ValueError, match=r"config\.json: text_config\.limits\[1\] is inf"):
         settings_text({"text_config": {"limits": [0.0, float("inf")]}}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(64, 256), (100, 256), (20, 20), (300, 300), (None, None), (True, True), ("64", "64")],
+)
+def test_generation_reads_as_far_as_the_model_if_it_did_before(limit, expected, tmp_path):
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"max_length": limit, "top_p": 0.9}))
+    raise_generation_limit(tmp_path, trained=64, longest=256)
+    assert json.loads(path.read_text()) == {"max_length": expected, "top_p": 0.9}
+
+
+def test_without_settings_of_generation_none_are_written(tmp_path):
+    raise_generation_limit(tmp_path, trained=64, longest=256)
+    assert not [*tmp_path.iterdir()]
