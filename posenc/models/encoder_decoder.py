@@ -92,14 +92,14 @@ class EncoderDecoder(nn.Module):
 
         Args:
             source: token ids.
-            source_positions: their positions, from 0 by default.
-            source_valid: (batch, source_len), False for padding.
+            source_positions: their positions; by default from 0, without padding.
+            source_valid: (batch, source_len), False for padding, on either side.
             length: the source's current length, for encodings whose frequencies depend on it.
         """
         check_tokens("EncoderDecoder", source, self.config.vocab_size)
-        if source_positions is None:
-            source_positions = default_positions(source, 0, self.encoder.encoding)
         mask = masks.full if source_valid is None else masks.padding(source_valid)
+        if source_positions is None:
+            source_positions = default_positions(source, 0, self.encoder.encoding, source_valid)
         hidden = self.encoder.hidden(self.tokens(source), source_positions, mask, length=length)
         return Conditioned(self, hidden, source_positions, source_valid)
 

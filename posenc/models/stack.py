@@ -14,7 +14,7 @@ from posenc.encodings import PositionEncoding, check_embedded, one_per_model, re
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
-from posenc.positions import Positions, counted, tensor
+from posenc.positions import Positions, counted, positions_from_mask, tensor
 
 
 class Stack(nn.Module):
@@ -83,15 +83,22 @@ class Stack(nn.Module):
 
 
 def default_positions(
-    tokens: Shaped[Tensor, "batch len *channels"], past: int, encoding: PositionEncoding
-) -> Int[Tensor, "len *axes"] | range:
-    """Return positions past, past + 1, ..., equal in all rows and all components."""
-    positions = counted(past, tokens.shape[1], tokens.device)
-    if encoding.claims.num_axes == 1:
+    tokens: Shaped[Tensor, "batch len *channels"],
+    past: int,
+    encoding: PositionEncoding,
+    valid: Shaped[Tensor, "batch len"] | None = None,
+) -> Int[Tensor, "len *axes"] | Int[Tensor, "batch len *axes"] | range:
+    """Return positions past, past + 1, ..., equal in all components, and in all rows unless `valid`
+    says which tokens are no padding: these are not counted."""
+    if valid is None:
+        positions = counted(past, tokens.shape[1], tokens.device)
+    else:
+        positions = positions_from_mask(valid, start=past)
+    axes = encoding.claims.num_axes
+    if axes == 1:
         return positions
-    return (
-        tensor(positions, tokens.device)[:, None].expand(-1, encoding.claims.num_axes).contiguous()
-    )
+    positions = tensor(positions, tokens.device)[..., None]
+    return positions.expand(*positions.shape[:-1], axes).contiguous()
 
 
 def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:

@@ -109,6 +109,36 @@ def test_padded_sources_write_what_they_write_alone(beams):
         assert torch.equal(together[part], alone)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("name", "cross"), [("sinusoidal", None), ("rope", "rope"), ("alibi", None), ("t5", "t5")]
+)
+@torch.no_grad()
+def test_padding_of_a_source_is_not_counted(name, cross, side):
+    """Absolute encodings and those of attention to the source feel where a source begins."""
+    model = pair(name, cross=None if cross is None else encoding(cross))
+    ids, source = tokens(2, 4, seed=2), tokens(2, 7)
+    valid = torch.ones(2, 7, dtype=torch.bool)
+    if side == "left":
+        valid[1, :3] = False
+    else:
+        valid[1, 4:] = False
+    together = model(source, ids, source_valid=valid)
+    alone = model(source[1:, valid[1]], ids[1:])
+    torch.testing.assert_close(together[1:], alone, rtol=0, atol=2e-5)
+    torch.testing.assert_close(together[:1], model(source[:1], ids[:1]), rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_a_padded_source_of_several_components_is_counted_in_each():
+    torch.manual_seed(0)
+    model = EncoderDecoder(CONFIG, encoding("axial_rope"), encoding("rope")).eval()
+    ids, source = tokens(1, 4, seed=2), tokens(1, 7)
+    valid = torch.arange(7)[None] >= 3
+    got = model(source, ids, source_valid=valid)
+    torch.testing.assert_close(got, model(source[:, 3:], ids), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_all_parameters_of_an_encoder_decoder_learn(tie, norm_position):

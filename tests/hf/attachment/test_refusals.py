@@ -311,6 +311,22 @@ def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():
     model(pixels)
 
 
+def test_a_vision_transformer_that_shuffles_patches_is_refused():
+    """Slot 1 holds any patch of the image: a distance between slots would be noise."""
+    config = transformers.ViTMAEConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=4,
+    )
+    model = transformers.ViTMAEModel(config).eval()
+    with pytest.raises(ValueError, match="ViTMAEModel reads one image differently each time"):
+        attach(model, posenc.ALiBi(num_heads=4), own="keep")
+    assert not any("posenc" in key for module in model.modules() for key in vars(module))
+
+
 def test_a_layer_that_is_added_after_attach():
     model = attach(build("llama"), "alibi")
     layers = model.model.layers
