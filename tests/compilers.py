@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,33 @@ def traces_attributes() -> bool:
     except torch._dynamo.exc.Unsupported:
         return False
     return True
+
+
+def compiles_each_number() -> bool:
+    """Return True if torch compiles anew for each value of a number that a module keeps; torch 2.6
+    makes it a variable of one graph."""
+    graphs = 0
+
+    def count(module: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    class Keeps(torch.nn.Module):
+        last = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] != self.last:
+                self.last = int(x.shape[0])
+            return x + torch.arange(self.last)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(Keeps(), backend=count)
+    lengths = (5, 6, 7, 8, 9)
+    for length in lengths:
+        compiled(torch.ones(length))
+    torch._dynamo.reset()
+    return graphs >= len(lengths)
 
 
 needs_whole_graphs = pytest.mark.skipif(

@@ -103,6 +103,11 @@ class Narrator(Progress):
         self.task = self.add_task("", total=1.0)
         self.last, self.said = "", 0.0
 
+    def stop(self) -> None:
+        """End the bar. Nothing was begun without a terminal, where rich 13 prints an empty line."""
+        if self.console.is_terminal:
+            super().stop()
+
     def __call__(self, what: str, share: float) -> None:
         self.update(self.task, description=visible(what), completed=share)
         now = time.monotonic()

@@ -312,7 +312,7 @@ BAD = {
     "default words": (["--swap", "dog", "cat"], "'dog' is not in the text 'The company"),
     "ids": (["--ids", "--sentence", "5 900"], r"must lie in 0 \.\. 256"),
     "layer": (["--layer", "7"], r"layers are 0 \.\. 1, got 7"),
-    "not for a model": (["--head-dim", "32"], "No such option: --head-dim"),
+    "not for a model": (["--head-dim", "32"], "No such option:? '?--head-dim"),
     "no tokenizer": ([], "no tokenizer"),
 }
 

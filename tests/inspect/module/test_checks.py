@@ -8,6 +8,7 @@ import torch
 
 from posenc.inspect.module.sheet import CHECKS, verdicts
 from posenc.inspect.module.subject import find_subject
+from tests.compilers import compiles_each_number
 from tests.inspect.module import mistakes, planted
 
 ACTIVATIONS = "bfloat16 activations keep positions"
@@ -153,7 +154,10 @@ def test_right_modules_get_yes_and_no_no(module_class):
 @pytest.mark.parametrize("module_class", WRONG, ids=lambda c: c.__name__)
 def test_each_mistake_is_found(module_class):
     found = checked(module_class)
-    assert {check for check, (holds, _) in found.items() if holds is False} == WRONG[module_class]
+    wrong = WRONG[module_class]
+    if module_class in (planted.Recentred, planted.Counts) and not compiles_each_number():
+        wrong = wrong - {GRAPHS}  # a number that the module keeps costs no graph there
+    assert {check for check, (holds, _) in found.items() if holds is False} == wrong
 
 
 def test_every_check_is_seen_both_ways():
