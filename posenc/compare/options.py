@@ -121,7 +121,10 @@ class Options:
     layers: Annotated[int | None, option("Number of layers.", shown="4", min=1)] = None
     heads: Annotated[int | None, option("Number of query heads.", shown="4", min=1)] = None
     kv_heads: Annotated[
-        int | None, option("Number of key/value heads.", shown="as many as --heads", min=1)
+        int | None,
+        option(
+            "Number of key/value heads.", shown="as many as --heads, shared as in --config", min=1
+        ),
     ] = None
     projections: Annotated[
         str,

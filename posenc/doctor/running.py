@@ -16,7 +16,13 @@ from posenc.dialects.model import BadConfigError
 from posenc.dialects.record import Record, record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import asked_for
-from posenc.dialects.writers.overrides import check_override, intended, overridden, override
+from posenc.dialects.writers.overrides import (
+    SERVERS,
+    check_override,
+    intended,
+    overridden,
+    override,
+)
 from posenc.doctor import asking, comparing
 from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
@@ -104,7 +110,8 @@ def _overrides(source: Source, options: Options) -> tuple[str, int]:
     """Return the command-line options that make a server read what the file means."""
     assert options.overrides is not None
     _need_config(source, "--overrides")
-    check_choice("--overrides", options.overrides, RUNTIMES)
+    if options.overrides not in RUNTIMES:  # override() says of a known one why it takes none
+        check_choice("--overrides", options.overrides, SERVERS)
     meaning = meaning_of(source.config, options.length)
     said = override(source.raw, meaning, options.overrides)
     answer = {"server": options.overrides, "options": said}
@@ -233,12 +240,17 @@ def _check_one_or_two(options: Options) -> None:
     compares = len(options.paths) == 2
     adapter = not compares and is_adapter(options.paths[0])
     if options.like is not None and not (options.fix or (adapter and writes)):
-        raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
+        raise ValueError(
+            "--like goes with --fix of a GGUF file, or with --fix or --convert-layout of a LoRA "
+            "adapter."
+        )
     judges = not (actions or adapter or compares)
     if options.ask is not None and not judges:
         raise ValueError("--ask goes with judging a file, and with no other action.")
     if options.ignore is not None and not judges:
         raise ValueError("--ignore goes with judging a file, and with no other action.")
+    if options.overrides is not None and options.for_ is not None:
+        raise ValueError("--overrides names its server itself: leave out --for.")
     if compares and actions:
         raise ValueError(f"{actions[0]} takes one path, got two.")
 

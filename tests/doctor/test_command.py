@@ -244,6 +244,9 @@ def test_overrides_print_a_line_that_works(call, file, runtime, flag):
 def test_overrides_say_cannot(call, file):
     complains(call(file(config("49_")), "--overrides", "sglang"), "sglang cannot")
     complains(call(file(SIMPLE), "--overrides", "mlx-lm"), "takes no overrides")
+    complains(call(file(SIMPLE), "--overrides", "x"), "--overrides must be vllm or sglang")
+    both = ("--overrides", "vllm", "--for", "mlx-lm")
+    complains(call(file(SIMPLE), *both), "--overrides names its server itself")
 
 
 def test_an_override_without_a_base_is_an_error(call, file):

@@ -16,6 +16,7 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.sentence import phrase
+from posenc.statistics.pairs import UNSEEN
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
@@ -126,6 +127,8 @@ def describe_gains(found: tuple[int, list[float]] | None) -> str:
     if found is None:
         return phrase("not measured")
     _, gains = found
+    if all(abs(gain) <= UNSEEN["at"] for gain in gains):
+        return phrase("changes nothing")
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
         return phrase("seeds disagree")
     said = "saves {bits:.3f}" if gains[0] > 0 else "costs {bits:.3f}"

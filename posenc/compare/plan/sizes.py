@@ -33,9 +33,10 @@ def sizes_of(options: Options) -> dict[str, int]:
     else:
         path = Path(options.config)
         path = path / "config.json" if path.is_dir() else path
-        sizes = {**_of_config(text_config(path), path, options.small, given), **given}
-        if "heads" in given:  # the config's kv_heads may not fit another number of query heads
-            sizes["kv_heads"] = given.get("kv_heads", given["heads"])
+        of_config = _of_config(text_config(path), path, options.small, given)
+        sizes = {**of_config, **given}
+        if "heads" in given and "kv_heads" not in given:
+            sizes["kv_heads"] = _shared_alike(of_config, given["heads"], path)
     if sizes["width"] % sizes["heads"]:
         raise ValueError(f"--heads {sizes['heads']} does not divide --width {sizes['width']}.")
     return {"kv_heads": sizes["heads"], **sizes}
@@ -64,6 +65,18 @@ def _of_config(
             f"--width {heads * head_dim}."
         )
     return {**sizes, "kv_heads": kv_heads}
+
+
+def _shared_alike(of_config: Mapping[str, int], heads: int, path: Path) -> int:
+    """Return the key/value heads of another number of query heads, as many of which share one as in
+    the config."""
+    group = of_config["heads"] // of_config["kv_heads"]
+    if heads % group:
+        raise ValueError(
+            f"--heads {heads}: in {path} {group} query heads share a key/value head, and {heads} "
+            "make no whole groups. Say with --kv-heads how many there are."
+        )
+    return heads // group
 
 
 def _small(layers: int, group: int, kv_heads: int, head_dim: int) -> dict[str, int]:

@@ -121,6 +121,12 @@ def test_seeds_that_disagree_on_context_are_no_verdict():
     assert describe_gains(context_gains(given, "t5")) == "seeds disagree"
 
 
+@pytest.mark.parametrize("gains", [[0.0], [0.0, 0.0], [0.0, -4e-9], [4e-4, -4e-4]])
+def test_more_context_that_changes_nothing_is_no_dispute_of_seeds(gains):
+    assert describe_gains((512, gains)) == "changes nothing"
+    assert describe_gains((512, [*gains, 0.1])) == "seeds disagree"
+
+
 def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():
     long = dataclasses.replace(TRIAL, steps=4000)
     spent = np.cumsum([learning_rate(long, step) for step in range(long.steps)])
