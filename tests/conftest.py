@@ -22,7 +22,7 @@ from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install
 from tests import forked  # noqa: E402 - after install
 
-QUICK_CASES = 12
+QUICK_CASES = 8
 """Cases of one test function that `make test` runs, of those that are not slow anyway."""
 ASKED = pytest.StashKey[dict[str, str]]()
 """The encodings of --encoding, and the module:Class of each."""

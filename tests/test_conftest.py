@@ -14,7 +14,7 @@ def test_many(case): pass
 @pytest.mark.parametrize("case", range(100))
 def test_three(case): pass
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(8))
 def test_all(case): pass
 
 @pytest.mark.parametrize("case", [pytest.param(n, marks=pytest.mark.slow) for n in range(100)])
@@ -42,9 +42,9 @@ def chosen(tmp_path, request):
 
 def test_of_many_cases_a_few_are_quick_from_the_first_to_the_last(chosen):
     assert chosen == {
-        "test_many": [0, 9, 18, 27, 36, 45, 54, 63, 72, 81, 90, 99],
+        "test_many": [0, 14, 28, 42, 57, 71, 85, 99],
         "test_three": [0, 50, 99],
-        "test_all": [*range(12)],
+        "test_all": [*range(8)],
         "test_one": [0],
     }
     assert len(chosen["test_many"]) == QUICK_CASES

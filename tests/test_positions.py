@@ -88,6 +88,7 @@ def test_a_range_with_steps_is_taken_as_its_numbers():
     assert torch.equal(got, want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     ["rope", "alibi", *(pytest.param(n, marks=pytest.mark.slow) for n in ("nope", "t5", "shaw"))],

@@ -136,7 +136,7 @@ metadata.version = lambda name: {version!r} if name == "torch" else known(name)
 """
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("version", ["2.5.1+cu124", "1.13.0", "2.6.0", "10.0.1"])
 def test_an_old_torch_is_one_line(version, config):
     said = f"posenc needs torch 2.6 or newer, found {version}: "

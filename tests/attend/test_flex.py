@@ -315,6 +315,7 @@ LONG = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("case", LONG)

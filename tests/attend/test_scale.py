@@ -201,6 +201,7 @@ def test_compiled_code_uses_the_given_scale(name):
     torch.compiler.reset()
 
 
+@pytest.mark.quick(3)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", known.names())
 def test_compiled_code_prepares_an_encoding_and_gives_it_a_scale(name):

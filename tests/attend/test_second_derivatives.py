@@ -34,6 +34,7 @@ def functions(name, mask, dtype=torch.float64):
     return attend, inputs
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_encoding_has_a_second_derivative(name):
     attend, inputs = functions(name, masks.causal)
@@ -50,6 +51,7 @@ MASKS = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", ["nope", "rope", "rove"])
 def test_every_mask_has_a_second_derivative(name, mask):

@@ -312,6 +312,7 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     assert not (tmp_path / "trials.jsonl").exists()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "given, words",
     [

@@ -66,6 +66,7 @@ NO_MULTIPLIER = ("multiplier = float(cos[0].max())", "multiplier = 1.0")
 YARN, LONGROPE = "10_", "27_"
 
 
+@pytest.mark.quick(1)
 @needs_the_recorded_release
 @pytest.mark.parametrize(
     ("mistakes", "case"),
@@ -138,6 +139,7 @@ def tiny_answers() -> dict[str, Asked]:
     return dict(zip(FAMILIES, ask(questions), strict=True))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_that_rotates_as_the_probe_says_has_its_own_logits(family):
     config = transformers.AutoConfig.for_model(family, **SIZES, **FAMILIES[family])

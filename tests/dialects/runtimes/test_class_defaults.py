@@ -229,6 +229,7 @@ def stops(raw: dict) -> bool:
     return False
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("raw", STOPPING, ids=lambda raw: raw["model_type"])
 def test_a_forward_pass_that_stops_is_known_and_answered(raw):
     assert stops(raw)
@@ -247,6 +248,7 @@ def test_a_forward_pass_that_runs_is_no_refusal():
         assert not RUNTIMES["transformers-5"](raw, None, VERSION).stops
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("decoder", [4, 6])
 def test_moonshine_rotates_heads_as_wide_as_its_encoders(decoder):
     """The encoder's layers write their number of heads into the config that both parts share."""

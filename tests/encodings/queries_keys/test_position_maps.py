@@ -173,6 +173,7 @@ def test_wrong_sizes_are_refused(build, message: str):
         build()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["rerope", "self_extend", "dual_chunk"])
 def test_passes_have_second_derivatives(name):
     torch.manual_seed(0)

@@ -236,7 +236,7 @@ def test_an_encoding_may_be_given_as_create_reads_it():
         assert torch.equal(by_name(TOKENS).logits, built(TOKENS).logits)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @compiles_models
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "fire", "fox", "rope", "rope+alibi"])

@@ -21,6 +21,7 @@ def checked(module_class) -> dict[str, tuple[bool | None, str]]:
     return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("module_class", mistakes.RIGHT, ids=lambda c: c.__name__)
 def test_a_right_module_fails_no_check(module_class):
     found = checked(module_class)
@@ -31,13 +32,14 @@ def test_a_right_module_fails_no_check(module_class):
     assert found[mistakes.FREQUENCIES][0] is (True if rotates else None)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("module_class", mistakes.MISTAKES, ids=lambda c: c.__name__)
 def test_a_mistake_is_found_by_its_check(module_class):
     holds, said = checked(module_class)[mistakes.MISTAKES[module_class]]
     assert holds is False, said
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("module_class", "said"),
     [
