@@ -109,6 +109,8 @@ def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
         if param.param_type_name != "option":
             param.display_type_rich = lambda ctx: None  # "<list[str]>" helps nobody
             param.metavar = param.name.removesuffix("s").upper()
+            _, argument = get_args(given[param.name].annotation)
+            param.help = argument.help  # typer before 0.26 loses it with click 8.5
             continue
         param.rich_help_panel = panels.get(param.name)
         param.help = escape(param.help)  # rich takes [lm-eval] for a style

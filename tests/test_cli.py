@@ -85,6 +85,8 @@ def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command,
     assert all(len(line) > 60 for line in broken if line)
     options = [p for p in leaves()[command].params if p.param_type_name == "option"]
     assert options and all(p.rich_help_panel in cli.PANELS for p in options)
+    arguments = [p for p in leaves()[command].params if p.param_type_name == "argument"]
+    assert all(p.help.split()[0] in out for p in arguments)
     assert all(name in out for p in options for name in p.opts)
 
 

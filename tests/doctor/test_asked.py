@@ -225,7 +225,8 @@ def test_the_installed_release_is_asked(call, tmp_path):
     for options in ((), ("--ask", sys.executable)):
         code, out, _ = call("doctor", path, *options)
         assert code == 0
-        assert f"asked, {version('transformers')}  as meant" in cells(out, "transformers-5")
+        (row,) = (line.split() for line in out.splitlines() if line.startswith("transformers-5 "))
+    assert row[1:5] == ["asked,", version("transformers"), "as", "meant"]
     asked = posenc.doctor.ask(SIMPLE)
     assert asked.rotations[0].inv_freq == pytest.approx(PAIRS, rel=1e-6)
 
