@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings import rope_scaling as rs
 from posenc.hf.capabilities import validate
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import write_settings
@@ -53,7 +52,22 @@ def _rescale(scales: Mapping[Any, float]) -> None:
 
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
     """Return inv_freq and attention factor of the rotation by layer type (None: all layers)."""
-    found: dict[str | None, tuple[Tensor, float]] = {}
+    return dict(_running(model))
+
+
+def every_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, float]]]:
+    """Return the same of all rotary modules: by layer type, each rotation that differs from those
+    before it."""
+    found: dict[str | None, list[tuple[Tensor, float]]] = {}
+    for layer_type, (inv_freq, scaling) in _running(model):
+        kept = found.setdefault(layer_type, [])
+        if not any(torch.equal(inv_freq, other) and scaling == s for other, s in kept):
+            kept.append((inv_freq, scaling))
+    return found
+
+
+def _running(model: Any) -> Iterator[tuple[str | None, tuple[Tensor, float]]]:
+    """Yield layer type, inv_freq and attention factor of each rotation of each rotary module."""
     for _, _, module in rotary_modules(model):
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name:
@@ -61,21 +75,22 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
                 scaling = getattr(
                     module, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling"
                 )
-                found[layer_type] = (buffer, float(scaling))
-    return found
+                yield layer_type, (buffer, float(scaling))
 
 
 def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
     """Return True if the model's frequencies differ from those of the settings, or are NaN."""
     running = rotary_frequencies(model)
     return any(
-        not _same(*running[setting.layer_type], setting.frequencies())
+        not is_of(setting, *running[setting.layer_type])
         for setting in settings
         if setting.layer_type in running
     )
 
 
-def _same(inv_freq: Tensor, scale: float, said: rs.Frequencies) -> bool:
+def is_of(setting: RopeSetting, inv_freq: Tensor, scale: float) -> bool:
+    """Return True if a module's frequencies and attention factor are those of the setting."""
+    said = setting.frequencies()
     expected = torch.tensor([float(f) for f in said.inv_freq], dtype=torch.float64)
     got = inv_freq.detach().double().cpu()
     return (

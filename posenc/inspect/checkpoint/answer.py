@@ -32,7 +32,7 @@ def answer(kinds: Sequence[Kind], longest: int | None) -> str:
 def _of_kind(kind: Kind) -> str:
     match kind:
         case Rotation():
-            return _of_rotation(kind)
+            return f"{_of_rotation(kind)} {kind.differs}".rstrip()
         case Table():
             return (
                 f"It knows {kind.rows:,} positions, the rows of {kind.where}: at token "
@@ -70,8 +70,10 @@ def next_line(
 ) -> str | None:
     """Return the command that extends the model to twice the length; None if `posenc extend`
     cannot."""
-    rotates = any(isinstance(kind, Rotation) for kind in kinds)
-    takes = rotates and built.model_type not in FIXED_ROTATIONS
+    rotations = [kind for kind in kinds if isinstance(kind, Rotation)]
+    if any(kind.differs for kind in rotations):
+        return None
+    takes = rotations and built.model_type not in FIXED_ROTATIONS
     if longest is None or not (takes or built.model_type in FAMILIES):
         return None
     return shlex.join(["posenc", "extend", str(folder), "--to", str(2 * longest)])

@@ -1,6 +1,7 @@
 """Find where a model keeps its positions, with which settings, and what they look like."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
-from posenc.hf.rope.apply import other_frequencies
+from posenc.hf.rope.apply import every_frequencies, is_of, rotary_modules
 from posenc.hf.rope.settings import RopeSetting, head_size
 from posenc.report.machine.facts import version
 
@@ -27,11 +28,13 @@ class Rotation:
     """Rotary settings of one kind of layer.
 
     wavelengths: tokens per turn of each pair; None for a pair that does not rotate. unscaled: the
-    wavelengths before scaling. trained: the training length before any extension.
+    wavelengths before scaling. trained: the training length before any extension. rope_theta: None
+    if the frequencies are those of no base. differs: what the config says, where the model's module
+    has another rotation, which is the one described here; "" where both are the same.
     """
 
     layers: str
-    rope_theta: float
+    rope_theta: float | None
     rotary_dim: int
     head_dim: int
     scaling: str
@@ -39,6 +42,7 @@ class Rotation:
     longest: int
     wavelengths: list[float | None]
     unscaled: list[float | None]
+    differs: str = ""
     unfinished: list[int] = field(init=False)
     """Pairs that complete no turn within the training length."""
     new_angles: list[int] = field(init=False)
@@ -125,18 +129,12 @@ Kind = Rotation | Table | Bias | Disentangled
 def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     """Return everything that gives the model positions; empty if nothing known was found.
 
-    Raises: ValueError if the model rotates by other frequencies than its config says.
+    A rotation is that of the model's rotary modules, and not the one that the config describes.
+
+    Raises: ValueError if the frequencies of the modules are not known to be of any setting.
     """
     model = checkpoint.model
-    # Early transformers 5 forgets HunYuan's alpha when it has built the model.
-    if other_frequencies(model.get_decoder(), checkpoint.rotary):
-        installed = version("transformers")
-        raise ValueError(
-            f"{checkpoint.folder}: a {checkpoint.config.model_type} model of transformers "
-            f"{installed} rotates by other frequencies than its rotary keys say, so that nothing "
-            "can be said about its positions. Another release may follow them."
-        )
-    found: list[Kind] = [_rotation(setting, model) for setting in checkpoint.rotary]
+    found: list[Kind] = [*_rotations(checkpoint)]
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
             found.append(_table(name, module, model))
@@ -160,6 +158,83 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
         kinds = ", ".join(config.pos_att_type or ()) or "none"
         found.append(Disentangled("scores of every layer", f"{settings}; {kinds}"))
     return found
+
+
+def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
+    """Yield the rotations that the model's rotary modules have.
+
+    Raises: ValueError if their frequencies cannot be told.
+    """
+    model, settings = checkpoint.model, {s.layer_type: s for s in checkpoint.rotary}
+    running = every_frequencies(_text_part(model)) if settings else {}
+    for layer_type, rotations in running.items():
+        setting = settings.get(layer_type)
+        if setting is None or len(rotations) > 1:
+            raise ValueError(_untold(checkpoint))
+        ((inv_freq, scale),) = rotations
+        yield _of_module(checkpoint, setting, inv_freq, scale)
+
+
+def _text_part(model: Any) -> Any:
+    """Return the part of the model that reads text, whose rotary modules are looked at.
+
+    What transformers takes for the decoder of ModernBERT is its last linear layer.
+    """
+    decoder = model.get_decoder()
+    return decoder if rotary_modules(decoder) else model
+
+
+def _of_module(
+    checkpoint: Checkpoint, setting: RopeSetting, inv_freq: Tensor, scale: float
+) -> Rotation:
+    """Return the rotation of a module with these frequencies; `setting` is what the config says.
+
+    Raises: ValueError if the module's frequencies are neither those of the setting, nor those of
+    the setting with as many pairs as the module has, nor unscaled ones.
+    """
+    model = checkpoint.model
+    if is_of(setting, inv_freq, scale):
+        return _rotation(setting, model)
+    pairs = len(inv_freq)
+    differs = f"The config says {_said(setting)}; the model's rotary module has {{}}."
+    as_many = replace(setting, rotary_dim=2 * pairs)
+    if is_of(as_many, inv_freq, scale):
+        return replace(_rotation(as_many, model), differs=differs.format(_said(as_many)))
+    is_scaled = setting.scaling is not None or setting.compression != 1.0
+    if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
+        raise ValueError(_untold(checkpoint))
+    waves, base = _waves(inv_freq.double()), _base(inv_freq.double())
+    theta = "frequencies of no theta" if base is None else f"theta {base:,.6g}"
+    return replace(
+        _rotation(as_many, model),
+        rope_theta=base,
+        wavelengths=waves,
+        unscaled=waves,
+        differs=differs.format(f"{pairs} pairs, {theta}"),
+    )
+
+
+def _said(setting: RopeSetting) -> str:
+    scaling = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
+    return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"
+
+
+def _base(inv_freq: Tensor) -> float | None:
+    """Return the theta whose frequencies theta^(-i / pairs) these are; None if there is none."""
+    pairs = len(inv_freq)
+    if pairs < 2 or not inv_freq[-1] > 0:
+        return None
+    base = float(inv_freq[-1]) ** (-pairs / (pairs - 1))
+    exact = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    return base if torch.allclose(inv_freq, exact, rtol=1e-5, atol=0.0) else None
+
+
+def _untold(checkpoint: Checkpoint) -> str:
+    return (
+        f"{checkpoint.folder}: a {checkpoint.config.model_type} model of transformers "
+        f"{version('transformers')} rotates by other frequencies than its rotary keys say, so that "
+        "nothing can be said about its positions. Another release may follow them."
+    )
 
 
 def _rotation(setting: RopeSetting, model: Any) -> Rotation:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.inspect.checkpoint.positions import DISENTANGLED
+from posenc.report.page.failure import one_line
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ def mean_distance(weights: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
-    """Run the model on one sentence. Raises: ValueError if it returns no attention weights."""
+    """Run the model on one sentence.
+
+    Raises: ValueError if it does not run, or returns no attention weights.
+    """
     tokens = torch.tensor([ids])
     inputs: dict[str, Any] = {"input_ids": tokens}
     two_stacks = model.config.is_encoder_decoder
@@ -53,7 +57,13 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
         start = tokens.new_full((1, 1), model.config.decoder_start_token_id)
         inputs["decoder_input_ids"] = torch.cat([start, tokens[:, :-1]], dim=-1)
     with last_layers(model) as handed_on:
-        out = model(**inputs, output_attentions=True, output_hidden_states=True)
+        try:
+            out = model(**inputs, output_attentions=True, output_hidden_states=True)
+        except Exception as error:  # some configs build a model whose own parts do not fit
+            raise ValueError(
+                f"A {model.config.model_type} model of this config does not run: its own code "
+                f"raises {one_line(error)}"
+            ) from error
     if two_stacks:
         attention = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions}
         hidden, logits = out.encoder_hidden_states, out.logits[0, :1]

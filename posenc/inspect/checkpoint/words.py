@@ -67,11 +67,12 @@ def positions_lines(kinds: Sequence[Kind]) -> Lines:
 def _rotation(kind: Rotation) -> Lines:
     pairs = len(kind.wavelengths)
     name = f"rotation, {kind.layers}"
+    theta = "none" if kind.rope_theta is None else f"{kind.rope_theta:,g}"
     part = "" if kind.rotary_dim == kind.head_dim else f" of {kind.head_dim}"
     unfinished = f": {ranges(kind.unfinished)}" if kind.unfinished else ""
     new = f": {ranges(kind.new_angles)}" if kind.new_angles else ""
     return {
-        name: f"{kind.rotary_dim}{part} channels in {pairs} pairs, theta {kind.rope_theta:,g}, "
+        name: f"{kind.rotary_dim}{part} channels in {pairs} pairs, theta {theta}, "
         f"scaling {kind.scaling}, trained on {kind.trained:,} tokens, allowed {kind.longest:,}",
         f"{name}: no full turn in {kind.trained:,} tokens": (
             f"{len(kind.unfinished)} of {pairs} pairs{unfinished}"

@@ -168,19 +168,110 @@ def test_unfinished_pairs_are_those_of_the_models_own_frequencies(tmp_path, fami
     assert kind.rotary_dim == 2 * len(turns)
 
 
-@pytest.mark.parametrize("wrong", [1.001, float("nan")])
-def test_a_model_that_rotates_otherwise_than_its_keys_say_is_refused(tmp_path, monkeypatch, wrong):
-    """The planted case: the code of a release computes one frequency differently."""
+FACTOR = {"partial_rotary_factor": 0.5}
+SCALED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+UNREAD = {
+    "llama, in the dict": ("llama", {"rope_parameters": {**FACTOR, "rope_theta": 5000.0}}),
+    "llama, at the top": ("llama", {**FACTOR, "rope_theta": 5000.0}),
+    "gemma2": ("gemma2", {**FACTOR, "head_dim": 16}),
+    "starcoder2": ("starcoder2", {**FACTOR, "rope_theta": 8e6}),
+    "smollm3": ("smollm3", {**FACTOR, "num_hidden_layers": 4}),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_rotation_is_that_of_the_models_module_where_a_key_is_not_read(name, tmp_path, call):
+    family, keys = UNREAD[name]
+    save(family, tmp_path, **{**COMMON, **keys})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | keys), "utf-8")
+    rotary = load_checkpoint(tmp_path).model.model.rotary_emb
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    waves = [2 * math.pi / float(frequency) for frequency in rotary.inv_freq]
+    assert kind.wavelengths == pytest.approx(waves) and kind.unscaled == kind.wavelengths
+    assert kind.rotary_dim == kind.head_dim == 2 * len(waves)
+    assert kind.unfinished == [i for i, wave in enumerate(waves) if wave > LENGTH]
+    pairs = len(waves)
+    assert f"The config says {pairs // 2} pairs" in kind.differs
+    assert f"rotary module has {pairs} pairs" in kind.differs
+    _, out, _ = call("inspect", "model", tmp_path, "--bytes", "--out", tmp_path / "page.html")
+    said = " ".join(out.split())
+    assert kind.differs in said and f"of its {pairs} rotary pairs" in said
+    assert "posenc extend" not in said  # which refuses such a model
+
+
+def test_a_model_whose_own_code_does_not_run_its_config_is_refused(tmp_path):
+    """Llama's linear scaling reads the factor, and its attention does not."""
+    save("llama", tmp_path, rope_parameters={**FACTOR, **SCALED})
+    with pytest.raises(ValueError, match=r"llama model of this config does not run: .*size of"):
+        measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True))
+
+
+def planted(monkeypatch, folder, change, family="llama", **keys):
+    """Positions of a model whose rotary module was changed as by another release's code."""
 
     def load(*args, **options):
         checkpoint = load_checkpoint(*args, **options)
-        checkpoint.model.model.rotary_emb.inv_freq[1] *= wrong
+        change(checkpoint.model.model.rotary_emb)
         return checkpoint
 
     monkeypatch.setattr(sheet_of, "load_checkpoint", load)
-    save("llama", tmp_path)
+    save(family, folder, **keys)
+    return measure_checkpoint(Request(folder, TEXT, as_bytes=True)).positions
+
+
+def test_other_frequencies_than_the_keys_say_are_those_of_the_module(tmp_path, monkeypatch):
+    def one(rotary):
+        rotary.inv_freq[1] *= 1.001
+
+    (kind,) = planted(monkeypatch, tmp_path / "one", one)
+    assert kind.wavelengths[1] == pytest.approx(2 * math.pi * 10000 ** (1 / 4) / 1.001)
+    assert kind.rope_theta is None and "has 4 pairs, frequencies of no theta." in kind.differs
+
+    def base(rotary):
+        rotary.inv_freq.copy_(700.0 ** (-torch.arange(4) / 4))
+
+    (kind,) = planted(monkeypatch, tmp_path / "base", base)
+    assert kind.rope_theta == pytest.approx(700.0) and kind.differs == (
+        "The config says 4 pairs, theta 10,000; the model's rotary module has 4 pairs, theta 700."
+    )
+
+
+def test_rotary_modules_are_found_beside_a_linear_layer_named_decoder(tmp_path, monkeypatch):
+    """Which transformers takes for ModernBERT's decoder."""
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    config = AutoConfig.for_model("modernbert", **COMMON, layer_types=["full_attention"] * 2)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+
+    def change(rotary):
+        rotary.full_attention_inv_freq.copy_(700.0 ** (-torch.arange(4) / 4))
+
+    monkeypatch.setattr("tests.inspect.checkpoint.test_checkpoint.save", lambda *given: None)
+    kinds = planted(monkeypatch, tmp_path, change)
+    (kind,) = [kind for kind in kinds if isinstance(kind, Rotation)]
+    assert kind.layers == "full_attention layers" and kind.rope_theta == pytest.approx(700.0)
+    assert "theta 700" in kind.differs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "keys"), [(float("nan"), {}), (1.001, {"rope_parameters": SCALED})]
+)
+def test_frequencies_that_no_setting_explains_are_refused(tmp_path, monkeypatch, wrong, keys):
+    """Of scaled ones nobody can tell which the model was trained with."""
+
+    def change(rotary):
+        rotary.inv_freq[1] *= wrong
+
     with pytest.raises(ValueError, match=r"transformers 5\S+ rotates by other frequencies"):
-        measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True))
+        planted(monkeypatch, tmp_path, change, **keys)
+
+
+def test_a_kind_of_layer_that_the_model_has_not_has_no_rotation(tmp_path):
+    """Gemma 3 keeps keys for layers without a window, even if each of its layers has one."""
+    save("gemma3_text", tmp_path, layer_types=["sliding_attention"] * 6)
+    found = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    assert [kind.layers for kind in found] == ["sliding_attention layers"]
 
 
 def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay(tmp_path):
