@@ -86,12 +86,7 @@ class Inputs:
                 given = self.positions.clone()  # which the module may write into
                 return given if flat or given.ndim == 2 else given[None]
             case "x" | "q" | "k":
-                rows = self._content(word)
-                if word == "q" and self.last is not None:
-                    rows = rows[:, -self.last :]
-                if content == "bhnw":
-                    return rows[:, None].repeat(1, self.heads, 1, 1)
-                return rows if content == "bnw" else rows.transpose(0, 1).contiguous()
+                return self._content_as(word, content)
             case "n" | "kv_len":
                 return self.count
             case "q_len":
@@ -115,6 +110,15 @@ class Inputs:
             case "starts":
                 return self.starts
         raise AssertionError(word)
+
+    def _content_as(self, word: str, shape: str) -> Tensor:
+        """Return content in a shape such as bhnw: batch, heads, tokens (n), width."""
+        rows = self._content(word)
+        if word == "q" and self.last is not None:
+            rows = rows[:, -self.last :]
+        if shape == "bhnw":
+            return rows[:, None].repeat(1, self.heads, 1, 1)
+        return rows if shape == "bnw" else rows.transpose(0, 1).contiguous()
 
     def _content(self, name: str) -> Tensor:
         """Return content (batch, len, width) that bfloat16 represents exactly, different for each
