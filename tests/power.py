@@ -216,8 +216,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/pairs.py",
-        "return quantile * math.sqrt(max(variance, pooled) * factor / 2)",
-        "return quantile * math.sqrt(max(variance, pooled) * factor)",
+        "half = quantile * math.sqrt(max(variance, pooled) * factor / 2)",
+        "half = quantile * math.sqrt(max(variance, pooled) * factor)",
         "statistics",
     ),
     Mutation(
