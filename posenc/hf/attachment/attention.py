@@ -277,6 +277,17 @@ def _dense_mask(given: Tensor, sizes: tuple[int, int, int, int], module: nn.Modu
     return Mask(sees)
 
 
+def _without_unseen_end(own: Tensor, kv_len: int) -> Tensor:
+    """Cut keys that no query sees from the end of a mask that the model itself has made.
+
+    In early transformers 5 some families (StableLM, Persimmon) make room for one key more than
+    there are, which their own attention cuts off. A layer with a window may have fewer keys than
+    its mask for another reason; then a query sees the last of them, and the mask stays.
+    """
+    end = own[..., kv_len:]
+    return own if bool(_visible(end).any()) else own[..., :kv_len]
+
+
 def _mask(
     attention_mask: LazyMask | Tensor | None,
     is_causal: bool,
@@ -301,6 +312,11 @@ def _mask(
         theirs = attention_mask.bound(q_positions, kv_positions)
         return theirs if apart is None else theirs & apart
     if isinstance(attention_mask, Tensor):
+        # `attach` first tries a model out, with nothing attached; that example counts as maskless.
+        trying_out = now is None and TRIAL.get() is not None
+        attached_without_mask = now is not None and not now.forward.has_mask
+        if trying_out or attached_without_mask:
+            attention_mask = _without_unseen_end(attention_mask, kv_len)
         dense = _dense_mask(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.

@@ -100,20 +100,35 @@ def test_packed_texts_equal_separate_ones(family, name, use_cache):
 
 
 @torch.no_grad()
-def test_packed_texts_are_apart_beside_a_dense_mask_of_the_models_own(monkeypatch):
-    """OPT of early transformers 5 makes such a mask, which knows of no texts in a row."""
+@pytest.mark.parametrize("room", [0, 1])
+def test_packed_texts_are_apart_beside_a_dense_mask_of_the_models_own(monkeypatch, room):
+    """OPT of early transformers 5 makes such a mask, which knows of no texts in a row, and has room
+    for a key that is not there."""
     model, row = with_encoding("llama", "alibi"), TOKENS[:1]
     starts = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)])[None]
     apart = [model(part).logits for part in (row[:, :8], row[:, 8:])]
 
     def dense(*args, **kwargs):
-        hidden = torch.ones(1, 1, LENGTH, LENGTH).triu(1)
+        hidden = torch.ones(1, 1, LENGTH, LENGTH + room).triu(1)
         return hidden * torch.finfo(torch.float32).min
 
     monkeypatch.setattr(transformers.models.llama.modeling_llama, "create_causal_mask", dense)
     for use_cache in (False, True):
         got = model(row, position_ids=starts, use_cache=use_cache).logits
         close(got, torch.cat(apart, 1))
+
+
+@torch.no_grad()
+def test_a_mask_of_the_models_own_that_shows_more_keys_than_there_are_is_refused(monkeypatch):
+    model = with_encoding("llama", "alibi")
+
+    def dense(*args, **kwargs):
+        hidden = torch.ones(1, 1, LENGTH, LENGTH + 1).triu(2)
+        return hidden * torch.finfo(torch.float32).min
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama, "create_causal_mask", dense)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 1, 14, 15\)"):
+        model(TOKENS)
 
 
 def llama_in_chunks():
