@@ -1,10 +1,11 @@
 """One frozen record of a checkpoint's positions: what `doctor` judges and `extend` exports."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from posenc.dialects.computed import Computed, Switch
-from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import KEYS, Metadata
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import Model
@@ -106,10 +107,6 @@ def _of_gguf(meta: Metadata, length: int | None) -> Record:
         LayerKind(name, layers, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier)
         for name, layer in computed.layers.items()
     )
-    doubts = ()
-    if kinds and "freq_base" not in meta.given:
-        key = f"{meta.architecture}.rope.freq_base"
-        doubts = (f"{key} is missing: libllama takes {meta.freq_base:g}",)
     return Record(
         meta.architecture,
         "gguf",
@@ -121,5 +118,23 @@ def _of_gguf(meta: Metadata, length: int | None) -> Record:
         int(meta.original_length),
         meta.context_length,
         computed.without_rotation,
-        doubts,
+        tuple(_taken_for_missing(meta)) if kinds else (),
     )
+
+
+def _taken_for_missing(meta: Metadata) -> Iterator[str]:
+    """Yield a sentence for each key that decides the rotation, is missing from a GGUF file, and has
+    a default in libllama."""
+    stretched = meta.scaling_factor != 1
+    two_lists = meta.factors_long != meta.factors_short and meta.rope_freqs is None
+    taken = {}
+    taken["freq_base"] = f"{meta.freq_base:g}"
+    if stretched:
+        taken["scaling_type"] = meta.scaling_type
+    if meta.scaling_type in ("linear", "yarn") and "scaling_type" in meta.given:
+        taken["scaling_factor"] = f"{meta.scaling_factor:g}"
+    if (meta.scaling_type == "yarn" and stretched) or two_lists:
+        taken["original_length"] = f"context_length, {meta.context_length}"
+    for name, value in taken.items():
+        if name not in meta.given:
+            yield f"{meta.architecture}.{KEYS[name]} is missing: libllama takes {value}"

@@ -292,3 +292,86 @@ def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
     like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
     assert call("doctor", old, "--like", like, "--fix", "--out", out)[0] == 0
     assert from_metadata(read_metadata(out), None).layers == plain.layers
+
+
+LONGROPE = {
+    "freq_base": 10000.0, "scaling__type": "longrope", "scaling__factor": 2.0,
+    "scaling__original_context_length": 1024,
+}  # fmt: skip
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+@pytest.mark.parametrize("kept", [(), (LONG,), (SHORT,)])
+def test_longrope_that_lost_its_factors_is_not_mended_by_a_guess(
+    kept, architecture, tmp_path, call
+):
+    tensors = dict.fromkeys(kept, EIGHT)
+    path, out = (
+        write(tmp_path / "a.gguf", architecture, tensors=tensors, **LONGROPE),
+        tmp_path / "b.gguf",
+    )
+    code, _, told = call("doctor", path, "--fix", "--out", out)
+    assert code == 2 and "has lost" in told and "--like CONFIG" in told and not out.exists()
+    for tensor in {LONG, SHORT} - set(kept):
+        assert tensor in told and any(tensor in message for message in codes(path))
+    # What the model's own config says is written, and shown as what it replaces.
+    like = tmp_path / "config.json"
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    like.write_text(json.dumps({**BASE, "rope_theta": 10000.0, "rope_scaling": scaling}))
+    if kept == ():
+        code, said, _ = call("doctor", path, "--like", like, "--fix", "--out", out)
+        assert code == 0 and f"  {architecture}.rope.scaling.type: longrope -> linear" in said
+        assert f"  {architecture}.rope.scaling.factor: 2 -> 4" in said
+        assert f"+ {architecture}.rope.scaling" not in said
+
+
+def test_the_sentence_about_lost_factors_agrees_with_the_numbers(tmp_path):
+    """The graph divides by the factor for every type but none."""
+    keys = {name: value for name, value in LONGROPE.items() if name != "scaling__factor"}
+    (plain,) = codes(write(tmp_path / "a.gguf", **keys))
+    (halved,) = codes(write(tmp_path / "b.gguf", **LONGROPE))
+    (beyond,) = codes(write(tmp_path / "c.gguf", **keys, tensors={SHORT: EIGHT}))
+    assert "plain RoPE" in plain
+    assert "divided by 2" in halved and "plain" not in halved
+    assert "beyond 1024 tokens, plain RoPE" in beyond and LONG in beyond
+    for name, factor in {"a": 1.0, "b": 2.0}.items():
+        got = from_metadata(read_metadata(tmp_path / f"{name}.gguf"), None).layers["all"].inv_freq
+        wanted = [10000.0 ** (-2 * i / 16) / factor for i in range(8)]
+        assert got == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "minicpm"])
+@pytest.mark.parametrize("long", [[2.0] * 8, EIGHT])
+def test_a_sound_file_with_two_lists_keeps_both(long, architecture, tmp_path, call):
+    keys = {name: value for name, value in LONGROPE.items() if name != "scaling__factor"}
+    path = write(tmp_path / "a.gguf", architecture, **keys, tensors={LONG: long, SHORT: [1.0] * 8})
+    out = tmp_path / "b.gguf"
+    code, said, _ = call("doctor", path, "--fix", "--out", out)
+    assert code == 0 and "nothing to change" in said
+    for length in (512, 4096):
+        before, after = (from_metadata(read_metadata(p), length) for p in (path, out))
+        assert before.layers == after.layers
+    like = tmp_path / "config.json"
+    like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
+    if architecture != "phi3":  # what a config means is not to change with the context
+        assert call("doctor", path, "--like", like, "--fix", "--out", out.with_suffix(".2"))[0] == 0
+
+
+MISSING = {
+    "scaling__original_context_length": "original_context_length is missing: libllama takes "
+    "context_length, 4096",
+    "scaling__type": "type is missing: libllama takes linear",
+    "scaling__factor": "factor is missing: libllama takes 1",
+}
+
+
+@pytest.mark.parametrize("key", MISSING)
+def test_a_default_that_decides_the_rotation_is_said(key, tmp_path, call):
+    path = write(tmp_path / "a.gguf", "qwen2", **{k: v for k, v in YARN.items() if k != key})
+    words = f"assumed: qwen2.rope.scaling.{MISSING[key]}"
+    assert words in call("doctor", path)[1].splitlines()
+    code, said, _ = call("doctor", path, "--fix", "--out", tmp_path / "b.gguf")
+    assert code == 0 and words in said.splitlines()
+    assert "assumed" not in call("doctor", write(tmp_path / "c.gguf", "qwen2", **YARN))[1]
+    assert "assumed" not in call("doctor", write(tmp_path / "d.gguf", freq_base=1e4))[1]

@@ -75,3 +75,11 @@ class Metadata:
     def __post_init__(self) -> None:
         if not self.original_length:
             object.__setattr__(self, "original_length", float(self.context_length))
+
+    @property
+    def lost_factors(self) -> tuple[str, ...]:
+        """Return the lists of divisors that longrope wants and the file does not have."""
+        if self.scaling_type != "longrope" or self.rope_freqs is not None:
+            return ()
+        lists = {"factors_long": self.factors_long, "factors_short": self.factors_short}
+        return tuple(name for name, values in lists.items() if values is None)

@@ -49,7 +49,18 @@ class Edit:
 
 def meant_by(meta: Metadata) -> Computed:
     """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
-    architecture, though libllama reads them for two."""
+    architecture, though libllama reads them for two.
+
+    Raises: ValueError where libllama refuses the file, or longrope has lost its divisors: what is
+        left is not what was meant.
+    """
+    if meta.lost_factors:
+        lost = " and ".join(FACTORS[name] for name in meta.lost_factors)
+        raise ValueError(
+            f"{meta.architecture}.{KEYS['scaling_type']} is longrope and the file has lost {lost}: "
+            "nothing in it says what was meant. Convert the model again, or give its own config by "
+            "--like CONFIG."
+        )
     try:
         computed = from_metadata(meta, None)
     except RefusedError as refused:
@@ -93,6 +104,8 @@ def plan(meta: Metadata, wanted: Computed, bases: Mapping[str, float], largest: 
     keys: dict[str, Any] = {"freq_base": theta, "context_length": largest}
     if SLIDING in layers:
         keys["freq_base_swa"] = bases[SLIDING]
+    if kept := _with_own_scaling(meta, keys, wanted):
+        return kept
     reasons = []
     for scaling, freqs in _spellings(meta, full, theta):
         edit = _edit(meta, {**keys, **scaling}, freqs)
@@ -104,6 +117,19 @@ def plan(meta: Metadata, wanted: Computed, bases: Mapping[str, float], largest: 
             return edit
         reasons.append(why)
     raise ValueError(f"{reasons[0]}; no other keys or tensors of {meta.architecture} say it.")
+
+
+def _with_own_scaling(meta: Metadata, keys: Mapping[str, Any], wanted: Computed) -> Edit | None:
+    """Return the edit that leaves the scaling as it is; None where that computes something else, or
+    changes with the context otherwise than wanted. A file that is right keeps both its lists of
+    divisors, of which all other spellings say one."""
+    own = {name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given}
+    edit = _edit(meta, {**keys, "attn_factor": meta.attn_factor, **own}, None)
+    try:
+        alike = from_metadata(meta, None).switch == wanted.switch
+        return edit if alike and not _differs(edited(meta, edit), wanted) else None
+    except RefusedError:
+        return None
 
 
 def _spellings(
@@ -146,14 +172,32 @@ def _edit(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None)
         keys.pop("attn_factor")
     drop = tuple(name for name in SCALING_KEYS if name in meta.given and name not in keys)
     keys = {k: v for k, v in keys.items() if k not in meta.given or getattr(meta, k) != v}
-    lines = [
-        f"+ {meta.architecture}.{KEYS[k]}: {v if isinstance(v, str) else format(v, 'g')}"
-        for k, v in keys.items()
-    ]
-    lines += [f"- {meta.architecture}.{KEYS[k]}: {getattr(meta, k)}" for k in drop]
-    if freqs is not None:
-        lines.append(f"+ {FACTORS['rope_freqs']}: f32[{len(freqs)}]")
+    lines = [_key_line(meta, name, value) for name, value in keys.items()]
+    lines += [f"- {meta.architecture}.{KEYS[k]}: {_short(getattr(meta, k))}" for k in drop]
+    lines += _tensor_lines(meta, freqs)
     return Edit(keys, drop, freqs, tuple(lines))
+
+
+def _key_line(meta: Metadata, name: str, value: Any) -> str:
+    """Return the line of a key that is new (+) or replaced (old -> new)."""
+    key = f"{meta.architecture}.{KEYS[name]}"
+    if name in meta.given:
+        return f"  {key}: {_short(getattr(meta, name))} -> {_short(value)}"
+    return f"+ {key}: {_short(value)}"
+
+
+def _tensor_lines(meta: Metadata, freqs: tuple[float, ...] | None) -> list[str]:
+    """Return a line for each tensor of divisors that is written, replaced or removed."""
+    if freqs is None:
+        return []
+    tensor = f"{FACTORS['rope_freqs']}: f32[{len(freqs)}]"
+    lines = [f"+ {tensor}" if meta.rope_freqs is None else f"  {tensor}, written anew"]
+    gone = [name for name in ("factors_long", "factors_short") if getattr(meta, name) is not None]
+    return lines + [f"- {FACTORS[name]}" for name in gone]
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else format(value, "g")
 
 
 def edited(meta: Metadata, edit: Edit) -> Metadata:

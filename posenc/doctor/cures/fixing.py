@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from posenc.dialects.files.source import Source, load
 from posenc.dialects.files.spelling import DICTS, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning, meaning_of, naming
 from posenc.dialects.model import inner_key
+from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import NEWEST, emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood
@@ -77,6 +78,7 @@ def fix(
     family = meaning.model.model_type
     lines = [f"{out}: {recipe.name}"]
     lines += [f"  {line}" for line in config_changes(source.raw, written.without_code)]
+    lines += _assumed(meaning.doubts)
     lines += [f"left out, as it is not read for {family}: {each}" for each in unread]
     if recipe.folded != 1:
         lines.append(f"  {written.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
@@ -92,6 +94,11 @@ def fix(
     if why_not_folded and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why_not_folded}")
     return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _assumed(doubts: Iterable[str]) -> list[str]:
+    """Return the lines about what the copy takes for granted, as the judging answer has them."""
+    return [f"assumed: {doubt}" for doubt in doubts]
 
 
 def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> None:
@@ -290,4 +297,5 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
     edit = gguf_edit.plan(meta, wanted, bases, largest)
     gguf_edit.write(source.path, out, edit, wanted)
     lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
+    lines += _assumed(() if like else record_of(source).doubts)
     return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0

@@ -4,11 +4,16 @@ from collections.abc import Iterator
 
 from posenc.dialects import formulas
 from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_reader import FACTORS
 from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, rule
+from posenc.doctor.rule import Hit, names, rule
 
 LLAMA_CPP = ("llama.cpp",)
+RESTORE = (
+    "Convert the model again: the lists are in its config.json. `posenc doctor model.gguf --like "
+    "CONFIG --fix --out new.gguf` takes them from there if its two lists are equal."
+)
 
 
 @rule("PD034", "E")
@@ -19,6 +24,8 @@ def keys(case: Case) -> Iterator[Hit]:
         return
     concerned = case.only_named(LLAMA_CPP)
     prefix = f"{meta.architecture}.rope"
+    if meta.lost_factors:
+        yield Hit(_without_factors(meta, prefix), concerned, LLAMA_CPP, cure=RESTORE)
     for message in _messages(meta, prefix):
         yield Hit(message, concerned, LLAMA_CPP)
     error = case.computed["llama.cpp"].error
@@ -27,12 +34,6 @@ def keys(case: Case) -> Iterator[Hit]:
 
 
 def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
-    lists = meta.factors_long is not None or meta.rope_freqs is not None
-    if meta.scaling_type == "longrope" and not lists:
-        yield (
-            f"{prefix}.scaling.type is longrope and the file has no rope_factors_long.weight: "
-            "plain RoPE"
-        )
     if meta.architecture not in READS_BETAS:
         usual = formulas.yarn_scale(meta.scaling_factor)
         for name, value, default in (
@@ -56,3 +57,16 @@ def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
             f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
             f"architecture {meta.architecture} does not read"
         )
+
+
+def _without_factors(meta: Metadata, prefix: str) -> str:
+    """Say what libllama computes where longrope has lost a list of divisors, or both."""
+    computed = "plain RoPE"
+    if meta.scaling_factor != 1:
+        computed = f"each frequency is divided by {meta.scaling_factor:g}, as by linear"
+    where = ""
+    if len(meta.lost_factors) == 1:
+        side = "beyond" if "factors_long" in meta.lost_factors else "up to"
+        where = f"{side} {meta.original_length:g} tokens, "
+    tensors = names(FACTORS[name] for name in meta.lost_factors)
+    return f"{prefix}.scaling.type is longrope and the file has no {tensors}: {where}{computed}"
