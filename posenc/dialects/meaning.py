@@ -20,6 +20,7 @@ from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
+ORIGINAL = transformers5.ORIGINAL
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 
 
@@ -221,6 +222,9 @@ def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> 
     inner = given.get(kind) if isinstance(given, Mapping) and kind in given else given
     if isinstance(inner, Mapping) and "truncate" in inner:
         p["truncate"] = inner["truncate"]  # transformers drops it where dicts are nested
+    stretched = p["rope_type"] in transformers5.STRETCHED and isinstance(inner, Mapping)
+    if stretched and inner.get(ORIGINAL) is None and model.config.get(ORIGINAL) is None:
+        doubts.append(f"{ORIGINAL} is missing; {p[ORIGINAL]} is taken")
     if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":

@@ -31,6 +31,8 @@ OTHERS = (0.5, 3.0, 100.0)
 """A number is read if one of these times it means another rotation; ramps round to whole pairs."""
 SMALLER = (0.5, 0.75)
 """The same for a share, which is 1 at most."""
+STRETCHING = ("factor", "long_factor", "short_factor", "low_freq_factor", "alpha")
+"""Keys of a rope dict that mean nothing without its type."""
 INSTEAD = {
     "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
     "posenc doctor model.gguf --like CONFIG --fix --out NEW",
@@ -105,11 +107,55 @@ def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> No
     """Raise ValueError for a config of which no copy can be written that means the same."""
     require_static(meaning, length)
     require_understood(source.config, meaning.model)
+    with naming(source.path):
+        _require_types(source.config)
+        _require_one_original(source.config, meaning)
     if not meaning.computed.layers:
         raise ValueError(f"{meaning.model.model_type} rotates no layer; there is nothing to fix.")
     with naming(source.path):
         strict_json(source.raw)  # what JSON lacks is not written through
     _require_nothing_lost(source.config, meaning, length)
+
+
+def _require_types(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a rope dict that stretches by something and does not say of which type:
+    the meaning has a guess for it, and a copy would say the guess."""
+    inner = inner_key(config)
+    place = config[inner] if inner else config
+    for name in DICTS:
+        given = place.get(name)
+        if not isinstance(given, Mapping):
+            continue
+        nested = {f"{name}.{k}": v for k, v in given.items() if isinstance(v, Mapping)}
+        for where, p in (nested or {name: given}).items():
+            if p.get("rope_type") is not None or p.get("type") is not None:
+                continue
+            for key in STRETCHING:
+                if p.get(key) not in (None, 1):
+                    raise ValueError(
+                        f"{where} has {key} {p[key]!r:.60} and no rope_type, which decides what it "
+                        "means: --fix writes nothing. Write the rope_type that it is for, or "
+                        "drop the dict."
+                    )
+
+
+def _require_one_original(config: Mapping[str, Any], meaning: Meaning) -> None:
+    """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
+    key at the top level, such as phi3, look at no other.)"""
+    inner = inner_key(config)
+    place = config[inner] if inner else config
+    outer = place.get(ORIGINAL)
+    if outer is None or meaning.model.facts.get("original_field"):
+        return
+    for name in DICTS:
+        given = place.get(name)
+        for where, value in _numbers(given, (name,)) if isinstance(given, Mapping) else ():
+            if where[-1] == ORIGINAL and value != outer:
+                raise ValueError(
+                    f"{ORIGINAL} is {outer} at the top level and {value} in "
+                    f"{'.'.join(where[:-1])}: --fix writes nothing. Make them equal. The right one "
+                    "is the length that the model was trained at, before any stretching."
+                )
 
 
 class _Written(NamedTuple):

@@ -52,18 +52,20 @@ def old_name(case: Case) -> Iterator[Hit]:
 
 @rule("PD008", "E")
 def no_type(case: Case) -> Iterator[Hit]:
-    """Report a factor without a type."""
+    """Report a factor without a type. Which one is for the author to say: no fix is written."""
     for name, p in case.dicts():
         factor = p.get("factor")
         if case.old is not None and name.startswith("rope_parameters"):
             continue
         kind = p.get("rope_type", p.get("type"))
-        if kind is None and (factor not in (None, 1, 1.0) or "rope_type" in p):
+        stretches = factor not in (None, 1, 1.0)
+        if kind is None and (stretches or "rope_type" in p):
             yield Hit(
                 f"{name} has factor {factor!r} and {'' if 'rope_type' in p else 'no '}rope_type"
                 + (" null" if "rope_type" in p else ""),
                 case.concerned(ALL),
                 ALL,
+                contradiction=stretches,
             )
         elif kind == "default" and factor not in (None, 1, 1.0):
             yield Hit(
