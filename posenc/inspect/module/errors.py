@@ -73,6 +73,13 @@ def _of_bias(got: Tensor, want: Tensor) -> Error:
     return Error(shares.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}")
 
 
+def in_head(errors: Tensor) -> str:
+    """Return in which head the largest error is; "" if there is one head. errors: (..., heads,
+    pairs)."""
+    heads = errors.movedim(-2, 0).flatten(1).amax(-1)
+    return f" in head {int(heads.argmax())} of {len(heads)}" if len(heads) > 1 else ""
+
+
 def distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
     """Count the positions (of a bias: distances, in the best head) that differ from all others, and
     how many there are. dtype: compare after rounding to it."""

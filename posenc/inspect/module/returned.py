@@ -32,16 +32,15 @@ def position_axes(short: Tensor, long: Tensor, counts: tuple[int, int]) -> tuple
 
 
 def rows(tensor: Tensor, axis: int) -> Tensor:
-    """Return (positions, features) of the batch's first row, and of the first head where the last
-    axis has channels."""
+    """Return (positions, features) of the batch's first row; the features of all heads."""
     moved = tensor.movedim(axis, 0)
     return moved.reshape(len(moved), -1)
 
 
 def channels(tensor: Tensor, axis: int) -> Tensor:
-    """Return (positions, channels) of the first head, for results in the shape of queries."""
+    """Return (positions, heads, channels), for results in the shape of queries."""
     moved = tensor.movedim(axis, 0)
-    return moved.reshape(len(moved), -1, moved.shape[-1])[:, 0]
+    return moved.reshape(len(moved), -1, moved.shape[-1])
 
 
 def matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:

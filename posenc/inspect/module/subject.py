@@ -244,8 +244,9 @@ def with_length(subject: Subject) -> Subject:
             return _bisected(subject, good, count, error)
         good = count
         size = subject.see(subject.inputs(count)).numel()
-        grows = 4 if subject.view.kind == "bias" else 2
-        if time.perf_counter() - start > SLOW or size * grows > MOST_NUMBERS:
+        is_bias = subject.view.kind == "bias"
+        most = MOST_NUMBERS if is_bias else 2 * MOST_NUMBERS
+        if time.perf_counter() - start > SLOW or size * (4 if is_bias else 2) > most:
             break
     return replace(subject, length=good)
 

@@ -40,11 +40,12 @@ class View:
 
     def read(self, returned: Any, batch: int = 1, row: int = 0) -> Tensor:
         """Return (positions, pairs) complex, (heads, queries, keys) or (positions, features), in
-        float64.
+        float64. Of rotated content the pairs are those of all heads of the queries, and then those
+        of all heads of the keys.
 
         `row`: of the batch."""
         if self.how == "rotated content":
-            return torch.cat(self.sides(returned, batch, row), -1)
+            return torch.cat([side.flatten(1) for side in self.sides(returned, batch, row)], -1)
         parts = self.parts(returned, batch, row)
         axes = list(self.axes.values())
         match self.how:
@@ -63,14 +64,19 @@ class View:
         return wide(torch.cat(every, -1))
 
     def sides(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
-        """Return the rotated queries, and rotated keys if they are returned too: (positions, pairs)
-        complex."""
+        """Return the rotated queries, and rotated keys if they are returned too: (positions, heads,
+        pairs) complex."""
         first, second = (list(side) for side in zip(*self.pairs, strict=True))
         rotated = self.channels(returned, batch, row)
-        return [torch.complex(side[:, first], side[:, second]) for side in rotated]
+        return [torch.complex(side[..., first], side[..., second]) for side in rotated]
+
+    def by_head(self, seen: Tensor) -> Tensor:
+        """Reshape what `read` returned of rotated content to (positions, sides, heads, pairs)."""
+        return seen.reshape(len(seen), len(self.axes), -1, len(self.pairs))
 
     def channels(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
-        """Return the rotated queries, and keys if they are returned too: (positions, channels)."""
+        """Return the rotated queries, and keys if they are returned too: (positions, heads,
+        channels)."""
         parts = zip(self.parts(returned, batch, row), self.axes.values(), strict=True)
         return [wide(channels(part, axis[0])) for part, axis in parts]
 
@@ -131,12 +137,17 @@ def _of_rotated(run: Run, form: Form, width: int, axes: Axes) -> View:
     if len(found) != content or any(part.shape[-1] != width for part in found):
         shapes = ", ".join(str(tuple(part.shape)) for part in found)
         raise Unfit(f"returns {shapes}, and not {content} tensors in the shape of what it is given")
-    pairs, *others = turning_pairs(run, width, axes)
-    if pairs and all(each == pairs for each in others):
-        probe = torch.zeros(width)
-        probe[[i for i, _ in pairs]] = 1
-        return View("rotation", "rotated content", axes, pairs, probe)
-    return View("values", "values", axes, pairs if all(others) else ())
+    sides = turning_pairs(run, width, axes)
+    if sides is None:
+        return View("values", "values", axes)
+    every = sorted({pair for heads in sides for pairs in heads for pair in pairs})
+    channels_of_all = [channel for pair in every for channel in pair]
+    if every and len(set(channels_of_all)) == len(channels_of_all):
+        probe = torch.zeros(width)  # heads, or a side, may leave some of these pairs as they are
+        probe[[i for i, _ in every]] = 1
+        return View("rotation", "rotated content", axes, tuple(every), probe)
+    alike = all(heads == sides[0] for heads in sides)
+    return View("values", "values", axes, () if alike else tuple(every))
 
 
 def _of_added(run: Run, width: int, axes: Axes) -> View:
@@ -185,9 +196,9 @@ def _circles(a: Tensor, b: Tensor) -> bool:
     return bool((squares > 0).all()) and _same(squares, squares[:1].expand_as(squares))
 
 
-def turning_pairs(run: Run, width: int, axes: Axes) -> list[Pairs]:
-    """Find the pairs of channels that rotate together in each tensor, from single channels given to
-    the module. Empty if it mixes more than two, or is not linear."""
+def turning_pairs(run: Run, width: int, axes: Axes) -> list[list[Pairs]] | None:
+    """Find the pairs of channels that rotate together in each head of each tensor, from single
+    channels given to the module. None if a head mixes more than two, or is not linear."""
     inputs = Inputs(torch.arange(24), width)
 
     def last_row(content: Inputs) -> list[Tensor]:
@@ -199,23 +210,27 @@ def turning_pairs(run: Run, width: int, axes: Axes) -> list[Pairs]:
     ]
     probe = torch.linspace(-1, 1, width)
     mixed = last_row(Inputs(inputs.positions, width, probe=probe))
-    found: list[Pairs] = []
+    found: list[list[Pairs]] = []
     for side, want in enumerate(mixed):
-        turned = torch.stack([column[side] for column in columns], dim=-1)  # (out, in)
+        turned = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
         if not _same(turned @ probe.double(), want):
-            return [()]
-        found.append(_partners(turned))
+            return None
+        heads = [_partners(head) for head in turned]
+        if any(pairs is None for pairs in heads):
+            return None
+        found.append([pairs for pairs in heads if pairs is not None])
     return found
 
 
-def _partners(turned: Tensor) -> Pairs:
+def _partners(turned: Tensor) -> Pairs | None:
+    """Return the pairs of channels that one head rotates; None if it mixes others."""
     across = turned.abs().clone()
     across.fill_diagonal_(0)
     size, partner = across.max(0)
     pairs = tuple((i, int(j)) for i, j in enumerate(partner.tolist()) if size[i] > 1e-9 and i < j)
     for i, j in pairs:
         across[i, j] = across[j, i] = 0
-    return pairs if pairs and across.max() <= CLOSE * turned.abs().max() else ()
+    return pairs if across.max() <= CLOSE * turned.abs().max() else None
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from posenc.inspect.module.sheet import CHECKS, verdicts
 from posenc.inspect.module.subject import find_subject
@@ -180,3 +181,88 @@ def test_lengths_are_those_that_the_module_can_do():
     assert subject_of(planted.Table(rows=300)).length == 300
     found = subject_of(planted.Tutorial(max_len=77))
     assert found.length == 77 and found.limit is not None and found.limit.tokens == 78
+
+
+def by_heads(queries, keys):
+    """A module that turns each head of queries and keys by what the functions make of positions."""
+
+    class ByHeads(nn.Module):
+        width, way = 16, "rotate"
+
+        def forward(self, q, k, positions):
+            heads = torch.arange(q.shape[1])[:, None]
+            places = positions.double().expand(q.shape[1], -1)
+            turned = (
+                planted.turn(x, side(places, heads)[..., None].float() * planted.frequencies(16))
+                for x, side in ((q, queries), (k, keys))
+            )
+            return tuple(turned)
+
+    return ByHeads()
+
+
+def plain(places, heads):
+    return places
+
+
+ONE_HEAD = {
+    "keys of half of the heads are not rotated": (plain, lambda p, h: p * (h < 4), ALIKE),
+    "keys of the last head are one later": (plain, lambda p, h: p + (h == 7), ALIKE),
+    "queries of one head go backwards": (lambda p, h: p * (1 - 2.0 * (h == 5)), plain, ALIKE),
+    "keys of one head stop at 500": (plain, lambda p, h: p.where(h != 3, p.clamp(max=500)), ALIKE),
+    "keys are wrong from 500 to 600": (plain, lambda p, h: p + ((p > 500) & (p < 600)), ALIKE),
+    "each head begins elsewhere": (lambda p, h: p + h, lambda p, h: p + h, STILL),
+    "one head counts again from 512": (
+        lambda p, h: p.where(h != 6, p % 512),
+        lambda p, h: p.where(h != 6, p % 512),
+        APART,
+    ),
+    "one head jumps at 700": (
+        lambda p, h: p + (h == 2) * (p > 700),
+        lambda p, h: p + (h == 2) * (p > 700),
+        REACH,
+    ),
+    "one head is stretched far away": (
+        lambda p, h: p.where(h != 1, p.clamp(max=900)),
+        lambda p, h: p.where(h != 1, p.clamp(max=900)),
+        SHIFT,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_HEAD)
+def test_a_mistake_in_any_head_and_at_any_judged_place_is_found(name):
+    queries, keys, check = ONE_HEAD[name]
+    holds, said = CHECKS[check](subject_of(by_heads(queries, keys)))
+    assert holds is False, said
+
+
+RIGHT_HEADS = {
+    "all alike": plain,
+    "each head slower": lambda p, h: p / 2.0**h,
+    "heads without positions": lambda p, h: p * (h % 2),
+    "only the last head rotates": lambda p, h: p * (h == 7),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT_HEADS)
+def test_heads_that_differ_on_purpose_are_not_accused(name):
+    side = RIGHT_HEADS[name]
+    subject = subject_of(by_heads(side, side))
+    left_out = {GRAPHS, ACTIVATIONS, HISTORY}  # which read no single head
+    found = {check: CHECKS[check](subject) for check in CHECKS if check not in left_out}
+    assert not {check: said for check, (holds, said) in found.items() if holds is False}
+    assert found[ALIKE][0] and found[SHIFT][0] and found[STILL][0] and found[PAIRS][0]
+
+
+def test_another_layout_in_the_keys_of_one_head_is_found():
+    class OneHead(planted.Turned):
+        def forward(self, q, k, positions):
+            queries, keys = super().forward(q, k, positions)
+            angle = positions[..., None].float() * planted.frequencies(16)
+            a, b = k[:, 5].chunk(2, dim=-1)
+            halves = (a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos())
+            return queries, keys.index_copy(1, torch.tensor([5]), torch.cat(halves, -1)[:, None])
+
+    holds, said = CHECKS[ALIKE](subject_of(OneHead()))
+    assert holds is False and "other pairs of channels" in said

@@ -108,6 +108,68 @@ def test_other_slopes_are_neither_right_nor_a_known_mistake(count):
     assert holds is None and "0.2041 times the authors'" in said, said
 
 
+class Far(Linear):
+    """Right near the query; `change` gets the biases and the distances."""
+
+    def __init__(self, slopes: list[float], change) -> None:
+        super().__init__(slopes)
+        self.change = change
+
+    def forward(self, q_len: int, kv_len: int, dtype: torch.dtype) -> torch.Tensor:
+        far = (torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)).abs()
+        bias = super().forward(q_len, kv_len, torch.float64)
+        return self.change(bias, far.double()).to(dtype)
+
+
+def only_head_6(bias, far):
+    bias[6] = -authors(8)[6] * far.clamp(max=300)
+    return bias
+
+
+def one_query(bias, far):
+    if len(far) > 700:
+        bias[2, 700, :100] = 0
+    return bias
+
+
+def not_a_number(bias, far):
+    bias[5, far > 900] = math.nan
+    return bias
+
+
+FAR = {
+    "clamped": (lambda bias, far: bias * far.clamp(max=500) / far.clamp(min=1), "501 on: -250"),
+    "one head": (only_head_6, "head 6 leaves its line from distance 301 on"),
+    "one query": (one_query, "head 2 leaves its line from distance 601 on"),
+    "starts again": (lambda bias, far: bias * (far % 512) / far.clamp(min=1), "distance 512 on"),
+    "no bias far": (lambda bias, far: bias * (far < 900), "distance 900 on: -0 "),
+    "steeper": (lambda bias, far: bias * (1 + (far > 800)), "distance 801 on"),
+    "NaN": (not_a_number, "head 5 leaves its line from distance 901 on"),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_bias_that_leaves_its_line_far_away_is_not_the_authors(name):
+    change, text = FAR[name]
+    subject = find_subject(lambda: Far(authors(8), change), "bias")
+    assert subject.length == 1024
+    holds, said = check(subject)
+    assert holds is False and text in said, said
+    own = [1.3 * slope + 0.001 for slope in authors(8)]
+    if name != "one head":  # which has the authors' slope
+        holds, said = check(find_subject(lambda: Far(own, change), "bias"))
+        assert holds is None and "leaves its line" in said, said
+
+
+@pytest.mark.parametrize("hides", [-math.inf, -10000.0, torch.finfo(torch.float32).min])
+def test_keys_hidden_beyond_a_window_are_no_other_slope(hides):
+    def window(bias, far):
+        return bias.masked_fill(far > 400, hides)
+
+    holds, said = check(find_subject(lambda: Far(authors(8), window), "bias"))
+    assert holds is True, said
+
+
 OFF = """
 import torch
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.module.errors import below_largest, error
+from posenc.inspect.module.errors import below_largest, error, in_head
 from posenc.inspect.module.returned import gap, same, tensors
 from posenc.inspect.module.subject import Measured, Subject
 from posenc.report.page.failure import one_line
@@ -127,8 +127,8 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
         return None, f"takes no single query: {one_line(failed)}"
     if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
-    single = subject.view.sides(one)
-    both = whole.chunk(2, dim=-1)
+    single = subject.view.sides(one)  # (1, heads, pairs), and keys (count, heads, pairs)
+    both = subject.view.by_head(whole).unbind(1)
     want = both[0][-1:] * both[1].conj()
     got = single[0][-1:] * single[1].conj()
     if got.shape != want.shape:
@@ -148,9 +148,14 @@ def sides(subject: Subject) -> Measured:
         return False, "queries and keys rotate other pairs of channels"
     if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
-    queries, keys = subject.see(subject.inputs(min(64, subject.length))).chunk(2, dim=-1)
-    worst = (queries * keys.conj()).angle().abs().max().item()
-    return worst <= CLOSE, f"apart by {worst:.2g} rad at the same position"
+    queries, keys = subject.view.by_head(subject.see(subject.inputs(subject.length))).unbind(1)
+    off = (queries * keys.conj()).angle().abs()
+    worst = off.max().item()
+    said = f"apart by {worst:.2g} rad at the same position"
+    if not worst <= CLOSE:
+        first = int((~(off <= CLOSE)).flatten(1).any(-1).nonzero()[0])
+        said += f"{in_head(off)}, from position {first:,} on"
+    return worst <= CLOSE, said
 
 
 def beside(subject: Subject) -> Measured:

@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from posenc.inspect.module.subject import Measured, Subject, modules_of
 from posenc.report.page.failure import one_line
 
 _NARROW = torch.bfloat16
+_STILL = 1e-4
+"""Radians by which no position of a head is rotated that rotates nothing."""
 _ACTIVATIONS = {"x", "q", "k", "scores", "score", "dtype"}
 
 
@@ -22,8 +25,18 @@ def apart(subject: Subject) -> Measured:
         return None, "a bias may give several places the same"
     if subject.view.kind == "values":
         return _repeated(subject)
-    have, count = distinct("rotation", subject.see(subject.inputs(subject.length)))
+    seen = subject.see(subject.inputs(subject.length))
+    counts = [distinct("rotation", part) for part in _rotating_parts(subject, seen)]
+    have, count = min(counts, default=(len(seen), len(seen)))
     return have == count, f"{have:,} of {count:,} positions distinct in float32"
+
+
+def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
+    """Return each head of each side that rotates anything; for what has no heads, all of it."""
+    if subject.view.how != "rotated content":
+        return [seen]
+    heads = subject.view.by_head(seen).flatten(1, 2).unbind(1)
+    return [head for head in heads if (head * head[:1].conj()).angle().abs().max() > _STILL]
 
 
 def _repeated(subject: Subject) -> Measured:
@@ -113,11 +126,28 @@ def reach(subject: Subject) -> Measured:
         good = last
     if math.isnan(worst) and not subject.stated:  # as xPos, whose scales leave float32 far away
         return None, f"right to {good:,}; no number at {claimed:,}, which it does not state"
+    along, place = _along(subject, differences, start, min(subject.length, claimed))
+    if not along <= BOUND and worst <= BOUND:
+        return False, (
+            f"a difference is off by {along:.2g} rad at position {place:,} from the same at 0 "
+            f"(allowed {BOUND:.2g})"
+        )
     said = f"states {claimed:,}" if subject.stated else f"states no limit, judged at {claimed:,}"
     return worst <= BOUND, (
         f"right to {good:,}{' and more' if good == _MOST else ''}; {said}, off by {worst:.2g} rad "
         f"there (allowed {BOUND:.2g})"
     )
+
+
+def _along(subject: Subject, differences: Any, start: Tensor, count: int) -> tuple[float, int]:
+    """Return the largest error of a difference among the first `count` positions, and where it
+    is."""
+    if count <= _ROWS:
+        return 0.0, 0
+    moved = differences(0, count)
+    off = (moved * start[:1].conj()).angle() if moved.is_complex() else moved - start[:1]
+    by_place = off.abs() if off.ndim == 1 else off.abs().amax(-1)
+    return by_place.max().item(), int(by_place.argmax())
 
 
 def _counted(subject: Subject) -> Measured:
@@ -168,11 +198,11 @@ def _differences(subject: Subject):
     if not placed and (counting is None or "offset" not in counting.on_request):
         return None
 
-    def differences(start: int) -> Tensor:
+    def differences(start: int, count: int = _ROWS) -> Tensor:
         if placed:
-            rows = subject.see(subject.inputs(torch.arange(start, start + _ROWS)))
+            rows = subject.see(subject.inputs(torch.arange(start, start + count)))
         else:
-            rows = subject.see(subject.inputs(_ROWS, offset=start), form=counting)
+            rows = subject.see(subject.inputs(count, offset=start), form=counting)
         if subject.view.kind == "rotation":
             return rows[_STEP:] * rows[:-_STEP].conj()
         rows = torch.nn.functional.normalize(rows, dim=-1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.inspect.module.errors import in_head
 from posenc.inspect.module.subject import Measured, Subject, modules_of
 
 CLOSE = 1e-3
@@ -30,10 +31,12 @@ def still(subject: Subject) -> Measured:
     positions begin elsewhere."""
     if subject.view.kind != "rotation" or subject.view.how == "sinusoids":
         return None, "rotates nothing"
-    first = subject.see(subject.inputs(min(8, subject.length)))[0]
+    first = subject.see(subject.inputs(min(8, subject.length)))[:1]
     worst = first.angle().abs().max().item()
     quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= CLOSE
     said = f"position 0 is rotated by up to {worst:.2g} rad"
+    if not worst <= CLOSE and subject.view.how == "rotated content":
+        said += in_head(subject.view.by_head(first).angle().abs())
     return worst <= CLOSE, said + ("; cosines and sines are exchanged" if quarter else "")
 
 
@@ -49,8 +52,8 @@ def pairs(subject: Subject) -> Measured:
     first, second = (list(side) for side in zip(*subject.view.pairs, strict=True))
     worst, signs, scale = 0.0, 0.0, 0.0
     for side in _matrices(subject):
-        a, b = side[:, first, first], side[:, first, second]
-        c, d = side[:, second, first], side[:, second, second]
+        a, b = side[..., first, first], side[..., first, second]
+        c, d = side[..., second, first], side[..., second, second]
         scale = max(scale, side.abs().max().item())
         worst = max(worst, (a - d).abs().max().item(), (b + c).abs().max().item())
         signs = max(signs, (b - c).abs().max().item())
@@ -69,17 +72,18 @@ def shift(subject: Subject) -> Measured:
         return None, "its pairs of channels are not known"
     sides = _matrices(subject)
     if len(sides) == 1:
-        lengths = sides[0].norm(dim=-2)
+        lengths = sides[0].norm(dim=-2)  # (places, heads, channels)
         if ((lengths / lengths[:1] - 1).abs() > CLOSE).any():
             return None, "scales what it rotates, and shows one side only"
     queries, keys = sides[0], sides[-1]
-    worst = 0.0
-    count = len(_FIRST)
+    count, changes = len(_FIRST), []
     for i in range(count):
         for j in range(count):
-            score = queries[i].mT @ keys[j]
+            score = queries[i].mT @ keys[j]  # (heads, channels, channels)
             moved = queries[count + i].mT @ keys[count + j] - score
-            worst = max(worst, (moved.abs().max() / score.abs().max()).item())
+            sizes = score.abs().amax((-2, -1)).clamp(min=1e-30)
+            changes.append(moved.abs().amax((-2, -1)) / sizes)
+    worst = torch.stack(changes).max().item()
     step = _step(subject)
     said = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
     return worst <= CLOSE, said
@@ -92,8 +96,8 @@ def _step(subject: Subject) -> int:
 
 
 def _matrices(subject: Subject) -> list[Tensor]:
-    """Return the linear map of each side at the first and the later places: (places, channels out,
-    channels in)."""
+    """Return the linear map of each side at the first and the later places: (places, heads,
+    channels out, channels in)."""
     places = torch.cat([_FIRST, _FIRST + _step(subject)])
     last = int(places.max()) + 1
     module, columns = subject.fresh(), []
@@ -107,9 +111,13 @@ def frequencies(subject: Subject) -> Measured:
     """Compare the frequencies with those of the module's own base for its number of pairs."""
     if subject.view.kind != "rotation":
         return None, "rotates nothing"
-    found = _found(subject)
-    if found is None:
+    heads = _found(subject)
+    seen = [each for each in heads if each is not None]
+    if not seen:
         return None, "some pairs are not rotated, or it is asked for too few positions"
+    found = seen[0]
+    if len(seen) < len(heads) or not all(_equal(each, found) for each in seen):
+        return None, "its heads have frequencies of their own, or none"
     count, bases = len(found), _stated(subject, _BASES)
     is_scaled = _is_scaled(subject)
     if len(set(bases)) != 1 or subject.view.how == "sinusoids":
@@ -176,17 +184,23 @@ def _geometric(found: Tensor) -> float | None:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(((a - b).abs() <= 2e-4 * b + 1e-7).all())
+    return a.shape == b.shape and bool(((a - b).abs() <= 2e-4 * b + 1e-7).all())
 
 
-def _found(subject: Subject) -> Tensor | None:
-    """Return the frequency of each pair, in radians per position, the highest first; None where
-    they are not seen."""
+def _found(subject: Subject) -> list[Tensor | None]:
+    """Return the frequencies of each head of rotated content; for others, those of all as one."""
     if subject.length < 65:
-        return None
+        return []
     seen = subject.see(subject.inputs(65))
-    if subject.view.how == "rotated content":  # queries and keys are alike, or another check fails
-        seen = seen[:, : len(subject.view.pairs)]
+    if subject.view.how != "rotated content":
+        return [_frequencies(seen)]
+    queries = subject.view.by_head(seen)[:, 0]  # keys are alike, or another check fails
+    return [_frequencies(head) for head in queries.unbind(1)]
+
+
+def _frequencies(seen: Tensor) -> Tensor | None:
+    """Return the frequency of each pair, in radians per position, the highest first; None where
+    some do not rotate. seen: (65 positions, pairs)."""
     steps = [(seen[n] * seen[0].conj()).angle() for n in (1, 8, 64)]
     found = steps[0]
     for n, angle in zip((8, 64), steps[1:], strict=True):  # each step refines the one before

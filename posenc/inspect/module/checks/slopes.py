@@ -12,6 +12,8 @@ from posenc.inspect.module.subject import Measured, Subject
 _CLOSE = 1e-3
 _ROUNDING = 2**-7
 """Largest relative error of a number that was rounded to bfloat16."""
+_HIDDEN = -1e4
+"""Logits that hide a key: less than any slope gives at the lengths of these checks."""
 _USUAL = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
@@ -29,8 +31,9 @@ def slopes(subject: Subject) -> Measured:
     rewarded = bool((found < 0).all())
     if not (rewarded or (found > 0).all()):
         return None, "does not fall with distance"
-    if rounded := _rounded(subject, found):
-        return False, rounded
+    far, is_rounded = _far(subject, found)
+    if is_rounded:
+        return False, far
     size, count = found.abs(), len(found)
     shown = f"{count} heads: {_few(found)}, ...{_ahead(bias)}"
     power = _stated_power(subject.module)
@@ -39,8 +42,11 @@ def slopes(subject: Subject) -> Measured:
     if not _equal(size, authors):
         name = _mistake(size, power)
         if name is None:
-            return None, f"slopes of its own: {shown}{_multiple(size, authors)}"
+            own = f"slopes of its own: {shown}{_multiple(size, authors)}"
+            return None, f"{own}; {far}" if far else own
         wrong.append(name)
+    if far:
+        wrong.append(far)
     if wrong:
         return False, f"{shown}; the authors' {_few(authors)}, ...: {'; '.join(wrong)}"
     return True, shown
@@ -61,18 +67,47 @@ def past(subject: Subject) -> Measured:
     return False, f"{said} {after}: the sign of the distance is exchanged"
 
 
-def _rounded(subject: Subject, slopes: Tensor) -> str:
-    """Return that far distances are rounded, where a line that is straight near the query has steps
-    far from it; "" if it has none."""
-    row = subject.see(subject.inputs(subject.length))[:, -1]
-    far = torch.arange(row.shape[-1] - 1, -1, -1, dtype=torch.float64)
-    line = row[:, -1:] - slopes[:, None] * far
-    off = (row - line).abs() / (slopes.abs()[:, None] * far.clamp(min=1))
-    worst, at = off.max().item(), int(far[off.amax(0).argmax()])
-    if not _CLOSE < worst <= _ROUNDING:
-        return ""
-    have, count = max(len(head.unique()) for head in row), row.shape[-1]
-    return f"distances are rounded: off by {worst:.2g} of {at:,}; {have:,} of {count:,} distinct"
+def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
+    """Return where the biases of earlier keys leave the line that they have near the query ("" if
+    they keep it), and True if they do so because distances are rounded."""
+    bias = subject.see(subject.inputs(subject.length))
+    count = bias.shape[-1]
+    queries = torch.arange(count)[-bias.shape[1] :]  # of a bias by key the last query
+    distance = (queries[:, None] - torch.arange(count)).double()
+    by_head = torch.stack(
+        [_off_line(*each, distance).max() for each in zip(bias, slopes, strict=True)]
+    )
+    head = int(by_head.argmax())  # which takes NaN for the largest
+    worst = by_head[head].item()
+    if worst <= _CLOSE:
+        return "", False
+    off = _off_line(bias[head], slopes[head], distance)
+    at = int(off.argmax())
+    far = distance.flatten()[at].item()
+    if worst <= _ROUNDING:
+        have = max(len(each.unique()) for each in bias[:, -1])
+        distinct = f"{have:,} of {count:,} distinct"
+        return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
+    first = distance[~(off <= _CLOSE)].min().item()
+    found = _below_own(bias[head], distance).flatten()[at].item()
+    return (
+        f"head {head} leaves its line from distance {first:,.0f} on: {-found:.4g} and not "
+        f"{-slopes[head].item() * far:.4g} at {far:,.0f}"
+    ), False
+
+
+def _off_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Tensor:
+    """Return how far the biases (queries, keys) of one head are from slope * distance, relative to
+    it; 0 for later keys, and for hidden ones, as beyond a window."""
+    off = (_below_own(bias, distance) - slope * distance).abs()
+    off = off / (slope.abs() * distance.clamp(min=1))
+    return off.masked_fill((distance <= 0) | (bias <= _HIDDEN), 0.0)
+
+
+def _below_own(bias: Tensor, distance: Tensor) -> Tensor:
+    """Return by how much the bias of each key is below that of the query's own place."""
+    own = (distance == 0).int().argmax(-1, keepdim=True)
+    return bias.gather(1, own) - bias
 
 
 def _mistake(found: Tensor, usual: float) -> str | None:
