@@ -12,12 +12,17 @@ import torch
 from posenc.encodings import ModelShape, create, parse
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet, measure
+from posenc.inspect.encoding.scores import decay_bytes
 from posenc.inspect.encoding.words import tables
 from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs
+from posenc.report.files.bounds import check_room
+from posenc.report.machine.machine import memory_bytes
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
+from posenc.testing.layer import first_layer
 
+ADVICE = "Take fewer --heads, or a smaller --head-dim."
 MOST_COLUMNS = 4
 """Up to this many encodings have a column each; of more, each has a row."""
 
@@ -60,12 +65,19 @@ def measure_all(
     specs = {name: parse(name) for name in names}
     for name in names:
         with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
-            create(name, shape)  # nothing is allocated; a user's constructor may read a tensor
+            made = create(name, shape)  # nothing is allocated; a user's code may read a tensor
+            needed = max(decay_bytes(first_layer(made), shape), _layers_bytes(shape))
+            check_room(f"inspect encoding: tensors of {name}", needed, memory_bytes(), ADVICE)
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
         for i, name in enumerate(unique, 1)
     ]
+
+
+def _layers_bytes(shape: ModelShape) -> int:
+    """Return the size of the two layers, of four matrices each, whose times are compared."""
+    return 2 * 4 * 4 * shape.embed_dim**2
 
 
 def _print(sheets: list[SpecSheet], compare: bool) -> None:

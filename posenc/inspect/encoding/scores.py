@@ -33,7 +33,25 @@ class Decay:
     mean_error: list[float | None]
 
 
-def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
+PAIRS = 64
+"""Random pairs of query and key whose scores are averaged, each with four choices of signs."""
+
+
+def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
+    """Return a lower bound of the memory of `decay`, in bytes: for each pair a query at each
+    distance sees as many keys, and its scores are kept before the mask, after it and in the sum."""
+    if not encoding.claims.permutation_invariant:
+        return 0
+    limit, trained = encoding.claims.max_positions, shape.train_length
+    steps = len(_distances((trained if limit is None else min(limit, trained)) - 1))
+    return 3 * 8 * 4 * PAIRS * shape.num_heads * steps**2
+
+
+def _distances(last: int) -> list[int]:
+    return sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
+
+
+def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> Decay:
     """Return scores by distance within the training length, in float64.
 
     Raises: ValueError for scores of NaN or +inf, from which a softmax makes NaN.
@@ -41,7 +59,7 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
     exact = copy.deepcopy(encoding).double()
     limit, trained = encoding.claims.max_positions, shape.train_length
     last = (trained if limit is None else min(limit, trained)) - 1
-    distances = sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
+    distances = _distances(last)
     if encoding.claims.permutation_invariant:
         x, y = hidden(2 * pairs, shape)[0].split(pairs)
         both = torch.cat([x, x, -x, -x]), torch.cat([y, -y, y, -y])
