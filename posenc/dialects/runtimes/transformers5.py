@@ -140,6 +140,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
             share = (defaults or {}).get("partial_rotary_factor")
         if facts.get("whole"):
             parameters["partial_rotary_factor"] = 1.0
+        if kind in inner and _filled_when_built(parameters, model):
+            theta, share = config.get("rope_theta", theta), config.get("partial_rotary_factor")
         _fill(parameters, model, theta, share)
         parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
@@ -147,6 +149,14 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
             raise RefusedError("KeyError: 'original_max_position_embeddings'")
         resolved[kind] = parameters
     return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
+
+
+def _filled_when_built(parameters: Mapping[str, Any], model: Model) -> bool:
+    """Return True if a nested dict gets the top level's base and share only when its rotary module
+    is built. Loading fills nothing in for newer families; the functions of all types but default
+    call standardize_rope_params first (modeling_rope_utils.py:173)."""
+    scaled = parameters.get("rope_type", parameters.get("type", "default")) != "default"
+    return scaled and model.flat_reaches is None
 
 
 def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> None:
@@ -327,6 +337,8 @@ def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
         if kind not in given:
             raise RefusedError(f"KeyError: {kind!r}")
         needed = {"rope_theta", *((ORIGINAL,) if p["rope_type"] in STRETCHED else ())}
+        if _filled_when_built(p, model) and model.config.get("rope_theta") is not None:
+            needed.remove("rope_theta")
         if model.flat_reaches is None and (missing := sorted(needed - given[kind].keys())):
             raise RefusedError(f"KeyError: {missing[0]!r}")
     if model.uneven_heads and any(p["rope_type"] == "longrope" for p in resolved.values()):

@@ -142,3 +142,39 @@ def test_gemma_4_turns_the_large_heads_of_its_far_layers():
         assert len(wanted["full_attention"][0]) == 32
         for kind, (inv_freq, _) in wanted.items():
             assert got.layers[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
+@pytest.mark.parametrize("family", ["gemma4_text", "laguna", "mellum"])
+def test_a_scaled_module_fills_its_dict_from_the_top_level(family, kind, share):
+    """The functions of all types but default settle the dicts before they read them: seen with
+    transformers 5.23. A missing base is an error for default, and where the top level has none."""
+    from posenc.dialects.runtimes import emulate
+
+    config = {
+        "model_type": family, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "head_dim": 16, "vocab_size": 32, "rope_theta": 8e6, "global_head_dim": 32,
+    }  # fmt: skip
+    if share:
+        config["partial_rotary_factor"] = share
+    scaling = {"rope_type": kind, "factor": 3.0}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = 512
+    sliding = {"rope_type": "default", "rope_theta": 10000.0}
+
+    def answer(config, full):
+        dicts = {"full_attention": full, "sliding_attention": sliding}
+        named = ("transformers-5",)
+        return emulate({**config, "rope_parameters": dicts}, 128, named)["transformers-5"]
+
+    computed = answer(config, scaling)
+    width = (32 if family == "gemma4_text" else 16) * (share or 1)
+    slowest = 8e6 ** (-(width - 2) / width) / (3.0 if kind == "yarn" else 1.0)
+    inv_freq = computed.layers["full_attention"].inv_freq
+    assert computed.error is None and len(inv_freq) == width / 2
+    assert inv_freq[-1] == pytest.approx(slowest, rel=1e-6)
+    assert answer(config, {"rope_type": "default"}).error is not None
+    without = {key: value for key, value in config.items() if key != "rope_theta"}
+    assert answer(without, scaling).error is not None
