@@ -222,9 +222,9 @@ def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> 
     inner = given.get(kind) if isinstance(given, Mapping) and kind in given else given
     if isinstance(inner, Mapping) and "truncate" in inner:
         p["truncate"] = inner["truncate"]  # transformers drops it where dicts are nested
-    stretched = p["rope_type"] in transformers5.STRETCHED and isinstance(inner, Mapping)
-    if stretched and inner.get(ORIGINAL) is None and model.config.get(ORIGINAL) is None:
-        doubts.append(f"{ORIGINAL} is missing; {p[ORIGINAL]} is taken")
+    if isinstance(inner, Mapping) and p["rope_type"] in transformers5.STRETCHED:
+        if inner.get(ORIGINAL) is None and model.config.get(ORIGINAL) is None:
+            doubts.append(f"{ORIGINAL} is missing; {p[ORIGINAL]} is taken")
     if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":
