@@ -42,6 +42,7 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def _in_dict(given: Any, where: str) -> Iterator[str]:
+    """Yield the path of each key in the dict `given`, and in those inside, that nobody reads."""
     if not isinstance(given, Mapping):
         return
     every = COMMON | NO_EFFECT | frozenset().union(*READ.values())

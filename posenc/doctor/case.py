@@ -71,7 +71,10 @@ class Case:
 
     @property
     def meaning(self) -> Meaning | None:
-        """Return the meaning; None for GGUF, and if it is unclear, see `why_unclear`."""
+        """Return the meaning; None for GGUF, and if it is unclear, see `why_unclear`.
+
+        Raises: UnknownFamilyError, BadConfigError.
+        """
         return self._meaning[0]
 
     @property

@@ -92,8 +92,11 @@ class Part(NamedTuple):
 
 
 def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
-    """Yield each block of queries as parts: the keys that all its queries see, and the keys before
-    and after them."""
+    """Yield each block of queries as up to three parts: the keys that all its queries see, and the
+    keys before and after them. Keys before the first that may matter are left out.
+
+    row, key: the two terms of a pair's bias, row[query] - key[key], (batch, num_heads, len).
+    """
     dtype = at_least_float32(problem.q.dtype)
     size = _block_size(row)
     assert size is not None
@@ -121,9 +124,15 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
 def _first_that_matters(
     problem: Problem, key: Tensor, start: int, stop: int, negligible: Tensor
 ) -> int:
-    """Return the first key whose weight may matter to queries [start, stop); 0 if unknown.
+    """Return the index of the first key whose weight may matter to queries [start, stop); 0 if
+    unknown.
 
-    Keys are compared with the key at a query's own position, which an exact mask shows.
+    A query sees the key at its own position if the mask is exact, so that a key whose bias is far
+    below that one's has a negligible weight, however large q . k may be.
+
+    Args:
+        key: the keys' term of the bias, as in `_blocks`: a larger one makes a weight smaller.
+        negligible: by head, how far below a bias makes a weight negligible.
     """
     shift = problem.mask_shift
     exact = problem.mask is not None and problem.mask.exact

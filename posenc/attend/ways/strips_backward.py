@@ -249,8 +249,15 @@ def _sums_along_diagonals(
 
 
 def _of_some_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Tensor:
-    """Return the gradients of a strip's scores, with queries in reverse order, whose queries may
-    see other keys, too."""
+    """Return the gradients of a strip's scores, with queries in reverse order, where queries may
+    see keys outside of the strip, too.
+
+    Softmax's gradient is weight * (d_weight - mean of d_weight by weight), over all keys of a
+    query. The strip has only some of them, so weights come from the saved log-sum-exp, and the mean
+    is grad . out, which the forward pass has summed over all.
+
+    saved: inputs, results and their gradients. bias: of the strip. scale: of q . k.
+    """
     rows, scores, d_weights = _scores(saved, bias, scale, strip)
     mean = (rows.grad * rows.out).sum(-1, keepdim=True)
     scores.sub_(rows.lse[..., None])

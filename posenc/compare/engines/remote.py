@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from posenc.compare.engines.engine import Heard
-from posenc.compare.engines.storage import Mirror, Storage, take_all, take_result
+from posenc.compare.engines.storage import Mirror, Storage, replace_by_stored, take_result
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results, path_of
@@ -66,7 +66,7 @@ class Job:
             storage.take_text(kept)
             path_of(folder, self.trial.corpus).symlink_to(kept)
         home = folder / self.trial.folder
-        take_all(storage, home)
+        replace_by_stored(storage, home)
         mirror = Mirror(storage, home)
 
         def keep_and_tell(event: dict[str, Any]) -> None:

@@ -184,7 +184,7 @@ class Mirror:
         self.storage.remove(f"{self.home.name}/{name}" for name in old)
 
 
-def take_all(storage: Storage, home: Path) -> None:
+def replace_by_stored(storage: Storage, home: Path) -> None:
     """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
     remove_folder(home)
     make_inside(home)

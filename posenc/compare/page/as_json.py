@@ -20,7 +20,11 @@ def answer_json(study: Study, folder: Path | None = None) -> str:
 
 
 def board_of(boards: Mapping[str, Study], home: Path | None = None) -> dict[str, Any]:
-    """Return the answer of several studies, and that of each by its name."""
+    """Return the JSON object of the leaderboard: "answer", which encoding to use for what by all
+    studies, and "studies", with `answer_of` each by its name.
+
+    home: a folder with a subfolder of that name for each, if they are kept.
+    """
     each = {
         name: answer_of(labelled(study), home and home / name) for name, study in boards.items()
     }

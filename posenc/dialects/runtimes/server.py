@@ -72,9 +72,11 @@ def serve(
 def longrope(
     p: Parameters, model: Model, plain: tuple[float, ...], original: float, *, long: bool
 ) -> Layer:
-    """Return one of longrope's two lists, with its own multiplier or the one that follows from the
-    two lengths.
+    """Return a layer whose plain frequencies are divided by one of longrope's two lists, with its
+    own multiplier or the one that follows from the two lengths.
 
+    p: the rope dict. plain: frequencies without scaling, one a pair. original: the training length.
+    long: take the list for texts beyond it.
     Raises: RefusedError for interleaved pairs or a list that does not fit.
     """
     if model.interleaved:

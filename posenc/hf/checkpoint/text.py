@@ -45,8 +45,9 @@ def text_encoder(
     """Return a function from a document to token ids, which begin with the start token if there is
     one.
 
-    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes; token 256 is the start token.
-    as_ids: the text has token ids between spaces.
+    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes; token 256, if there is one, is
+    the start token. as_bytes: read bytes so in any case. as_ids: the text has token ids between
+    spaces.
     Raises: ValueError if there is no tokenizer.
     """
     kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)

@@ -141,7 +141,14 @@ def find_subject(
 def _proved(
     fresh: Callable[[], nn.Module], way: str, form: Form, width: int, heads: int
 ) -> Subject:
-    """Return the subject of this form. Raises: Unfit, with the reason."""
+    """Return the module as a subject of checks, called in this form, if it can be judged so.
+
+    Called with few and with many positions it must return tensors of floating point with an axis of
+    positions, no NaN, and the same for the same input; and positions must change what it returns.
+
+    fresh: builds the module. way: what --as says that it returns. form: how it is called.
+    Raises: Unfit, with the first of these that fails.
+    """
     few, many, *_ = (n for n in _COUNTS if n not in (width, heads))
     counts = (few, many)
 

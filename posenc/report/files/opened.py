@@ -120,7 +120,7 @@ def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder that the user names, with those above it. A link to a folder is followed.
 
-    Raises: NotADirectoryError with the name of what is in the way.
+    Raises: NotADirectoryError with the name of the folder that cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

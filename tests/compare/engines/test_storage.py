@@ -21,7 +21,7 @@ from posenc.compare.engines.storage import (
     Mirror,
     Storage,
     answer,
-    take_all,
+    replace_by_stored,
     take_result,
 )
 from posenc.compare.trial.files import path_of
@@ -220,7 +220,7 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
     (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
     mirror.copy_checkpoint()
     assert sorted(storage.names(home.name)) == kept
-    take_all(storage, home)
+    replace_by_stored(storage, home)
     assert sorted(path.name for path in home.iterdir()) == kept
     assert Cursor.from_json((home / STATE).read_text(encoding="utf-8")).step == 10
     take_result(storage, tmp_path / "other" / home.name)

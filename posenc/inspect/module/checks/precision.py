@@ -104,7 +104,7 @@ def reach(subject: Subject) -> Measured:
     claimed = subject.stated or UNSTATED
     try:
         start = differences(0)
-        near = _worse(_gap(differences(100), start), _doubled(subject, 100))
+        near = _worse(_gap(differences(100), start), _error_of_twice(subject, 100))
         if not near <= BOUND:
             turns = subject.view.kind == "rotation" and "positions" in subject.form.words
             said = f"at position 100 a difference is off by {near:.2g} from the same at 0"
@@ -114,7 +114,7 @@ def reach(subject: Subject) -> Measured:
     good, worst = 0, 0.0
     for last in sorted({*(2**i for i in range(8, 25)), claimed}):
         try:
-            off = _worse(_gap(differences(last - _ROWS), start), _doubled(subject, last - 1))
+            off = _worse(_gap(differences(last - _ROWS), start), _error_of_twice(subject, last - 1))
         except Exception as failed:  # a table ends somewhere
             if last <= claimed:
                 return None, f"right up to {good:,}; {last:,} positions: {one_line(failed)}"
@@ -162,7 +162,7 @@ def _counted(subject: Subject) -> Measured:
     return worst <= BOUND, f"{said}, up to {subject.length:,} (allowed {BOUND:.2g})"
 
 
-def _doubled(subject: Subject, last: int) -> float:
+def _error_of_twice(subject: Subject, last: int) -> float:
     """Return how far twice a position is from twice its angle, for a module of angles."""
     if subject.view.kind != "rotation":
         return 0.0
