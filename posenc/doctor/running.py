@@ -112,7 +112,10 @@ def _overrides(source: Source, options: Options) -> tuple[str, int]:
     _need_config(source, "--overrides")
     if options.overrides not in RUNTIMES:  # override() says of a known one why it takes none
         check_choice("--overrides", options.overrides, SERVERS)
+    from posenc.doctor.cures.fixing import require_no_guess
+
     meaning = meaning_of(source.config, options.length)
+    require_no_guess(source, meaning, "no options can say it")
     said = override(source.raw, meaning, options.overrides)
     answer = {"server": options.overrides, "options": said}
     return _json(answer) if options.as_json else said, 0

@@ -245,6 +245,11 @@ def test_overrides_say_cannot(call, file):
     complains(call(file(config("49_")), "--overrides", "sglang"), "sglang cannot")
     complains(call(file(SIMPLE), "--overrides", "mlx-lm"), "takes no overrides")
     complains(call(file(SIMPLE), "--overrides", "x"), "--overrides must be vllm or sglang")
+    guessed = {**SIMPLE, "rope_scaling": {"factor": 2.0}}
+    complains(call(file(guessed), "--overrides", "vllm"), "no rope_type, which decides what")
+    two = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    differ = {**SIMPLE, "rope_scaling": two, "original_max_position_embeddings": 32}
+    complains(call(file(differ), "--overrides", "sglang"), "no options can say it. Make them equal")
     both = ("--overrides", "vllm", "--for", "mlx-lm")
     complains(call(file(SIMPLE), *both), "--overrides names its server itself")
 

@@ -107,9 +107,7 @@ def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> No
     """Raise ValueError for a config of which no copy can be written that means the same."""
     require_static(meaning, length)
     require_understood(source.config, meaning.model)
-    with naming(source.path):
-        _require_types(source.config)
-        _require_one_original(source.config, meaning)
+    require_no_guess(source, meaning, "--fix writes nothing")
     if not meaning.computed.layers:
         raise ValueError(f"{meaning.model.model_type} rotates no layer; there is nothing to fix.")
     with naming(source.path):
@@ -117,7 +115,15 @@ def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> No
     _require_nothing_lost(source.config, meaning, length)
 
 
-def _require_types(config: Mapping[str, Any]) -> None:
+def require_no_guess(source: Source, meaning: Meaning, refused: str) -> None:
+    """Raise ValueError for a config of which the meaning is a guess, which nothing written for
+    runtimes may say for its author. refused: what is not done, for the message."""
+    with naming(source.path):
+        _require_types(source.config, refused)
+        _require_one_original(source.config, meaning, refused)
+
+
+def _require_types(config: Mapping[str, Any], refused: str) -> None:
     """Raise ValueError for a rope dict that stretches by something and does not say of which type:
     the meaning has a guess for it, and a copy would say the guess."""
     inner = inner_key(config)
@@ -134,12 +140,11 @@ def _require_types(config: Mapping[str, Any]) -> None:
                 if p.get(key) not in (None, 1):
                     raise ValueError(
                         f"{where} has {key} {p[key]!r:.60} and no rope_type, which decides what it "
-                        "means: --fix writes nothing. Write the rope_type that it is for, or "
-                        "drop the dict."
+                        f"means: {refused}. Write the rope_type that it is for, or drop the dict."
                     )
 
 
-def _require_one_original(config: Mapping[str, Any], meaning: Meaning) -> None:
+def _require_one_original(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
     """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
     key at the top level, such as phi3, look at no other.)"""
     inner = inner_key(config)
@@ -153,8 +158,8 @@ def _require_one_original(config: Mapping[str, Any], meaning: Meaning) -> None:
             if where[-1] == ORIGINAL and value != outer:
                 raise ValueError(
                     f"{ORIGINAL} is {outer} at the top level and {value} in "
-                    f"{'.'.join(where[:-1])}: --fix writes nothing. Make them equal. The right one "
-                    "is the length that the model was trained at, before any stretching."
+                    f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
+                    "length that the model was trained at, before any stretching."
                 )
 
 
