@@ -241,7 +241,8 @@ def test_rotary_modules_are_found_beside_a_linear_layer_named_decoder(tmp_path, 
     """Which transformers takes for ModernBERT's decoder."""
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    config = AutoConfig.for_model("modernbert", **COMMON, layer_types=["full_attention"] * 2)
+    both = ["full_attention", "sliding_attention"]  # 5.12 cannot build one kind alone
+    config = AutoConfig.for_model("modernbert", **COMMON, layer_types=both)
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
 
     def change(rotary):
@@ -249,9 +250,10 @@ def test_rotary_modules_are_found_beside_a_linear_layer_named_decoder(tmp_path, 
 
     monkeypatch.setattr("tests.inspect.checkpoint.test_checkpoint.save", lambda *given: None)
     kinds = planted(monkeypatch, tmp_path, change)
-    (kind,) = [kind for kind in kinds if isinstance(kind, Rotation)]
-    assert kind.layers == "full_attention layers" and kind.rope_theta == pytest.approx(700.0)
-    assert "theta 700" in kind.differs
+    rotations = {kind.layers: kind for kind in kinds if isinstance(kind, Rotation)}
+    full = rotations["full_attention layers"]
+    assert full.rope_theta == pytest.approx(700.0) and "theta 700" in full.differs
+    assert not rotations["sliding_attention layers"].differs
 
 
 @pytest.mark.parametrize(
