@@ -195,7 +195,8 @@ def test_what_breaks_does_not_hide_who_is_best():
     assert standing.gap("cope") == pytest.approx(again)
     assert again.half < standing.rest.rest.gap("cope").half
     assert standing.gap("rope", "alibi") == standing.pairs.gap("rope", "alibi")
-    assert standing.least == standing.rest.pairs.least <= gap.half
+    assert standing.least == standing.rest.pairs.least
+    assert standing.least <= gap.half * (1 + 1e-12)  # which another numpy rounds otherwise
 
 
 def seeds_at(name, far):
