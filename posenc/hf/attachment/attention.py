@@ -284,6 +284,8 @@ def _without_unseen_end(own: Tensor, kv_len: int) -> Tensor:
     there are, which their own attention cuts off. A layer with a window may have fewer keys than
     its mask for another reason; then a query sees the last of them, and the mask stays.
     """
+    if own.shape[-1] <= kv_len:  # nothing to read, which would break a compiled graph
+        return own
     end = own[..., kv_len:]
     return own if bool(_visible(end).any()) else own[..., :kv_len]
 
