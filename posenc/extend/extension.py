@@ -112,7 +112,8 @@ def extend(
         as_bytes, as_ids: documents are bytes, or token ids in words; no tokenizer is used.
         foreign: the documents were not chosen for this model, which may not know such text.
 
-    Raises: ValueError, with the reason, for anything that cannot be extended. RunFailed if `method`
+    Raises: TypeError unless `to` is a whole number. ValueError, with the reason, for anything that
+    cannot be extended. RunFailed if `method`
     cannot be measured on this checkpoint; NotExported if the export cannot be proved.
     """
     if type(to) is not int:
