@@ -101,12 +101,7 @@ class _Proof:
         others = sorted(set(self.example) - set(self.per_token))
         if not tokens or (others and not self.two_stacks):
             return f"in steps and with padding: its example has {', '.join(others) or 'no tokens'}"
-        whole = self.forward(self.example)
-        if not whole.hidden.isfinite().all():
-            raise ValueError(
-                f"attach: {type(self.model).__name__} returns NaN or infinity for a few tokens, so "
-                "that nothing can be checked. Load its weights first, or attach with check=False."
-            )
+        whole = self.finite_forward("a few tokens")
         length = whole.hidden.shape[1]
         if length <= CUT:
             return f"in steps and with padding: its example has {length} tokens"
@@ -122,10 +117,21 @@ class _Proof:
             return "in steps: it returned no cache"
         return None
 
+    def finite_forward(self, read: str) -> Outcome:
+        """Run the model on the example, called `read` in a message. Raises: ValueError if its
+        numbers cannot be compared."""
+        outcome = self.forward(self.example)
+        if not outcome.hidden.isfinite().all():
+            raise ValueError(
+                f"attach: {type(self.model).__name__} returns NaN or infinity for {read}, so "
+                "that nothing can be checked. Load its weights first, or attach with check=False."
+            )
+        return outcome
+
     def prove_fixed_places(self) -> None:
         """Compare two forwards of one image. ViTMAE draws the patches that it keeps, and their
         order, which no attention sees."""
-        first = self.forward(self.example)
+        first = self.finite_forward("an image")
         again = self.forward(self.example)
         same_places = first.hidden.shape == again.hidden.shape
         largest = float(first.hidden.abs().max())

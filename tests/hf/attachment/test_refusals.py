@@ -9,6 +9,7 @@ from torch import nn
 
 import posenc
 from posenc.hf import attach, detach, shape_of
+from posenc.hf.attachment.attention import _without_unseen_end
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import COMMON, transformers
 
@@ -286,16 +287,38 @@ def test_an_attention_or_a_layer_that_is_exchanged_after_attach(family, parent, 
     torch.testing.assert_close(model(TOKENS).logits, want)
 
 
+SMALL_VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+
+def test_a_vision_transformer_without_weights_is_said_to_return_no_numbers():
+    """And not to shuffle its patches, because NaN differs from NaN."""
+    model = transformers.ViTModel(transformers.ViTConfig(**SMALL_VIT)).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="ViTModel returns NaN or infinity for an image"):
+        attach(model, posenc.ALiBi(num_heads=4), own="keep")
+
+
+def test_a_mask_of_the_models_own_is_read_only_where_it_is_too_long():
+    """A tensor on the meta device has no numbers."""
+    for keys in (1, 9):
+        own = torch.empty(1, 1, 5, keys, device="meta")
+        assert _without_unseen_end(own, 9) is own
+    longer = torch.zeros(1, 1, 5, 11)
+    assert _without_unseen_end(longer, 9) is longer
+    longer[..., 9:] = torch.finfo(torch.float32).min
+    assert torch.equal(_without_unseen_end(longer, 9), longer[..., :9])
+
+
 def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=32,
-        image_size=16,
-        patch_size=4,
-    )
-    model = transformers.ViTModel(config).eval()
+    model = transformers.ViTModel(transformers.ViTConfig(**SMALL_VIT)).eval()
     pixels = torch.randn(2, 3, 16, 16)
     attach(model, posenc.create("alibi", shape_of(model)), own="keep")
     attentions = [n for n, m in model.named_modules() if type(m).__name__ == "ViTAttention"]
@@ -313,15 +336,7 @@ def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():
 
 def test_a_vision_transformer_that_shuffles_patches_is_refused():
     """Slot 1 holds any patch of the image: a distance between slots would be noise."""
-    config = transformers.ViTMAEConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=32,
-        image_size=16,
-        patch_size=4,
-    )
-    model = transformers.ViTMAEModel(config).eval()
+    model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL_VIT)).eval()
     with pytest.raises(ValueError, match="ViTMAEModel reads one image differently each time"):
         attach(model, posenc.ALiBi(num_heads=4), own="keep")
     assert not any("posenc" in key for module in model.modules() for key in vars(module))
