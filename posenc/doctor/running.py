@@ -89,8 +89,7 @@ def _run(options: Options, own: Answers | None = None) -> tuple[str, int]:
         return _adapter(options), 0
     if options.layout or options.convert_layout is not None:
         return _layout(options)
-    source = load(options.paths[0])
-    refuse_attached(source.folder)
+    source = _loaded(options.paths[0])
     case = _case(source, options)
     if options.positions is not None:
         case.require_known()
@@ -413,11 +412,20 @@ def _ignored(options: Options) -> frozenset[str]:
     return frozenset(check_choice("--ignore", part, RULES) for part in parts if part)
 
 
+def _loaded(path: Path) -> Source:
+    """Read a file, or the config in a folder. Raise ValueError if the model of this config has an
+    encoding attached, of which the config says nothing. A GGUF file beside it is another model."""
+    source = load(path)
+    if source.path.name == "config.json":
+        refuse_attached(source.folder)
+    return source
+
+
 def _compare(options: Options) -> tuple[str, int]:
     sources = []
     for path in options.paths:
         with naming(path):
-            sources.append(load(path))
+            sources.append(_loaded(path))
     one, other = sources
     one_path, other_path = options.paths
     first = _record(one, one_path, options.length)

@@ -74,9 +74,13 @@ def test_a_model_with_an_attached_encoding_is_not_taken_for_the_stock_one(text, 
         ("extend", folder, "--to", TARGET, "--bytes", "--text", text),
         ("inspect", "model", folder, "--bytes"),
         ("doctor", folder, "--ask", "none"),
+        ("doctor", tmp_path / "old", folder),
     ):
         code, out, err = call(*command)
         assert code == 2 and said in out + err, (out, err)
+    beside = folder / "of another model.json"
+    beside.write_bytes((folder / "config.json").read_bytes())
+    assert call("doctor", beside, "--ask", "none")[0] == 0
     posenc.hf.detach(model)
     model.save_pretrained(folder)
     assert call("doctor", folder, "--ask", "none")[0] == 0
