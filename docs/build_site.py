@@ -89,7 +89,7 @@ API = {
     "hf": "hf.attach hf.detach hf.attached hf.shape_of hf.load",
     "nn": "nn.MultiheadAttention nn.TransformerEncoderLayer nn.VisionAttention nn.attach_to_vit",
     "commands": "compare.run extend.run extend.evaluate inspect.measure_encodings "
-    "inspect.measure_model inspect.measure_module testing.test_contract",
+    "inspect.measure_model inspect.measure_module doctor.ask testing.test_contract",
 }
 """Public names by page; those not here are classes of encodings."""
 

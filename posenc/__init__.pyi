@@ -1,6 +1,7 @@
 # What a type checker sees of the package, and where each name is imported from on first use.
 
 from posenc import compare as compare
+from posenc import doctor as doctor
 from posenc import extend as extend
 from posenc import hf as hf
 from posenc import inspect as inspect

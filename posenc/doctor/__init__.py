@@ -1,35 +1,12 @@
-"""`posenc doctor`: report what every runtime computes from a checkpoint's positions, and write a
-fix."""
+"""`posenc doctor`: say what every runtime computes from a checkpoint's positions, and write a fix.
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+>>> config = {"model_type": "llama", "head_dim": 128, "rope_theta": 5e5}
+>>> answer = posenc.doctor.ask(config)  # the transformers that is installed here
+>>> len(answer.rotations[0].inv_freq)  # radians per token, one for each pair of channels
+64
+"""
 
-if TYPE_CHECKING:
-    from posenc.dialects.ask import Asked
+from posenc.lazy import attach as _attach
 
-
-def ask(
-    config: Mapping[str, Any], python: str | Path | None = None, *, length: int = 4096
-) -> "Asked":
-    """Ask an installed transformers what it computes from a config.json's object.
-
-    Args:
-        config: the object, as in the file.
-        python: the interpreter that has transformers; None for the one that runs.
-        length: tokens to judge at. Whether frequencies change is compared with those at 2, 1,025
-            and twice as many tokens.
-
-    Returns: its own answer: rotations (radians per token, one a pair, and the multiplier of cos and
-    sin, for each kind of layers), softmax scales, whether frequencies change with the length; or
-    its words of refusal.
-    Raises: ValueError, in one line, if the interpreter gives no answer.
-
-    >>> answer = ask({"model_type": "llama", "rope_theta": 5e5})  # doctest: +SKIP
-    >>> answer.version, answer.rotations[0].inv_freq[:2]  # doctest: +SKIP
-    ('5.23.0', (1.0, 0.81461...))
-    """
-    from posenc.dialects import ask as asking
-
-    (answer,) = asking.ask([(config, [length, 2, 1025, 2 * length])], python)
-    return answer
+# No submodule may have the name of a function here: importing it would replace the function.
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)

@@ -1,0 +1,1 @@
+from posenc.doctor.api import ask as ask
