@@ -205,9 +205,11 @@ def card(row: dict) -> str:
     owner, _, kind = found.path.partition(":")
     changes = ("embeddings", "queries and keys", "scores", "values")
     options = ",".join(f"{key}={value}" for key, value in found.defaults.items())
-    checked = "printed by the authors' own code" if found.checked == "golden" else (
-        "of the paper's formula, in float64 loops"
-    )  # fmt: skip
+    checked = (
+        "printed by the authors' own code"
+        if found.checked == "golden"
+        else ("of the paper's formula, in float64 loops")
+    )
     claims = [k.replace("_", " ") for k in ("shift_invariant", "causal_only") if row[k]]
     claims += [] if row["cache_safe"] else ["not cache safe"]
     claims += ["scales"] if row["own_scale"] else []
@@ -245,8 +247,11 @@ def cost(name: str) -> str | None:
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
     for row in json.loads(text)["rows"]:
         if (row["group"], row["run"], row["case"], row.get("threads")) == (
-            "attention", run, "1k", 1,
-        ):  # fmt: skip
+            "attention",
+            run,
+            "1k",
+            1,
+        ):
             ratio, low, high = next(iter(row["ratios"].values()))
             measured = "" if run == name else ", measured with `rope`, whose code it runs"
             said = f"{ratio:.2f} ({low:.2f} to {high:.2f}) times plain attention"

@@ -58,8 +58,9 @@ def families() -> str:
         if towers:
             right = towers.count("")
             parts.append(f"of {len(towers)} classes with several modalities {right} right")
-        lines.append(f"- {runtime} {said['version']}, {len(said['rows'])} classes: "
-                     f"{', '.join(parts)}.")  # fmt: skip
+        lines.append(
+            f"- {runtime} {said['version']}, {len(said['rows'])} classes: {', '.join(parts)}."
+        )
         seen |= {(runtime, name): verdict for name, verdict, _ in said["rows"].values()}
     words = {"right": "run", "differs": "**differs**"}
     lines += ["", f"| family | {' | '.join(CELLS)} |", f"|---|{'---|' * len(CELLS)}"]

@@ -20,15 +20,24 @@ from rich.text import Text
 
 FIGURE = Path(__file__).parent / "figures/doctor.svg"
 BROKEN = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
-    "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "num_hidden_layers": 16, "vocab_size": 128256, "max_position_embeddings": 32768,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 16,
+    "vocab_size": 128256,
+    "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-05,
     "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0,
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
-}  # fmt: skip
+}
 """A Llama with YaRN, as transformers 5 saves it."""
 COMMANDS = ("broken", "broken --fix --out mended", "mended")
 WIDTH = 104

@@ -209,10 +209,18 @@ def text() -> Study:
 DRAWN: dict[str, Callable[[], Drawn]] = {
     each.__name__.replace("_", "-"): each
     for each in (
-        training_length, extrapolation, context, longer_training, published, scalings, slopes, base,
-        projections, tasks,
+        training_length,
+        extrapolation,
+        context,
+        longer_training,
+        published,
+        scalings,
+        slopes,
+        base,
+        projections,
+        tasks,
     )
-}  # fmt: skip
+}
 
 
 def main(target: Path = FIGURES) -> None:

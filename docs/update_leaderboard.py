@@ -31,12 +31,18 @@ FIGURE = "every-trial"
 START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
 HEADERS = {
     "leaderboard.md": (
-        "for", "best (tied), best mean first", "significantly worse", "cannot run a test",
+        "for",
+        "best (tied), best mean first",
+        "significantly worse",
+        "cannot run a test",
     ),
     "leaderboard.zh-CN.md": (
-        "用途", "最好（并列），按均值排列", "显著更差", "跑不了测试",
+        "用途",
+        "最好（并列），按均值排列",
+        "显著更差",
+        "跑不了测试",
     ),
-}  # fmt: skip
+}
 UNDECIDED = {
     "leaderboard.md": "not decided by so few seeds:",
     "leaderboard.zh-CN.md": "种子太少，不能判定：",

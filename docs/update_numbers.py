@@ -41,9 +41,18 @@ from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
 TITLES = {
-    "nope": "NoPE", "rope": "RoPE", "rove": "RoVE", "alibi": "ALiBi", "t5": "T5", "fire": "FIRE",
-    "kerple": "KERPLE", "shaw": "Shaw", "cope": "CoPE", "fox": "FoX", "dape": "DAPE",
-}  # fmt: skip
+    "nope": "NoPE",
+    "rope": "RoPE",
+    "rove": "RoVE",
+    "alibi": "ALiBi",
+    "t5": "T5",
+    "fire": "FIRE",
+    "kerple": "KERPLE",
+    "shaw": "Shaw",
+    "cope": "CoPE",
+    "fox": "FoX",
+    "dape": "DAPE",
+}
 MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
 
 
@@ -276,11 +285,29 @@ def perplexity(method: str, start: str) -> str:
 KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
-        bits, rank, gap, tied, several, context, passed, scores, changed, cells, agreed,
-        early, late, turned, hours, best, reseeded, cannot_say, slower, perplexity,
+        bits,
+        rank,
+        gap,
+        tied,
+        several,
+        context,
+        passed,
+        scores,
+        changed,
+        cells,
+        agreed,
+        early,
+        late,
+        turned,
+        hours,
+        best,
+        reseeded,
+        cannot_say,
+        slower,
+        perplexity,
         same_order,
     )
-}  # fmt: skip
+}
 
 
 def rows(table: str) -> list[dict[str, str]]:

@@ -290,11 +290,16 @@ def table_csv(found: dict[str, Any], gpu: dict[str, dict[str, Any]]) -> str:
             if kind == mine and {time, base} <= {*result}:
                 writer.writerow(
                     {
-                        "device": row["device"], "group": table_name, "case": length, "run": run,
-                        "dtype": "bfloat16", "milliseconds": result[time], "base": "SDPA",
+                        "device": row["device"],
+                        "group": table_name,
+                        "case": length,
+                        "run": run,
+                        "dtype": "bfloat16",
+                        "milliseconds": result[time],
+                        "base": "SDPA",
                         "ratio": round(result[time] / result[base], 4),
                     }
-                )  # fmt: skip
+                )
     return out.getvalue()
 
 

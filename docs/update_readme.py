@@ -17,10 +17,15 @@ START, END = "<!-- encodings: written by make readme -->\n", "<!-- end of encodi
 PAGE = "docs/encodings.md"
 PLACES = {
     "README.md": (
-        "changes", "the embeddings", "queries and keys", "the scores", "the values", "nothing",
+        "changes",
+        "the embeddings",
+        "queries and keys",
+        "the scores",
+        "the values",
+        "nothing",
     ),
     "README.zh-CN.md": ("改变什么", "词嵌入", "查询和键", "注意力分数", "值", "什么也不改"),
-}  # fmt: skip
+}
 HEADINGS = {"README.md": "encodings", "README.zh-CN.md": "编码"}
 
 

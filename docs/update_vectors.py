@@ -35,56 +35,83 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "kinds": {
         "deepseek-v4": {
-            "model_type": "deepseek_v4", **SMALL, "head_dim": 512, "qk_rope_head_dim": 64,
-            "max_position_embeddings": 1048576, "rope_theta": 10000, "compress_rope_theta": 160000,
+            "model_type": "deepseek_v4",
+            **SMALL,
+            "head_dim": 512,
+            "qk_rope_head_dim": 64,
+            "max_position_embeddings": 1048576,
+            "rope_theta": 10000,
+            "compress_rope_theta": 160000,
             "compress_ratios": [0, 0, 4, 128, 4, 0],
             "rope_scaling": {
-                "type": "yarn", "factor": 16, "original_max_position_embeddings": 65536,
-                "beta_fast": 32, "beta_slow": 1,
+                "type": "yarn",
+                "factor": 16,
+                "original_max_position_embeddings": 65536,
+                "beta_fast": 32,
+                "beta_slow": 1,
             },
         },
         "modernbert-base": {
-            "model_type": "modernbert", **SMALL, "max_position_embeddings": 8192,
-            "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+            "model_type": "modernbert",
+            **SMALL,
+            "max_position_embeddings": 8192,
+            "global_rope_theta": 160000.0,
+            "local_rope_theta": 10000.0,
         },
         "mimo-v2-flash": {"model_type": "mimo_v2_flash", **SMALL, "head_dim": 192},
         "lfm3": {"model_type": "lfm3", **SMALL},
     },
     "partial": {
         "minimax-m2": {
-            "model_type": "minimax_m2", **SMALL, "head_dim": 128, "rotary_dim": 64,
-            "rope_theta": 5000000, "max_position_embeddings": 196608,
+            "model_type": "minimax_m2",
+            **SMALL,
+            "head_dim": 128,
+            "rotary_dim": 64,
+            "rope_theta": 5000000,
+            "max_position_embeddings": 196608,
         },
         "moonshine-streaming": {"model_type": "moonshine_streaming"},
     },
     "sections": {
         "qwen2-vl-text": {
-            "model_type": "qwen2_vl_text", **SMALL, "rope_theta": 1000000.0,
+            "model_type": "qwen2_vl_text",
+            **SMALL,
+            "rope_theta": 1000000.0,
             "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
         },
         "qwen3-vl-text": {
-            "model_type": "qwen3_vl_text", **SMALL, "head_dim": 128,
+            "model_type": "qwen3_vl_text",
+            **SMALL,
+            "head_dim": 128,
             "rope_parameters": {
-                "rope_type": "default", "rope_theta": 5000000.0,
-                "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+                "rope_type": "default",
+                "rope_theta": 5000000.0,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
             },
         },
     },
     "axial": {
         "qwen2.5-vl-vision": {
-            "model_type": "qwen2_5_vl_vision", "hidden_size": 1280, "num_heads": 16, "depth": 4,
+            "model_type": "qwen2_5_vl_vision",
+            "hidden_size": 1280,
+            "num_heads": 16,
+            "depth": 4,
         },
         "glm-4.1v-vision": {"model_type": "glm4v_vision", "depth": 4},
         "minimax-m3-vision": {"model_type": "minimax_m3_vl_vision", "num_hidden_layers": 4},
     },
     "no rotation": {
         "beam": {
-            "model_type": "beam", **SMALL, "head_dim": 16, "num_key_value_heads": 4, "layer_types":
-            ["sliding_attention"] * 5 + ["full_attention"],
+            "model_type": "beam",
+            **SMALL,
+            "head_dim": 16,
+            "num_key_value_heads": 4,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
             "rope_parameters": {"sliding_attention": PLAIN, "full_attention": None},
         },
     },
-}  # fmt: skip
+}
 
 
 def groups() -> dict[str, dict[str, dict[str, Any]]]:
@@ -111,8 +138,10 @@ def main() -> None:
             for length in lengths:
                 vector = {
                     "name": name if length is None else f"{name}, {length} tokens",
-                    "config": config, "length": length, "expected": frequencies(config, length),
-                }  # fmt: skip
+                    "config": config,
+                    "length": length,
+                    "expected": frequencies(config, length),
+                }
                 lines.append(json.dumps(vector))
         text = ",\n".join(lines)
         path = FOLDER / f"{group.replace(' ', '_')}.json"

@@ -25,8 +25,15 @@ DEFAULT_LR = 0.002
 Budget = tuple[int, float, int]
 """steps, learning rate, recipe: one is compared with another of the same recipe only."""
 COLUMNS = (
-    "steps", "lr", "recipe", "encoding", "seed", "bits_per_byte", "pairs_at_twice", "pairs_lost",
-)  # fmt: skip
+    "steps",
+    "lr",
+    "recipe",
+    "encoding",
+    "seed",
+    "bits_per_byte",
+    "pairs_at_twice",
+    "pairs_lost",
+)
 Losses = dict[str, list[float]]
 """Bits per byte at the trained length of each encoding, by seed."""
 

@@ -69,10 +69,14 @@ def page(families: list[dict[str, str]], version: str) -> str:
     crashes = f"In {len(crashed)} something crashes: {', '.join(crashed)}"
     unbuilt = [f["family"] for f in families if f not in built]
     head = HEAD.format(
-        count=len(built), version=version, worked=len(worked), refused=len(built) - len(worked),
-        crashes=crashes if crashed else "None crashes", unbuilt=len(unbuilt),
+        count=len(built),
+        version=version,
+        worked=len(worked),
+        refused=len(built) - len(worked),
+        crashes=crashes if crashed else "None crashes",
+        unbuilt=len(unbuilt),
         names=", ".join(unbuilt),
-    )  # fmt: skip
+    )
     lines = []
     for f in built:
         many = len(f["methods"].split())

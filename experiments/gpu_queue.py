@@ -194,9 +194,11 @@ def kernels(name: str, length: int, device: str, lock: Path) -> dict[str, Any]:
     plan = posenc.explain(q, k, v, encoding, impl=impl, **options)
     found |= {"impl": plan.impl, "reason": plan.reason}
     calls = {
-        "sdpa_forward": torch.no_grad()(plain), "forward": torch.no_grad()(ours),
-        "sdpa_both": both(plain, []), "both": both(ours, weights),
-    }  # fmt: skip
+        "sdpa_forward": torch.no_grad()(plain),
+        "forward": torch.no_grad()(ours),
+        "sdpa_both": both(plain, []),
+        "both": both(ours, weights),
+    }
     return found | timed(calls, device, lock)
 
 
@@ -321,7 +323,7 @@ def trial(name: str, dry: bool) -> dict[str, Any]:
             for result in study.results
         ],
         "corpus": study.corpus and study.corpus.hash,
-    }  # fmt: skip
+    }
 
 
 def files_of(text: str) -> Iterator[Path]:

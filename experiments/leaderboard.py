@@ -45,9 +45,20 @@ from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
 REPRESENTATIVES = (
-    "nope", "sinusoidal", "learned", "rope", "rove", "alibi", "t5", "kerple", "fire", "shaw",
-    "cope", "fox", "dape",
-)  # fmt: skip
+    "nope",
+    "sinusoidal",
+    "learned",
+    "rope",
+    "rove",
+    "alibi",
+    "t5",
+    "kerple",
+    "fire",
+    "shaw",
+    "cope",
+    "fox",
+    "dape",
+)
 """One of each family: none; fixed and learned at the embeddings; rotation of queries and keys, and
 of values too; a bias that is fixed, in buckets, a learned kernel, a learned function; keys and
 values by distance; counted by content; forgetting; a bias that reads the scores."""
@@ -87,10 +98,19 @@ def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) ->
     """The trials of a task with the seeds before `seeds`."""
     steps = SUITES["standard"].steps if task == TEXT and given.steps is None else given.steps
     return Options(
-        names, task=[task], seeds=seeds, steps=steps, precision=given.precision, lr=given.lr,
-        check_lr=given.check_lr, text=given.text if task == TEXT else None, workers=given.workers,
-        batch=given.batch, out=given.out, **SUITE_SIZES,
-    )  # fmt: skip
+        names,
+        task=[task],
+        seeds=seeds,
+        steps=steps,
+        precision=given.precision,
+        lr=given.lr,
+        check_lr=given.check_lr,
+        text=given.text if task == TEXT else None,
+        workers=given.workers,
+        batch=given.batch,
+        out=given.out,
+        **SUITE_SIZES,
+    )
 
 
 def run_piece(

@@ -35,9 +35,24 @@ ROOT = Path(__file__).parents[1]
 HEADER = ("where", "encodings", "seeds", "level", "false_alarms", "world")
 ENCODINGS, SEEDS = (*range(2, 17), 24, 48), range(2, 9)
 LADDER = (
-    0.05, 0.04, 0.03, 0.025, 0.02, 0.0175, 0.015, 0.0125, 0.01, 0.0075, 0.005, 0.0035, 0.0025,
-    0.0015, 0.001, 0.0005, 0.00025,
-)  # fmt: skip
+    0.05,
+    0.04,
+    0.03,
+    0.025,
+    0.02,
+    0.0175,
+    0.015,
+    0.0125,
+    0.01,
+    0.0075,
+    0.005,
+    0.0035,
+    0.0025,
+    0.0015,
+    0.001,
+    0.0005,
+    0.00025,
+)
 ASKED, MOST = 0.06, 0.065
 """Share of studies with a false alarm that a level is chosen for; the most that is taken where no
 level reaches it, which is 1 / 16 of five seeds that are all of one kind by chance."""

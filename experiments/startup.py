@@ -13,10 +13,18 @@ from pathlib import Path
 ROUNDS = 7
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
 COMMANDS = (
-    "--version", "list", "doctor config.json", "explore --out page.html", "leaderboard",
-    "list rope", "inspect encoding nothing", "compare nothing", "report nothing",
-    "extend nothing --to 64", "bench --only nothing",
-)  # fmt: skip
+    "--version",
+    "list",
+    "doctor config.json",
+    "explore --out page.html",
+    "leaderboard",
+    "list rope",
+    "inspect encoding nothing",
+    "compare nothing",
+    "report nothing",
+    "extend nothing --to 64",
+    "bench --only nothing",
+)
 """The quickest answer of each command; those about nothing refuse it."""
 
 

@@ -38,9 +38,12 @@ def scores() -> dict[str, Any]:
         }
         found.setdefault("distances", measured.distances)
     return {
-        "head_dim": HEAD_DIM, "heads": HEADS, "train_length": TRAIN_LENGTH,
-        "distances": found.pop("distances"), "encodings": found,
-    }  # fmt: skip
+        "head_dim": HEAD_DIM,
+        "heads": HEADS,
+        "train_length": TRAIN_LENGTH,
+        "distances": found.pop("distances"),
+        "encodings": found,
+    }
 
 
 def rules() -> dict[str, Any]:
@@ -76,14 +79,25 @@ def rules() -> dict[str, Any]:
         families[name] = {k: v for k, v in found.items() if v and v != usual.get(k)}
     return {
         "families": families,
-        "inner": list(INNER), "lengths": list(LENGTHS), "bases": list(spelling.ROTARY_BASES),
-        "numbers": list(spelling.NUMBERS), "needed": NEEDED, "smallest": numbers.SMALLEST_BASE,
-        "targets": list(names.TARGETS), "types": list(types.TYPES), "old": list(types.OLD),
-        "own": sorted(types.OWN_RULE), "scalings": sorted(names.SCALINGS),
-        "tower": sorted(names.TOWER), "common": sorted(COMMON), "harmless": sorted(NO_EFFECT),
+        "inner": list(INNER),
+        "lengths": list(LENGTHS),
+        "bases": list(spelling.ROTARY_BASES),
+        "numbers": list(spelling.NUMBERS),
+        "needed": NEEDED,
+        "smallest": numbers.SMALLEST_BASE,
+        "targets": list(names.TARGETS),
+        "types": list(types.TYPES),
+        "old": list(types.OLD),
+        "own": sorted(types.OWN_RULE),
+        "scalings": sorted(names.SCALINGS),
+        "tower": sorted(names.TOWER),
+        "common": sorted(COMMON),
+        "harmless": sorted(NO_EFFECT),
         "read": {kind: sorted(keys) for kind, keys in READ.items()},
-        "positions": ABOUT_POSITIONS.pattern, "base": names.BASE.pattern, "words": words(),
-    }  # fmt: skip
+        "positions": ABOUT_POSITIONS.pattern,
+        "base": names.BASE.pattern,
+        "words": words(),
+    }
 
 
 def words() -> list[str]:

@@ -44,14 +44,25 @@ HANDLED = (
 )
 MODERN = ("vllm", "sglang", "mlx", "gguf")
 HARMLESS: dict[str, list[Any]] = {
-    "rope_scaling": [None], "head_dim": [None], "sliding_window": [None, 4096, 100],
-    "use_sliding_window": [False], "attention_bias": [False, True], "mlp_bias": [False, True],
+    "rope_scaling": [None],
+    "head_dim": [None],
+    "sliding_window": [None, 4096, 100],
+    "use_sliding_window": [False],
+    "attention_bias": [False, True],
+    "mlp_bias": [False, True],
     "layer_types": [["full_attention"] * SIZES["num_hidden_layers"]],
-    "num_key_value_heads": [4, 1], "num_experts_per_tok": [2], "norm_topk_prob": [True, False],
-    "moe_intermediate_size": [96], "num_local_experts": [8], "num_experts": [8],
-    "norm_eps": [1e-5], "intermediate_size": [96, 11008], "rms_norm_eps": [1e-5, 1e-6],
-    "rope.beta_fast": [32, 32.0], "rope.beta_slow": [1, 1.0],
-}  # fmt: skip
+    "num_key_value_heads": [4, 1],
+    "num_experts_per_tok": [2],
+    "norm_topk_prob": [True, False],
+    "moe_intermediate_size": [96],
+    "num_local_experts": [8],
+    "num_experts": [8],
+    "norm_eps": [1e-5],
+    "intermediate_size": [96, 11008],
+    "rms_norm_eps": [1e-5, 1e-6],
+    "rope.beta_fast": [32, 32.0],
+    "rope.beta_slow": [1, 1.0],
+}
 """Keys that emulators read, with values; those that change no answer of a family are left out of
 account for it."""
 
@@ -65,9 +76,14 @@ def spellings() -> Iterator[tuple[str, ...]]:
     for theta, head in itertools.product(("none", "outer"), "01"):
         yield "none", "", "default", theta, "none", "0", head
     keys = itertools.product(
-        ("rope_scaling", "rope_parameters"), ("rope_type", "type", "both"), TYPES,
-        ("none", "outer", "inner", "both"), ("none", "inner", "outer"), "01", "01",
-    )  # fmt: skip
+        ("rope_scaling", "rope_parameters"),
+        ("rope_type", "type", "both"),
+        TYPES,
+        ("none", "outer", "inner", "both"),
+        ("none", "inner", "outer"),
+        "01",
+        "01",
+    )
     for container, key, kind, theta, original, factor, head in keys:
         plain = kind in ("default", "linear")
         if (original == "none" or not plain) and (factor == "1") >= (
@@ -290,9 +306,10 @@ def table(report: Any = lambda name: None) -> dict[str, Any]:
             own.append(columns.setdefault("".join(map(_two_digits, numbers)), len(columns)))
         few = dict(list(zip(every, rows, strict=True))[1::37])
         harmless = [
-            key for key, values in HARMLESS.items()
+            key
+            for key, values in HARMLESS.items()
             if all(answers_of(name, s, {key: v}) == row for s, row in few.items() for v in values)
-        ]  # fmt: skip
+        ]
         families[name] = {
             "columns": own,
             "harmless": harmless,

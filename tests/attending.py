@@ -10,9 +10,15 @@ from posenc import masks
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Any = None,
-    mask: masks.Mask | None = masks.causal, state: Tensor | None = None, **options: Any,
-) -> Any:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Any,
+    positions: Any = None,
+    mask: masks.Mask | None = masks.causal,
+    state: Tensor | None = None,
+    **options: Any,
+) -> Any:
     """posenc.attention over keys at `positions`, from 0 on if there are none, with their state;
     the queries are those of the last tokens."""
     positions = torch.arange(k.shape[2]) if positions is None else positions

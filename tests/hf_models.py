@@ -12,10 +12,17 @@ WORDS = [f"{i} the fox and the dog " * 12 for i in range(8)]
 NUMBERS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
 """Documents to extend on: in words, and in token ids."""
 COMMON = {
-    "vocab_size": 257, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 ROPE: dict[str, dict[str, Any]] = {
     "llama": COMMON,
@@ -29,48 +36,87 @@ ROPE: dict[str, dict[str, Any]] = {
     "smollm3": COMMON | {"num_hidden_layers": 4},
     "gpt_oss": COMMON
     | {
-        "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 16,
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "sliding_window": 16,
         "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 2.0, "beta_fast": 8.0,
-            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": LENGTH // 2,
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 2.0,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": LENGTH // 2,
         },
     },
-}  # fmt: skip
+}
 
 
 _TOKENS = {k: v for k, v in COMMON.items() if k == "vocab_size" or k.endswith("_token_id")}
 _MASKED = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
 _DEBERTA = _MASKED | {
-    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False,
-}  # fmt: skip
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+}
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("AutoModelForMaskedLM", _MASKED),
-    "gpt2": ("AutoModelForCausalLM", _TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4,
-                                                "n_positions": LENGTH}),
+    "gpt2": (
+        "AutoModelForCausalLM",
+        _TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH},
+    ),
     "opt": ("AutoModelForCausalLM", _MASKED | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
     "bloom": ("AutoModelForCausalLM", _TOKENS | {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "t5": ("AutoModelForSeq2SeqLM", _TOKENS | {"d_model": 32, "d_kv": 8, "d_ff": 64,
-                                               "num_layers": 2, "num_heads": 4,
-                                               "decoder_start_token_id": 0}),
-    "mpt": ("AutoModelForCausalLM", _TOKENS | {"d_model": 32, "n_layers": 2, "n_heads": 4,
-                                               "max_seq_len": LENGTH}),
-    "gptj": ("AutoModelForCausalLM", _TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4,
-                                                "n_positions": LENGTH, "rotary_dim": 4}),
-    "falcon": ("AutoModelForCausalLM", _TOKENS | {"hidden_size": 32, "num_hidden_layers": 2,
-                                                  "num_attention_heads": 4,
-                                                  "max_position_embeddings": LENGTH}),
+    "t5": (
+        "AutoModelForSeq2SeqLM",
+        _TOKENS
+        | {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "mpt": (
+        "AutoModelForCausalLM",
+        _TOKENS | {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH},
+    ),
+    "gptj": (
+        "AutoModelForCausalLM",
+        _TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "rotary_dim": 4},
+    ),
+    "falcon": (
+        "AutoModelForCausalLM",
+        _TOKENS
+        | {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": LENGTH,
+        },
+    ),
     "deberta": ("AutoModelForMaskedLM", _DEBERTA),
-    "deberta-v2": ("AutoModelForMaskedLM", _DEBERTA | {"position_buckets": 8,
-                                                       "share_att_key": True,
-                                                       "norm_rel_ebd": "layer_norm"}),
-}  # fmt: skip
+    "deberta-v2": (
+        "AutoModelForMaskedLM",
+        _DEBERTA | {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+}
 """family: the class that loads it, and its sizes, for models without RoPE."""
 
 
 ADDED_LATER = (
-    "beam", "gemma4", "gemma4_text", "granite_swa", "nomic_bert", "qwen3_5", "qwen3_5_moe",
-)  # fmt: skip
+    "beam",
+    "gemma4",
+    "gemma4_text",
+    "granite_swa",
+    "nomic_bert",
+    "qwen3_5",
+    "qwen3_5_moe",
+)
 """Families that came to transformers within its release 5."""
 
 
@@ -84,9 +130,11 @@ def skip_if_yarn_is_for_all_layers() -> None:
     """Skip the test where transformers' own check of YaRN stops at rotary keys of each kind of
     layers: it looks for the length in the keys of all."""
     yarn = {
-        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
         "original_max_position_embeddings": LENGTH,
-    }  # fmt: skip
+    }
     kinds = {"full_attention": yarn, "sliding_attention": {"rope_type": "default"}}
     try:
         transformers.Gemma3TextConfig(rope_parameters=kinds)

@@ -125,7 +125,7 @@ WHERE = "say q_positions=range(q_len) and kv_positions=range(kv_len)"
         (lambda: posenc.RoPE.from_config(), "RoPE.from_config: config is missing. "),
         (lambda: posenc.attention(Q, Q, Q, v=Q), f"attention: v is given twice; {WHERE}."),
     ],
-)  # fmt: skip
+)
 def test_the_answer_says_what_to_write(call, said):
     with pytest.raises(TypeError) as raised:
         call()

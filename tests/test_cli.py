@@ -363,9 +363,12 @@ def test_shell_completes_commands_and_names(words, expected):
     count = str(len(words.split(" ")) - 1)
     asked = {"_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
     done = subprocess.run(
-        [sys.executable, "-m", "posenc"], env={**os.environ, **asked}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "posenc"],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout.split()) == (0, expected)
 
 
@@ -394,9 +397,12 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(module):
 def test_full_disk_behind_stdout_is_code_1():
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "posenc", "--version"], stdout=full, stderr=subprocess.PIPE,
-            text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "posenc", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "the disk is full" in done.stderr
 
@@ -501,9 +507,12 @@ def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):
     out, _ = planned
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "posenc", "report", str(out)], env={**os.environ, **ascii_only},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "posenc", "report", str(out)],
+        env={**os.environ, **ascii_only},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "书 &amp; book" in (out / "report.html").read_text(encoding="utf-8")
 

@@ -89,8 +89,10 @@ def assert_flash_task_is_attention():
     scope = run("RoPE in flash-attn")
     q, k, v, rope = (scope[name] for name in ("q", "k", "v", "rope"))
     for out, first, last in (
-        (scope["out"], 0, 9), (scope["packed"][None, :4], 0, 4), (scope["packed"][None, 4:], 4, 9),
-    ):  # fmt: skip
+        (scope["out"], 0, 9),
+        (scope["packed"][None, :4], 0, 4),
+        (scope["packed"][None, 4:], 4, 9),
+    ):
         q2, k2, v2 = (x[:, first:last] for x in (q, k, v))
         p = range(last - first)
         where = {"q_positions": p, "kv_positions": p, "mask": posenc.masks.causal}
@@ -148,9 +150,12 @@ def test_the_task_of_timm_runs(monkeypatch):
 
 def in_a_process(title, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + CODE[title]], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-c", IMPORTS + CODE[title]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
 
 

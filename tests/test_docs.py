@@ -88,9 +88,12 @@ def test_the_readmes_own_encoding_is_compared_in_one_command(document, tmp_path)
     more = ["--heads", "2", "--workers", "1", "--text", "text.txt"]
     command = ["-m", "posenc", "compare", "rope", "./my_encoding.py:LogALiBi", *tiny.split(), *more]
     done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "my_encoding.py:LogALiBi" in done.stdout
 
@@ -130,16 +133,23 @@ def follow(text: str, copy: Path) -> None:
 
 def run_in(copy: Path, *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=copy, capture_output=True, text=True,
+        [sys.executable, "-m", *command],
+        cwd=copy,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(copy)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 
 
-@pytest.mark.parametrize("whole", [
-    pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.nightly),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(False, marks=pytest.mark.slow),
+        pytest.param(True, marks=pytest.mark.nightly),
+    ],
+)
 def test_what_the_tutorials_add_passes_make_test(tmp_path, whole):
     """What `make test` runs for the encodings, or all of it; and the linter."""
     copy = tmp_path / "copy"

@@ -90,10 +90,15 @@ def test_steps_with_a_cache_see_what_they_see_in_the_whole(name):
         now = slice(i, i + 1)
         steps.append(
             posenc.attention(
-                q[:, :, now], k[:, :, now], v[:, :, now], mask=mask, cache=cache,
-                q_positions=range(i, i + 1), kv_positions=range(i, i + 1),
+                q[:, :, now],
+                k[:, :, now],
+                v[:, :, now],
+                mask=mask,
+                cache=cache,
+                q_positions=range(i, i + 1),
+                kv_positions=range(i, i + 1),
             )
-        )  # fmt: skip
+        )
     want = by_tensor(expected(lambda b, i, j: j <= i and shows(b, i, j), range(LENGTH)), q, k, v)
     torch.testing.assert_close(torch.cat(steps, 2), want)
 
@@ -148,9 +153,12 @@ def test_an_inverse_of_a_bound_mask_is_bound():
 
 PACKED = torch.tensor([0, 1, 2, 0, 1, 2])
 BY_POSITION = (
-    masks.causal, masks.sliding_window(2), masks.prefix(1), masks.chunked(2),
+    masks.causal,
+    masks.sliding_window(2),
+    masks.prefix(1),
+    masks.chunked(2),
     masks.attention_sinks(1, 2),
-)  # fmt: skip
+)
 APART = (masks.document(IDS), Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]))
 
 

@@ -359,8 +359,10 @@ def reseeded(study, length):
 
 
 def same_order(study, other, length):
-    one, two = ({n: fit(each, length).mean[n] for n in fit(each, length).mean.index}
-                for each in (study, other))  # fmt: skip
+    one, two = (
+        {n: fit(each, length).mean[n] for n in fit(each, length).mean.index}
+        for each in (study, other)
+    )
     pairs = [*combinations(sorted(one.keys() & two.keys()), 2)]
     return [sum((one[a] - one[b]) * (two[a] - two[b]) > 0 for a, b in pairs), len(pairs)]
 
@@ -401,11 +403,29 @@ def perplexity(method, start):
 AGAIN = {
     each.__name__: each
     for each in (
-        bits, rank, gap, tied, several, context, passed, scores, changed, cells, agreed,
-        early, late, turned, hours, best, reseeded, cannot_say, slower, perplexity,
+        bits,
+        rank,
+        gap,
+        tied,
+        several,
+        context,
+        passed,
+        scores,
+        changed,
+        cells,
+        agreed,
+        early,
+        late,
+        turned,
+        hours,
+        best,
+        reseeded,
+        cannot_say,
+        slower,
+        perplexity,
         same_order,
     )
-}  # fmt: skip
+}
 
 
 def test_every_function_is_computed_again():

@@ -181,9 +181,12 @@ def test_pyright_knows_the_classes(tmp_path):
     )
     where = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
     done = subprocess.run(
-        [*where, "user.py"], cwd=tmp_path, capture_output=True, text=True,
+        [*where, "user.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     said = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if ".py:" in line}
     assert 'Type of "posenc.RoPE" is "type[RoPE]"' in said[2], done.stdout
     assert "Tensor" in said[3]

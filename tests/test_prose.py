@@ -42,8 +42,14 @@ def rises(name, low, high):
     return all(low <= far - near <= high for near, far in ends)
 
 
-TABLE = {"dape": "DAPE", "t5": "T5", "kerple": "KERPLE", "alibi": "ALiBi", "rope": "RoPE",
-         "sinusoidal": "sinusoidal"}  # fmt: skip
+TABLE = {
+    "dape": "DAPE",
+    "t5": "T5",
+    "kerple": "KERPLE",
+    "alibi": "ALiBi",
+    "rope": "RoPE",
+    "sinusoidal": "sinusoidal",
+}
 
 
 def rows_that(do):

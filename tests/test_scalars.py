@@ -33,22 +33,37 @@ CALLS = {
     "ModelShape": (
         posenc.ModelShape,
         {
-            "embed_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "train_length": 8,
+            "embed_dim": 64,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 16,
+            "train_length": 8,
             "causal": True,
         },
     ),
     "DecoderConfig": (
         posenc.DecoderConfig,
         {
-            **SIZES, "num_kv_heads": 2, "head_dim": 8, "ffn_dim": 32, "final_norm": True,
-            "norm_eps": 1e-6, "ffn_bias": False, "tie_embeddings": False, "attention_bias": False,
+            **SIZES,
+            "num_kv_heads": 2,
+            "head_dim": 8,
+            "ffn_dim": 32,
+            "final_norm": True,
+            "norm_eps": 1e-6,
+            "ffn_bias": False,
+            "tie_embeddings": False,
+            "attention_bias": False,
             "dropout": 0.0,
         },
     ),
     "Attention": (
         posenc.Attention,
         {
-            "embed_dim": 16, "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "bias": False,
+            "embed_dim": 16,
+            "num_heads": 2,
+            "num_kv_heads": 2,
+            "head_dim": 8,
+            "bias": False,
             "dropout": 0.0,
         },
     ),
@@ -59,18 +74,27 @@ CALLS = {
     "generate": (
         lambda **scalars: posenc.generate(MODEL, TOKENS, **scalars),
         {
-            "max_new_tokens": 1, "temperature": 1.0, "top_k": 2, "top_p": 0.5, "num_beams": 1,
-            "length_penalty": 1.0, "stop_token": 3, "length": 8,
+            "max_new_tokens": 1,
+            "temperature": 1.0,
+            "top_k": 2,
+            "top_p": 0.5,
+            "num_beams": 1,
+            "length_penalty": 1.0,
+            "stop_token": 3,
+            "length": 8,
         },
     ),
     "mrope_positions": (
-        lambda **scalars: posenc.mrope_positions([3, (1, 2, 2)], **scalars), {"start": 0},
+        lambda **scalars: posenc.mrope_positions([3, (1, 2, 2)], **scalars),
+        {"start": 0},
     ),
     "mrope_positions, a text": (
-        lambda segments: posenc.mrope_positions([segments]), {"segments": 3},
+        lambda segments: posenc.mrope_positions([segments]),
+        {"segments": 3},
     ),
     "mrope_positions, a grid": (
-        lambda segments: posenc.mrope_positions([(1, segments, 2)]), {"segments": 3},
+        lambda segments: posenc.mrope_positions([(1, segments, 2)]),
+        {"segments": 3},
     ),
     "sliding_window": (masks.sliding_window, {"window_size": 4}),
     "chunked": (masks.chunked, {"chunk_size": 4}),
@@ -78,13 +102,15 @@ CALLS = {
     "attention_sinks": (masks.attention_sinks, {"num_sinks": 1, "window_size": 4}),
     "grid": (positions.grid, {"height": 2, "width": 3}),
     "positions_from_mask": (
-        lambda **scalars: positions.positions_from_mask(VALID, **scalars), {"start": 0},
+        lambda **scalars: positions.positions_from_mask(VALID, **scalars),
+        {"start": 0},
     ),
     "KVCache.crop": (lambda **scalars: filled().crop(**scalars), {"length": 1}),
     "KVCache.drop": (lambda **scalars: filled().drop(**scalars), {"start": 0, "stop": 1}),
     "KVCache.shift": (lambda **scalars: filled().shift(**scalars), {"delta": 1, "start": 0}),
     "PerLayer": (
-        lambda **scalars: posenc.PerLayer([posenc.ALiBi(4)], **scalars), {"repeat": False},
+        lambda **scalars: posenc.PerLayer([posenc.ALiBi(4)], **scalars),
+        {"repeat": False},
     ),
     "nn.MultiheadAttention": (
         lambda **scalars: posenc.nn.MultiheadAttention(encoding=posenc.ALiBi(2), **scalars),
@@ -99,24 +125,35 @@ CALLS = {
     "yarn": (
         posenc.YaRN,
         {
-            "factor": 2.0, "original_max_positions": 64, "beta_fast": 32.0, "beta_slow": 1.0,
-            "truncate": True, "mscale": 1.0, "mscale_all_dim": 0.0, "extrapolation_factor": 1.0,
+            "factor": 2.0,
+            "original_max_positions": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": True,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.0,
+            "extrapolation_factor": 1.0,
         },
     ),
     "yarn, its temperature": (
-        lambda **scalars: posenc.YaRN(2.0, 64, **scalars), {"attention_factor": 1.0},
+        lambda **scalars: posenc.YaRN(2.0, 64, **scalars),
+        {"attention_factor": 1.0},
     ),
     "llama3": (
         posenc.Llama3,
         {
-            "factor": 2.0, "original_max_positions": 64, "low_freq_factor": 1.0,
+            "factor": 2.0,
+            "original_max_positions": 64,
+            "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
         },
     ),
     "longrope": (
         posenc.LongRoPE,
         {
-            "factor": 2.0, "original_max_positions": 64, "attention_factor": 1.0,
+            "factor": 2.0,
+            "original_max_positions": 64,
+            "attention_factor": 1.0,
             "exempt_tokens": 0,
         },
     ),
@@ -124,10 +161,12 @@ CALLS = {
     "dynamic_ntk": (posenc.DynamicNTK, {"factor": 2.0, "original_max_positions": 64}),
     "dynamic_linear": (posenc.DynamicLinear, {"original_max_positions": 64}),
     "dynamic_yarn": (
-        posenc.DynamicYaRN, {"original_max_positions": 64, "beta_fast": 32.0, "beta_slow": 1.0},
+        posenc.DynamicYaRN,
+        {"original_max_positions": 64, "beta_fast": 32.0, "beta_slow": 1.0},
     ),
     "rope": (
-        posenc.RoPE, {"head_dim": 16, "rope_theta": 1e4, "interleaved": False, "rotary_dim": 8},
+        posenc.RoPE,
+        {"head_dim": 16, "rope_theta": 1e4, "interleaved": False, "rotary_dim": 8},
     ),
     "partial": (
         lambda **scalars: posenc.RoPE(16, interleaved=False, **scalars),
@@ -146,16 +185,18 @@ CALLS = {
     "logn": (posenc.LogN, {"train_length": 8}),
     "rerope": (posenc.ReRoPE, {"head_dim": 16, "interleaved": False, "window": 4, "leak": 2.0}),
     "self_extend": (
-        posenc.SelfExtend, {"head_dim": 16, "interleaved": False, "window": 4, "group_size": 2},
+        posenc.SelfExtend,
+        {"head_dim": 16, "interleaved": False, "window": 4, "group_size": 2},
     ),
     "dual_chunk": (
         posenc.DualChunk,
         {"head_dim": 16, "interleaved": False, "chunk_size": 8, "local_window": 2},
     ),
     "llama4_temperature": (
-        posenc.Llama4Temperature, {"floor_scale": 8, "attn_scale": 0.1, "offset": 1},
+        posenc.Llama4Temperature,
+        {"floor_scale": 8, "attn_scale": 0.1, "offset": 1},
     ),
-}  # fmt: skip
+}
 """A call with good arguments. Each one is made wrong in turn."""
 
 CASES = [(call, name) for call, (_, scalars) in CALLS.items() for name in scalars]

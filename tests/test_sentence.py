@@ -163,11 +163,14 @@ def test_the_catalogue_is_complete():
 PLANTED = "def f(study):\n    said = 'Nothing is {what}.'\n    return phrase({})\n"
 
 
-@pytest.mark.parametrize(("argument", "expected"), [
-    ("'A new sentence.'", "not translated: A new sentence."),
-    ("said, what=1", "not translated: Nothing is {what}."),
-    ("'cannot' if study else 'A new word'", "not translated: A new word"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("'A new sentence.'", "not translated: A new sentence."),
+        ("said, what=1", "not translated: Nothing is {what}."),
+        ("'cannot' if study else 'A new word'", "not translated: A new word"),
+    ],
+)
 def test_a_new_sentence_without_translation_is_seen(argument, expected):
     planted = {"posenc/new.py": PLANTED.replace("{}", argument)}
     assert wrong(sources() | planted, catalogue("zh")) == [expected]
@@ -198,8 +201,10 @@ def test_a_translation_with_other_values_is_seen(chinese):
 def test_a_phrase_is_filled_in_the_language_that_is_spoken():
     template = "{count} task|{count} tasks"
     assert [phrase(template, number=n, count=n) for n in (0, 1, 2)] == [
-        "0 tasks", "1 task", "2 tasks",
-    ]  # fmt: skip
+        "0 tasks",
+        "1 task",
+        "2 tasks",
+    ]
     with speaking("zh"):
         assert [phrase(template, number=n, count=n) for n in (1, 2)] == ["1 个任务", "2 个任务"]
         assert phrase("{unknown} words", unknown="{a}") == "{a} words"
@@ -211,16 +216,19 @@ def test_a_phrase_is_filled_in_the_language_that_is_spoken():
     assert phrase("cannot") == "cannot"
 
 
-@pytest.mark.parametrize(("environment", "expected"), [
-    ({}, "en"),
-    ({"LANG": "zh_CN.UTF-8"}, "zh"),
-    ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, "en"),
-    ({"LANG": "zh_CN.UTF-8", "LC_ALL": ""}, "zh"),
-    ({"LANG": "de_DE.UTF-8", "LC_MESSAGES": "zh_TW"}, "zh"),
-    ({"LC_ALL": "zh", "LC_MESSAGES": "en_US"}, "zh"),
-    ({"LANG": "zh_CN.UTF-8", "LANGUAGE": "en_US:zh"}, "en"),
-    ({"LANG": "C", "LC_CTYPE": "zh_CN.UTF-8"}, "en"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, "en"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": ""}, "zh"),
+        ({"LANG": "de_DE.UTF-8", "LC_MESSAGES": "zh_TW"}, "zh"),
+        ({"LC_ALL": "zh", "LC_MESSAGES": "en_US"}, "zh"),
+        ({"LANG": "zh_CN.UTF-8", "LANGUAGE": "en_US:zh"}, "en"),
+        ({"LANG": "C", "LC_CTYPE": "zh_CN.UTF-8"}, "en"),
+    ],
+)
 def test_the_usual_language_is_that_of_messages(monkeypatch, environment, expected):
     for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         monkeypatch.delenv(name, raising=False)

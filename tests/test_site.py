@@ -80,10 +80,17 @@ def test_a_page_of_learning_names_what_the_explorer_shows(page):
                 assert any(text.startswith(word) for text in shown), word
 
 
-@pytest.mark.parametrize("bad", [
-    '<a href="none.html">', '<a href="b.html#none">', '<a href="#none">', '<img src="none.png">',
-    '<script src="https://x.org/y.js">', '<link href="//x.org/y.css">',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '<a href="none.html">',
+        '<a href="b.html#none">',
+        '<a href="#none">',
+        '<img src="none.png">',
+        '<script src="https://x.org/y.js">',
+        '<link href="//x.org/y.css">',
+    ],
+)
 def test_a_dead_link_is_found(site, tmp_path, bad):
     good = '<a href="b.html#here"><a href="https://x.org"><a href="#me" id="me"><a href="b.html">'
     (tmp_path / "a.html").write_text(good, encoding="utf-8")
@@ -121,9 +128,18 @@ def test_formulas_are_literal_and_signs_escaped():
         ["Do it.", "", "score[h] += |a - b|", "", "Shapes: *where -> `x_`", "Units: q_ per |i|."]
     )
     assert rst == [
-        "Do it.", "", "::", "", "    score[h] += |a - b|", "",
-        "", r"**Shapes:** \*where -> ``x_``", "", r"**Units:** q\_ per \|i\|.", "",
-    ]  # fmt: skip
+        "Do it.",
+        "",
+        "::",
+        "",
+        "    score[h] += |a - b|",
+        "",
+        "",
+        r"**Shapes:** \*where -> ``x_``",
+        "",
+        r"**Units:** q\_ per \|i\|.",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("page", LEARN, ids=lambda page: page.name)
@@ -151,9 +167,11 @@ def printed(config: dict, folder: Path) -> list[str]:
     path = folder / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     said = subprocess.run(
-        [sys.executable, "-m", "posenc", "doctor", str(path)], capture_output=True, text=True,
+        [sys.executable, "-m", "posenc", "doctor", str(path)],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
-    ).stdout  # fmt: skip
+    ).stdout
     rows = [re.split(r" {2,}", row.strip()) for row in said.splitlines() if "  0.125  " in row]
     return [f"| {row[0]} | {row[2]} | {row[3]} | {row[-1]} |" for row in rows]
 

@@ -57,9 +57,12 @@ def test_what_contributing_adds_passes_and_a_list_by_hand_is_seen(tmp_path):
     )
     options = ["-q", "-p", "no:cacheprovider", "-m", marks, "-k", f"not ({TAKES_LONG})"]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *options, *files], cwd=copy, capture_output=True, text=True,
+        [sys.executable, "-c", RUN, *options, *files],
+        cwd=copy,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(copy)},
-    )  # fmt: skip
+    )
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.M)
     assert failed == ["tests/attend/test_by_hand.py::test_list_by_hand"], done.stdout[-3000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= 100

@@ -74,13 +74,18 @@ def test_the_table_is_what_the_command_prints():
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("compare", "compare"), ("report runs", "compare"),
-     ("inspect encoding rope", "compare"), ("inspect model model", "hf"),
-     ("extend model --to 64", "hf"),
-     ("bench", "torch"), ("list rope", "torch"),
-     ("doctor model --layout --text text", "hf"),
-     ("doctor model --convert-layout interleaved --out new", "doctor")],
-)  # fmt: skip
+    [
+        ("compare", "compare"),
+        ("report runs", "compare"),
+        ("inspect encoding rope", "compare"),
+        ("inspect model model", "hf"),
+        ("extend model --to 64", "hf"),
+        ("bench", "torch"),
+        ("list rope", "torch"),
+        ("doctor model --layout --text text", "hf"),
+        ("doctor model --convert-layout interleaved --out new", "doctor"),
+    ],
+)
 def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, extra, tmp_path):
     """One extra is enough, although many packages are missing."""
     (tmp_path / "text").write_text("words")

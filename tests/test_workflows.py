@@ -78,11 +78,19 @@ def change(workflow, name):
         build["steps"].append({"run": name})
 
 
-@pytest.mark.parametrize("name", [
-    "rights of all jobs", "rights of build", "publish has rights and runs commands",
-    "build may run for ever", "actions/checkout@v4 is not pinned", "checkout leaves a token",
-    "an expression within a script", "make nothing",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rights of all jobs",
+        "rights of build",
+        "publish has rights and runs commands",
+        "build may run for ever",
+        "actions/checkout@v4 is not pinned",
+        "checkout leaves a token",
+        "an expression within a script",
+        "make nothing",
+    ],
+)
 def test_a_careless_workflow_is_seen(name):
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))
     careless = copy.deepcopy(workflow)

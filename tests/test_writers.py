@@ -98,14 +98,29 @@ def test_what_is_allowed_is_needed():
 @pytest.mark.parametrize(
     "planted",
     [
-        "open('a', 'w')", "open('a')", "path.open('rb')", "Path('a').write_text('')",
-        "path.write_bytes(b'')", "path.mkdir(parents=True)", "os.makedirs(a)", "path.touch()",
-        "shutil.rmtree(a, ignore_errors=True)", "shutil.copyfile(a, b)", "save_file(tensors, path)",
-        "torch.save(model, path)", "figure.savefig(path)", "model.save_pretrained(folder)",
-        "partial.replace(path)", "os.open(path, os.O_RDONLY)", "path.read_text()", "a.rename(b)",
-        "safe_open(path, framework='pt')", "load_file(path)", "np.memmap(path)",
+        "open('a', 'w')",
+        "open('a')",
+        "path.open('rb')",
+        "Path('a').write_text('')",
+        "path.write_bytes(b'')",
+        "path.mkdir(parents=True)",
+        "os.makedirs(a)",
+        "path.touch()",
+        "shutil.rmtree(a, ignore_errors=True)",
+        "shutil.copyfile(a, b)",
+        "save_file(tensors, path)",
+        "torch.save(model, path)",
+        "figure.savefig(path)",
+        "model.save_pretrained(folder)",
+        "partial.replace(path)",
+        "os.open(path, os.O_RDONLY)",
+        "path.read_text()",
+        "a.rename(b)",
+        "safe_open(path, framework='pt')",
+        "load_file(path)",
+        "np.memmap(path)",
     ],
-)  # fmt: skip
+)
 def test_a_writer_elsewhere_is_seen(planted):
     assert len(strangers({"posenc/bench/new.py": planted})) == 1
     assert strangers({f"{ROOM}new.py": planted}) == []

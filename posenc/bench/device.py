@@ -26,9 +26,12 @@ the CPU, in all encodings at 17 to 300 tokens, is at most 0.016 from that."""
 
 
 def checks(
-    device: str, lengths: Sequence[int], dtypes: Sequence[str], seconds: float,
+    device: str,
+    lengths: Sequence[int],
+    dtypes: Sequence[str],
+    seconds: float,
     encodings: Sequence[str] | None = None,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each encoding, length, dtype and implementation: `error` and whether it is
     `ok`, or why it was `left_out`. After `seconds` all that remains is left out. `encodings`: all
     if there are none."""

@@ -46,9 +46,15 @@ def yarn_scale(factor: float, mscale: float = 1.0) -> float:
 
 
 def yarn(
-    dim: int, theta: float, factor: float, original: float, beta_fast: float = 32.0,
-    beta_slow: float = 1.0, truncate: bool = True, extrapolation: float = 1.0,
-) -> tuple[float, ...]:  # fmt: skip
+    dim: int,
+    theta: float,
+    factor: float,
+    original: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    extrapolation: float = 1.0,
+) -> tuple[float, ...]:
     """Return YaRN's frequencies. A pair that makes more than beta_fast turns within the original
     length keeps its frequency; below beta_slow turns it is divided by `factor`; between the two
     there is a ramp.

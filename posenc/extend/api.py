@@ -14,11 +14,19 @@ from posenc.extend.refusals import places
 
 @answered
 def run(
-    folder: str | Path, to: int, documents: Sequence[str] | None = None, *,
-    method: str | None = None, out: str | Path | None = None, report: str | Path | None = None,
-    figures: str | Path | None = None, options: Options = DEFAULTS, as_bytes: bool = False,
-    as_ids: bool = False, progress: Progress = lambda what, share: None,
-) -> Outcome:  # fmt: skip
+    folder: str | Path,
+    to: int,
+    documents: Sequence[str] | None = None,
+    *,
+    method: str | None = None,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    figures: str | Path | None = None,
+    options: Options = DEFAULTS,
+    as_bytes: bool = False,
+    as_ids: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> Outcome:
     """Stretch a checkpoint, measure it before and after, and write the requested files.
 
     Args:
@@ -55,9 +63,17 @@ def run(
     places(*paths)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
-        folder, to, texts, method=method, out=out, options=options, as_bytes=as_bytes,
-        as_ids=as_ids, foreign=documents is None, progress=progress,
-    )  # fmt: skip
+        folder,
+        to,
+        texts,
+        method=method,
+        out=out,
+        options=options,
+        as_bytes=as_bytes,
+        as_ids=as_ids,
+        foreign=documents is None,
+        progress=progress,
+    )
     page_path, figures = places(*paths, written=outcome.proof is not None)
     if page_path is None and figures is None:
         return outcome

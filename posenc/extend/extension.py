@@ -95,10 +95,18 @@ class NotExported(RunFailed):
 
 
 def extend(
-    folder: str | Path, to: int, documents: Sequence[str], *, method: str | None = None,
-    out: str | Path | None = None, options: Options = DEFAULTS, as_bytes: bool = False,
-    as_ids: bool = False, foreign: bool = False, progress: Progress = lambda what, share: None,
-) -> Outcome:  # fmt: skip
+    folder: str | Path,
+    to: int,
+    documents: Sequence[str],
+    *,
+    method: str | None = None,
+    out: str | Path | None = None,
+    options: Options = DEFAULTS,
+    as_bytes: bool = False,
+    as_ids: bool = False,
+    foreign: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> Outcome:
     """Stretch the checkpoint in `folder` to `to` tokens and measure it before and after.
 
     Args:
@@ -165,9 +173,15 @@ def extend(
 
 
 def evaluate(
-    folder: str | Path, documents: Sequence[str], length: int, *, options: Options = DEFAULTS,
-    as_bytes: bool = False, as_ids: bool = False, progress: Progress = lambda what, share: None,
-) -> Evaluation:  # fmt: skip
+    folder: str | Path,
+    documents: Sequence[str],
+    length: int,
+    *,
+    options: Options = DEFAULTS,
+    as_bytes: bool = False,
+    as_ids: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> Evaluation:
     """Measure an unchanged checkpoint on windows of `length` tokens: loss by position and by
     context, passkeys, entropy of attention.
 
@@ -192,9 +206,14 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
 
 
 def _measure_all(
-    checkpoint: Checkpoint, builders: Builders, method: str | None, windows: Windows,
-    options: Options, progress: Progress, encode: Encode | None,
-) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:  # fmt: skip
+    checkpoint: Checkpoint,
+    builders: Builders,
+    method: str | None,
+    windows: Windows,
+    options: Options,
+    progress: Progress,
+    encode: Encode | None,
+) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
     """Measure every variant, and note why some could not be measured. A method that this model's
     code refuses must not cost hours of measuring."""
     measured, failed = {}, {}
@@ -222,10 +241,16 @@ def _measure_all(
 
 
 def export_variant(
-    outcome: Outcome, chosen: Variant, out: Path, prover: Prover, fitting: Windows | None,
-    windows: Windows, options: Options, progress: Progress = lambda what, share: None,
+    outcome: Outcome,
+    chosen: Variant,
+    out: Path,
+    prover: Prover,
+    fitting: Windows | None,
+    windows: Windows,
+    options: Options,
+    progress: Progress = lambda what, share: None,
     encode: Encode | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Tune a measured variant if requested, write it and prove it; the results go into the
     outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length

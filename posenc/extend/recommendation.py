@@ -33,9 +33,14 @@ def best_method(measured: Measured, options: Options) -> str | None:
 
 
 def recommend(
-    measured: Measured, trained: int, options: Options, documents: np.ndarray | None = None,
-    tuned: tuple[str, Evaluation] | None = None, *, foreign: bool = False,
-) -> tuple[str, str]:  # fmt: skip
+    measured: Measured,
+    trained: int,
+    options: Options,
+    documents: np.ndarray | None = None,
+    tuned: tuple[str, Evaluation] | None = None,
+    *,
+    foreign: bool = False,
+) -> tuple[str, str]:
     """Compare the best method, or the tuned one, with the unchanged model and with the window.
 
     Args:

@@ -95,10 +95,19 @@ class PositionAwareAttention(PositionLayer):
         return keras.layers.Dense(width, use_bias=self.use_bias, name=name, dtype=self.dtype_policy)
 
     def call(
-        self, x, context=None, positions=None, context_positions=None, attention_mask=None,
-        use_causal_mask=False, start_index=0, length=None, mask=None, x_mask=None,
+        self,
+        x,
+        context=None,
+        positions=None,
+        context_positions=None,
+        attention_mask=None,
+        use_causal_mask=False,
+        start_index=0,
+        length=None,
+        mask=None,
+        x_mask=None,
         context_mask=None,
-    ):  # fmt: skip
+    ):
         q_positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         if context is None:
             if context_positions is not None:

@@ -33,10 +33,18 @@ class BertEmbedding(PositionLayer):
     """
 
     def __init__(
-        self, vocab_size: int, embed_dim: int, encoding: Any = None, *, num_segments: int = 2,
-        padding_idx: int | None = 0, dropout: float = 0.1, eps: float = 1e-12,
-        init_std: float = 0.02, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        encoding: Any = None,
+        *,
+        num_segments: int = 2,
+        padding_idx: int | None = 0,
+        dropout: float = 0.1,
+        eps: float = 1e-12,
+        init_std: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.vocab_size, self.embed_dim, self.num_segments = vocab_size, embed_dim, num_segments
         self.padding_idx, self.init_std = padding_idx, init_std

@@ -85,9 +85,14 @@ def differs(a: Tensor, b: Tensor) -> bool:
 
 
 def sides(
-    q: Tensor, k: Tensor | None, q_positions: Tensor, kv_positions: Tensor,
-    q_state: Tensor | None = None, kv_state: Tensor | None = None, num_axes: int = 1,
-) -> tuple[Tokens, Tokens]:  # fmt: skip
+    q: Tensor,
+    k: Tensor | None,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    num_axes: int = 1,
+) -> tuple[Tokens, Tokens]:
     """Return queries and keys as Tokens."""
     return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
 
@@ -101,10 +106,16 @@ def turned(
 
 
 def scored(
-    encoding: PositionEncoding, scores: Tensor, q: Tensor, k: Tensor | None, q_positions: Tensor,
-    kv_positions: Tensor, q_state: Tensor | None = None, kv_state: Tensor | None = None,
+    encoding: PositionEncoding,
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
     mask: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return a copy of the scores with the encoding's term applied to all pairs."""
     term = encoding.term(*sides(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None

@@ -77,9 +77,13 @@ def test_memory_equals_the_end_of_the_whole_sequence(name):
     x, p = random(2, 9, 16), torch.arange(9)
     whole = module(x, p, mask=masks.causal, encoding=encoding)
     end = module(
-        x[:, 5:], p[5:], memory=x[:, :5], memory_positions=p[:5],
-        mask=masks.causal, encoding=encoding,
-    )  # fmt: skip
+        x[:, 5:],
+        p[5:],
+        memory=x[:, :5],
+        memory_positions=p[:5],
+        mask=masks.causal,
+        encoding=encoding,
+    )
     torch.testing.assert_close(end, whole[:, 5:], rtol=0, atol=1e-12)
 
 
@@ -94,11 +98,15 @@ def test_a_cached_context_is_projected_once_and_read_again(name):
     cache = posenc.KVCache()
     steps = [
         module(
-            x[:, i : i + 1], p[i : i + 1], context=context, cache=cache,
-            context_positions=context_positions, encoding=encoding,
+            x[:, i : i + 1],
+            p[i : i + 1],
+            context=context,
+            cache=cache,
+            context_positions=context_positions,
+            encoding=encoding,
         )
         for i in range(4)
-    ]  # fmt: skip
+    ]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-12)
     assert cache.length == 7
 

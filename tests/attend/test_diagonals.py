@@ -13,7 +13,9 @@ def test_the_kernel_equals_plain_torch_in_the_interpreter():
     done = subprocess.run(
         [sys.executable, "-m", "tests.attend.diagonals_kernel"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "same\n"

@@ -9,9 +9,20 @@ from posenc.bench.measure import live_bytes
 
 HEADS, HEAD_DIM, LENGTH, MIB = 4, 64, 768, 2**20
 NAMES = (
-    "nope", "rope", "pope", "alibi", "kerple", "sandwich", "fox", "fire", "dape", "shaw", "cope",
-    "transformer_xl", "rerope",
-)  # fmt: skip
+    "nope",
+    "rope",
+    "pope",
+    "alibi",
+    "kerple",
+    "sandwich",
+    "fox",
+    "fire",
+    "dape",
+    "shaw",
+    "cope",
+    "transformer_xl",
+    "rerope",
+)
 
 
 def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float, float]:
@@ -23,9 +34,13 @@ def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float
     state = None if state is None else state.detach()
     leaves = [torch.randn(1, HEADS, LENGTH, HEAD_DIM).requires_grad_(grad) for _ in range(3)]
     options = {
-        "q_positions": positions, "kv_positions": positions, "q_state": state, "kv_state": state,
-        "mask": mask, "impl": impl,
-    }  # fmt: skip
+        "q_positions": positions,
+        "kv_positions": positions,
+        "q_state": state,
+        "kv_state": state,
+        "mask": mask,
+        "impl": impl,
+    }
 
     def case() -> object:
         out = posenc.attention(*leaves, encoding, **options)

@@ -27,9 +27,15 @@ def attended(encoding, q, positions, q_len=None, impl="auto"):
     """Attend causally to all positions from the last `q_len` tokens."""
     q_len = q.shape[2] if q_len is None else q_len
     return posenc.attention(
-        q[:, :, -q_len:], q, q, encoding, q_positions=positions[..., -q_len:],
-        kv_positions=positions, mask=masks.causal, impl=impl,
-    )  # fmt: skip
+        q[:, :, -q_len:],
+        q,
+        q,
+        encoding,
+        q_positions=positions[..., -q_len:],
+        kv_positions=positions,
+        mask=masks.causal,
+        impl=impl,
+    )
 
 
 def near(name, q, positions):
@@ -70,9 +76,7 @@ def test_padding_at_zero_before_a_clock_changes_nothing(name):
     want = near(name, q[:, :, 7:], positions[7:])
     for dtype, atol in ((torch.float32, 2e-5), (torch.float64, 1e-9)):
         x = q.to(dtype)
-        got = posenc.attention(
-            x[:, :, 7:], x, x, encoding.to(dtype), mask=mask, **where
-        )  # fmt: skip
+        got = posenc.attention(x[:, :, 7:], x, x, encoding.to(dtype), mask=mask, **where)
         torch.testing.assert_close(got.double(), want, rtol=0, atol=atol)
 
 
@@ -118,9 +122,11 @@ def test_whole_and_real_positions_mix_without_rounding(kinds):
     bias = posenc.ALiBi(4)(*sides)
     exact = float(sides[0].double() - sides[1].double())
     assert bias[0].item() == -posenc.ALiBi(4).slopes[0] * exact
-    assert posenc.attention(
-        q, q, q, posenc.ALiBi(4), q_positions=sides[0], kv_positions=sides[1]
-    ).isfinite().all()  # fmt: skip
+    assert (
+        posenc.attention(q, q, q, posenc.ALiBi(4), q_positions=sides[0], kv_positions=sides[1])
+        .isfinite()
+        .all()
+    )
 
 
 @pytest.mark.parametrize("name", ["self_extend", "dual_chunk"])

@@ -30,12 +30,23 @@ def whole(name: str, **options):
 
 POSITIONS = torch.arange(LENGTH)
 CASES = [
-    ("nope", {}), ("rope", {}), ("alibi", {}), ("t5", {}), ("fire", {}), ("fox", {}), ("cope", {}),
-    ("shaw", {}), ("transformer_xl", {}), ("transformer_xl", {"clamp_len": 40}), ("deberta", {}),
-    ("deberta", {"max_distance": 40}), ("deberta", {"max_distance": 40, "paper_p2c": True}),
+    ("nope", {}),
+    ("rope", {}),
+    ("alibi", {}),
+    ("t5", {}),
+    ("fire", {}),
+    ("fox", {}),
+    ("cope", {}),
+    ("shaw", {}),
+    ("transformer_xl", {}),
+    ("transformer_xl", {"clamp_len": 40}),
+    ("deberta", {}),
+    ("deberta", {"max_distance": 40}),
+    ("deberta", {"max_distance": 40, "paper_p2c": True}),
     ("deberta", {"max_distance": 90, "num_buckets": 16, "layer_norm": True}),
-    ("deberta", {"max_distance": 40, "p2c": False}), ("deberta", {"c2p": False}),
-]  # fmt: skip
+    ("deberta", {"max_distance": 40, "p2c": False}),
+    ("deberta", {"c2p": False}),
+]
 
 
 @pytest.mark.parametrize("count", [1, 2, 17])
@@ -91,9 +102,19 @@ def test_autocast_rounds_no_row_of_bias(name, monkeypatch):
 def problem(q_positions, mask, first_key: int = 0) -> Problem:
     q, k = torch.randn(1, 1, len(q_positions), 4), torch.randn(1, 1, 20, 4)
     found = problems_of(
-        q, k, k, None, q_positions=q_positions, kv_positions=torch.arange(20), q_state=None,
-        kv_state=None, mask=mask, cache=None, dropout_p=0.0, return_lse=False,
-    )  # fmt: skip
+        q,
+        k,
+        k,
+        None,
+        q_positions=q_positions,
+        kv_positions=torch.arange(20),
+        q_state=None,
+        kv_state=None,
+        mask=mask,
+        cache=None,
+        dropout_p=0.0,
+        return_lse=False,
+    )
     (found,) = found
     return found.among(first_key, 20)
 
@@ -116,10 +137,16 @@ def test_states_are_one_row_of_bias_for_a_few_queries():
     encoding, q, k, v, state = whole("fox")
     for count, few in ((1, True), (8, True), (9, False)):
         plan = explain(
-            q[:, :, -count:], k, v, encoding, q_positions=POSITIONS[-count:],
-            kv_positions=POSITIONS, q_state=state[:, :, -count:], kv_state=state,
+            q[:, :, -count:],
+            k,
+            v,
+            encoding,
+            q_positions=POSITIONS[-count:],
+            kv_positions=POSITIONS,
+            q_state=state[:, :, -count:],
+            kv_state=state,
             mask=masks.causal,
-        )  # fmt: skip
+        )
         assert ("few queries" in plan.reason) == few
 
 

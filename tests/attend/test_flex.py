@@ -47,10 +47,15 @@ def problem(
         options |= {"q_state": state[:, :, :q_len], "kv_state": state[:, :, :kv_len]}
     first = kv_len - q_len if q_at is None else q_at
     (built,) = problems_of(
-        q, k, v, encoding,
+        q,
+        k,
+        v,
+        encoding,
         q_positions=range(first, first + q_len) if isinstance(first, int) else first,
-        kv_positions=range(kv_len) if kv_at is None else kv_at, mask=mask, **options,
-    )  # fmt: skip
+        kv_positions=range(kv_len) if kv_at is None else kv_at,
+        mask=mask,
+        **options,
+    )
     return built
 
 
@@ -309,10 +314,12 @@ LONG = {
     "self": {"q_len": 1100, "kv_len": 1100},
     "after 200 keys": {"q_len": 1100, "kv_len": 1300},
     "a window": {
-        "q_len": 1300, "kv_len": 1300, "mask": masks.causal & masks.sliding_window(1200),
+        "q_len": 1300,
+        "kv_len": 1300,
+        "mask": masks.causal & masks.sliding_window(1200),
     },
     "log-sum-exp": {"q_len": 1100, "kv_len": 1100, "return_lse": True},
-}  # fmt: skip
+}
 
 
 @pytest.mark.quick(1)
@@ -394,9 +401,11 @@ def test_flex_equals_the_reference(name):
         with torch.no_grad():
             # float32 sums in another order
             torch.testing.assert_close(
-                call(encoding, "flex", length=length), call(encoding, "reference", length=length),
-                rtol=1e-5, atol=1e-5,
-            )  # fmt: skip
+                call(encoding, "flex", length=length),
+                call(encoding, "reference", length=length),
+                rtol=1e-5,
+                atol=1e-5,
+            )
 
 
 @pytest.mark.slow
@@ -462,8 +471,11 @@ SAFE = NEXT_TO_EACH_OTHER | {"ROWS_GUARANTEED_SAFE": True}
 SCATTERED = 2 * torch.arange(150)
 FEW_QUERIES = {"bwd_num_stages": 1, "bwd_num_warps": 8, "fwd_num_stages": 1}
 PAIRS = FEW_QUERIES | {
-    "fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fwd_num_warps": 8,
-}  # fmt: skip
+    "fwd_BLOCK_M": 128,
+    "fwd_BLOCK_N": 64,
+    "fwd_num_stages": 2,
+    "fwd_num_warps": 8,
+}
 H100_BYTES, NEEDED_BYTES = 232_448, 245_760
 """Shared memory that a kernel can have on an H100, and that FIRE's needed there with three stages
 of 128 by 128 tiles and heads of 64 channels in bfloat16, in Triton's words."""

@@ -66,9 +66,13 @@ def test_it_is_the_reference(name, where, mask, dtype, monkeypatch):
     assert bool(ran) == fused
     exact = (t.double().nan_to_num(0, 0, 0) for t in (q, k, v))
     want = attended(
-        encoding.double(), *exact, positions=positions, mask=MASKS[mask], impl="reference",
+        encoding.double(),
+        *exact,
+        positions=positions,
+        mask=MASKS[mask],
+        impl="reference",
         return_lse=True,
-    )  # fmt: skip
+    )
     for ours, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=BOUND[dtype], atol=BOUND[dtype])
 
@@ -171,7 +175,7 @@ def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
     both = [
         attend(q, k, v, encoding, POSITIONS["run"], state=state, impl=impl)
         for impl in ("blocks", "reference")
-    ]  # fmt: skip
+    ]
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
 
 
@@ -200,9 +204,10 @@ def test_blocks_on_cuda_take_a_share_of_its_memory(monkeypatch):
     built = on_cuda(problem("cope", q_len=150, kv_len=2048), torch.float32)  # 64 KiB a query
     for memory, rows in ((80 * 2**30, 256), (2**27, 32), (2**20, 16)):
         monkeypatch.setattr(
-            torch.cuda, "get_device_properties",
+            torch.cuda,
+            "get_device_properties",
             lambda device, memory=memory: types.SimpleNamespace(total_memory=memory),
-        )  # fmt: skip
+        )
         assert blocks.block_rows(built) == rows
 
 

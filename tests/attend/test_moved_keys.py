@@ -12,9 +12,13 @@ HEADS, DIM, LENGTH = 4, 16, 12
 SHAPE = posenc.ModelShape(HEADS * DIM, HEADS, num_kv_heads=2, train_length=32)
 SHIFTS = (5, -3, 8, 1, -2, 13, -7, 2, 4, 9)
 IN_HIDDEN_STATES = (
-    "sinusoidal", "sinusoidal_concatenated", "sinusoidal_fairseq", "learned", "sincos_2d",
+    "sinusoidal",
+    "sinusoidal_concatenated",
+    "sinusoidal_fairseq",
+    "learned",
+    "sincos_2d",
     "learned_2d",
-)  # fmt: skip
+)
 REFUSED = {
     **dict.fromkeys(IN_HIDDEN_STATES, "added positions to the embeddings"),
     "dynamic_ntk": "frequencies of RoPE depend on the length",

@@ -20,9 +20,15 @@ def inputs(length: int, kv_heads: int = HEADS, dtype=torch.float64):
 def attended(shaw, tensors, impl: str, mask=masks.causal, **options):
     positions = torch.arange(tensors[0].shape[2]) + 7
     return posenc.attention(
-        *tensors, shaw, q_positions=positions, kv_positions=positions, mask=mask, impl=impl,
-        return_lse=True, **options,
-    )  # fmt: skip
+        *tensors,
+        shaw,
+        q_positions=positions,
+        kv_positions=positions,
+        mask=mask,
+        impl=impl,
+        return_lse=True,
+        **options,
+    )
 
 
 def form(shaw, tensors, **options) -> str:

@@ -20,10 +20,16 @@ def attend(encoding: posenc.PositionEncoding, q_len: int, kv_len: int, dtype=tor
         for heads, n in ((4, q_len), (2, kv_len), (2, kv_len))
     )
     return posenc.attention(
-        q, k, v, encoding, q_positions=positions[:q_len], kv_positions=positions[:kv_len],
+        q,
+        k,
+        v,
+        encoding,
+        q_positions=positions[:q_len],
+        kv_positions=positions[:kv_len],
         q_state=None if state is None else state[:, :, :q_len],
-        kv_state=None if state is None else state[:, :, :kv_len], mask=masks.causal,
-    )  # fmt: skip
+        kv_state=None if state is None else state[:, :, :kv_len],
+        mask=masks.causal,
+    )
 
 
 def gradients(encoding: posenc.PositionEncoding, out: torch.Tensor) -> dict[str, torch.Tensor]:

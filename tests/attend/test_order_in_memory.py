@@ -39,9 +39,14 @@ def test_more_queries_than_keys_see_what_the_mask_says(name, mask):
     given, seen = MASKS[mask]
     by_pair = masks.Mask(lambda sight: seen[sight.batch, sight.q_idx, sight.kv_idx])
     want = posenc.attention(
-        q, k, v, encoding, mask=by_pair.bind(torch.arange(9), torch.arange(5)), impl="reference",
+        q,
+        k,
+        v,
+        encoding,
+        mask=by_pair.bind(torch.arange(9), torch.arange(5)),
+        impl="reference",
         **where,
-    )  # fmt: skip
+    )
     ran = 0
     for impl in ("auto", *WAYS):
         try:
@@ -65,9 +70,14 @@ def attended(positions, mask, rows=slice(None), axes=3):
         else posenc.AxialRoPE(24, interleaved=False)
     )
     return posenc.attention(
-        q[:, :, rows], k, v, encoding, q_positions=positions[rows], kv_positions=positions,
+        q[:, :, rows],
+        k,
+        v,
+        encoding,
+        q_positions=positions[rows],
+        kv_positions=positions,
         mask=mask,
-    )  # fmt: skip
+    )
 
 
 TEXT = torch.arange(6)[:, None].expand(6, 3)
@@ -118,12 +128,13 @@ ONE_DOCUMENT = {
     "text, image, text, video": posenc.mrope_positions([2, (1, 2, 3), 3, (3, 2, 2), 1]),
     "padding on the left": torch.cat([torch.ones(3, 3).long(), posenc.mrope_positions([4])]),
     "column by column": posenc.positions.grid(3, 3).view(3, 3, 2).transpose(0, 1).flatten(0, 1),
-    "blocks of 2 x 2": posenc.positions.grid(4, 4).view(2, 2, 2, 2, 2).transpose(1, 2).reshape(
-        16, 2
-    ),
+    "blocks of 2 x 2": posenc.positions.grid(4, 4)
+    .view(2, 2, 2, 2, 2)
+    .transpose(1, 2)
+    .reshape(16, 2),
     "class tokens": posenc.positions.grid(2, 2, class_tokens=2),
     "class token at the end": posenc.positions.grid(2, 2, class_tokens=1).roll(-1, 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ONE_DOCUMENT)

@@ -186,10 +186,14 @@ def attend_pictures(positions: torch.Tensor, mask: masks.Mask, encoding=MROPE) -
 
 @pytest.mark.parametrize(
     "mask",
-    [masks.causal, masks.causal & masks.sliding_window(3), masks.causal | masks.prefix(2),
-     masks.causal & masks.padding(torch.ones(2, len(OF_PICTURES))),
-     masks.causal | masks.document(OF_PICTURES)],
-)  # fmt: skip
+    [
+        masks.causal,
+        masks.causal & masks.sliding_window(3),
+        masks.causal | masks.prefix(2),
+        masks.causal & masks.padding(torch.ones(2, len(OF_PICTURES))),
+        masks.causal | masks.document(OF_PICTURES),
+    ],
+)
 @pytest.mark.parametrize("start", [0, 7])
 @pytest.mark.parametrize("rows", [None, 1, 2])
 def test_packed_texts_with_pictures_are_refused(mask, start, rows):

@@ -21,9 +21,15 @@ def qkv(length: int = 5, batch: int = 1, heads: int = 2, dtype: torch.dtype = to
 def attend(encoding=None, q_positions=P, kv_positions=None, mask=masks.causal, **options):
     q, k, v = options.pop("qkv", None) or qkv()
     return posenc.attention(
-        q, k, v, encoding, q_positions=q_positions,
-        kv_positions=q_positions if kv_positions is None else kv_positions, mask=mask, **options,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        encoding,
+        q_positions=q_positions,
+        kv_positions=q_positions if kv_positions is None else kv_positions,
+        mask=mask,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,9 +166,16 @@ def test_a_failed_call_leaves_its_cache_as_it_was():
     refused = posenc.RoPE(8, interleaved=False)
     with pytest.raises(ValueError, match="cannot run"):  # appended, then refused by the kernel
         posenc.attention(
-            q, k, v, refused, q_positions=P + 5, kv_positions=P + 5, cache=cache, impl="sdpa",
+            q,
+            k,
+            v,
+            refused,
+            q_positions=P + 5,
+            kv_positions=P + 5,
+            cache=cache,
+            impl="sdpa",
             dropout_p=0.5,
-        )  # fmt: skip
+        )
     assert cache.length == 5
     both = torch.cat([P, P + 5])
     want = attend(ROPE, both, qkv=tuple(torch.cat([t, t], 2) for t in (q, k, v)))[:, :, 5:]
@@ -285,9 +298,14 @@ def test_a_cache_keeps_positions_that_the_caller_changes_in_place():
     for i in range(5):
         span = slice(i, i + 1)
         posenc.attention(
-            q[:, :, span], k[:, :, span], v[:, :, span], ROPE, q_positions=step,
-            kv_positions=step, cache=cache,
-        )  # fmt: skip
+            q[:, :, span],
+            k[:, :, span],
+            v[:, :, span],
+            ROPE,
+            q_positions=step,
+            kv_positions=step,
+            cache=cache,
+        )
         step += 1
     assert cache.positions is not None and cache.positions.tolist() == [0, 1, 2, 3, 4]
 
@@ -328,9 +346,18 @@ def test_no_output_or_cache_shares_memory_with_what_the_caller_gave(name):
         state = None if state is None else state.detach()
         with torch.no_grad():
             out = posenc.attention(
-                q, k, v, encoding, q_positions=where, kv_positions=where, q_state=state,
-                kv_state=state, mask=masks.causal, cache=cache, impl=impl,
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                encoding,
+                q_positions=where,
+                kv_positions=where,
+                q_state=state,
+                kv_state=state,
+                mask=masks.causal,
+                cache=cache,
+                impl=impl,
+            )
         held = [out, cache.k, cache.v, cache.positions, cache.state]
         before = [None if t is None else t.clone() for t in held]
         written_over(q, k, v, where, *([] if state is None else [state]))

@@ -218,9 +218,17 @@ def test_compiled_code_prepares_an_encoding_and_gives_it_a_scale(name):
 
     def call(q: Tensor, encoding: posenc.PositionEncoding) -> Tensor:
         return posenc.attention(
-            q, k, v, encoding, q_positions=at, kv_positions=at, q_state=state, kv_state=state,
-            mask=masks.causal, scale=0.7,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            encoding,
+            q_positions=at,
+            kv_positions=at,
+            q_state=state,
+            kv_state=state,
+            mask=masks.causal,
+            scale=0.7,
+        )
 
     def prepared(q: Tensor) -> Tensor:
         return call(q, encoding.prepare(at))
@@ -311,16 +319,20 @@ def test_what_is_no_scale_is_refused(scale, error, message):
         (None, None, 0.25, "scale 0.25: 1/sqrt(head_dim)"),
         (posenc.T5Bias(HEADS), None, 0.25, "scale 0.25: 1/sqrt(head_dim)"),
         (
-            posenc.T5Bias(HEADS, unscaled=True), None, 1.0,
+            posenc.T5Bias(HEADS, unscaled=True),
+            None,
+            1.0,
             "scale 1: T5Bias's own, 4 times 1/sqrt(head_dim)",
         ),
         (
-            posenc.DeBERTa(64, HEADS), None, 0.25 / math.sqrt(3),
+            posenc.DeBERTa(64, HEADS),
+            None,
+            0.25 / math.sqrt(3),
             "scale 0.144338: DeBERTa's own, 0.57735 times 1/sqrt(head_dim)",
         ),
         (posenc.DeBERTa(64, HEADS), 0.5, 0.5, "scale 0.5: as given"),
     ],
-)  # fmt: skip
+)
 def test_explain_names_the_scale(encoding, scale, value, line):
     q, k, v = qkv(torch.float32)
     where: dict[str, Any] = {"q_positions": range(LENGTH), "kv_positions": range(LENGTH)}

@@ -27,9 +27,16 @@ def functions(name, mask, dtype=torch.float64):
 
     def attend(q, k, v):
         return posenc.attention(
-            q, k, v, encoding, q_positions=p, kv_positions=p, mask=mask, q_state=state,
+            q,
+            k,
+            v,
+            encoding,
+            q_positions=p,
+            kv_positions=p,
+            mask=mask,
+            q_state=state,
             kv_state=state,
-        )  # fmt: skip
+        )
 
     return attend, inputs
 

@@ -13,13 +13,23 @@ ROOT = Path(__file__).parents[2]
 
 def start_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen:
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen(
-        [sys.executable, *map(str, arguments)], env=environment, stdout=-1, stderr=-1, text=True,
-        stdin=-1, cwd=ROOT,
-    )  # fmt: skip
+        [sys.executable, *map(str, arguments)],
+        env=environment,
+        stdout=-1,
+        stderr=-1,
+        text=True,
+        stdin=-1,
+        cwd=ROOT,
+    )
 
 
 def free_port() -> int:

@@ -39,9 +39,7 @@ def test_every_way_attends_to_the_sink(name, way):
             attend(*inputs[:3], encoding, state=state, impl=way, sinks=inputs[3])
         return
     want = with_one_more_key(*inputs, encoding, state)
-    got = attend(
-        *inputs[:3], encoding, state=state, impl=way, sinks=inputs[3], return_lse=True
-    )  # fmt: skip
+    got = attend(*inputs[:3], encoding, state=state, impl=way, sinks=inputs[3], return_lse=True)
     alone = attend(*inputs[:3], encoding, state=state, impl=way, sinks=inputs[3])
     torch.testing.assert_close(alone, want[0])
     weight = torch.randn_like(want[0])
@@ -96,18 +94,28 @@ def test_decoding_with_a_cache_equals_one_pass():
     for i in range(12):
         now = torch.tensor([i])
         step = posenc.attention(
-            q[:, :, [i]], k[:, :, [i]], v[:, :, [i]], alibi, q_positions=now, kv_positions=now,
-            mask=masks.causal, cache=cache, sinks=sinks,
-        )  # fmt: skip
+            q[:, :, [i]],
+            k[:, :, [i]],
+            v[:, :, [i]],
+            alibi,
+            q_positions=now,
+            kv_positions=now,
+            mask=masks.causal,
+            cache=cache,
+            sinks=sinks,
+        )
         torch.testing.assert_close(step, whole[:, :, [i]])
 
 
-@pytest.mark.parametrize(("wrong", "error", "message"), [
-    (torch.zeros(2), ValueError, r"each of 4 query heads on cpu, got shape \(2,\)"),
-    (torch.zeros(4, 1), ValueError, r"got shape \(4, 1\)"),
-    (torch.zeros(4).long(), TypeError, r"floating tensor \(num_heads,\), got torch.int64"),
-    ([0.0] * 4, TypeError, "got list"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (torch.zeros(2), ValueError, r"each of 4 query heads on cpu, got shape \(2,\)"),
+        (torch.zeros(4, 1), ValueError, r"got shape \(4, 1\)"),
+        (torch.zeros(4).long(), TypeError, r"floating tensor \(num_heads,\), got torch.int64"),
+        ([0.0] * 4, TypeError, "got list"),
+    ],
+)
 def test_wrong_sinks_are_refused_and_leave_the_cache(wrong, error, message):
     (q, k, v, _), _, _ = problem("nope")
     cache = posenc.KVCache()

@@ -77,9 +77,14 @@ def test_the_gradients_of_a_table_whose_far_entries_are_one_parameter(case, make
         tensors = [t.to(dtype).requires_grad_() for t in (q, k, v)]
         sinks = torch.zeros(4, dtype=dtype) if "sinks" in given else None
         out = posenc.attention(
-            *tensors, encoding, q_positions=given["queries"], kv_positions=given["keys"],
-            mask=mask, sinks=sinks, impl=impl,
-        )  # fmt: skip
+            *tensors,
+            encoding,
+            q_positions=given["queries"],
+            kv_positions=given["keys"],
+            mask=mask,
+            sinks=sinks,
+            impl=impl,
+        )
         of = [*tensors, *encoding.parameters()]
         found[impl] = [out, *torch.autograd.grad((out * torch.cos(out.detach())).sum(), of)]
     for got, want in zip(found["sdpa"], found["reference"], strict=True):
@@ -309,9 +314,15 @@ def test_an_empty_batch_gives_an_empty_result():
 def test_queries_before_all_keys_see_nothing(gap):
     q, k, v = inputs(41)
     out = posenc.attention(
-        q[:, :, :5], k, v, posenc.ALiBi(4), q_positions=torch.arange(5),
-        kv_positions=torch.arange(4 + gap, 45 + gap), mask=masks.causal, impl="sdpa",
-    )  # fmt: skip
+        q[:, :, :5],
+        k,
+        v,
+        posenc.ALiBi(4),
+        q_positions=torch.arange(5),
+        kv_positions=torch.arange(4 + gap, 45 + gap),
+        mask=masks.causal,
+        impl="sdpa",
+    )
     assert not out.any()
 
 

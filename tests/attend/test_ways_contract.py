@@ -43,10 +43,18 @@ class Setup:
 
     def run(self, impl: str, **options):
         return posenc.attention(
-            self.q, self.k, self.v, self.encoding, q_positions=self.q_positions,
-            kv_positions=self.kv_positions, q_state=self.q_state, kv_state=self.kv_state,
-            mask=self.mask, impl=impl, **options,
-        )  # fmt: skip
+            self.q,
+            self.k,
+            self.v,
+            self.encoding,
+            q_positions=self.q_positions,
+            kv_positions=self.kv_positions,
+            q_state=self.q_state,
+            kv_state=self.kv_state,
+            mask=self.mask,
+            impl=impl,
+            **options,
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         yield from (self.q, self.k, self.v)
@@ -93,9 +101,16 @@ def setup(
         for heads, n in ((HEADS, queries), (KV_HEADS, length), (KV_HEADS, length))
     )
     return Setup(
-        q, k, v, encoding, q_positions, kv_positions, mask,
-        None if state is None else state[:, :, length - queries :], state,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        encoding,
+        q_positions,
+        kv_positions,
+        mask,
+        None if state is None else state[:, :, length - queries :],
+        state,
+    )
 
 
 def taken(case: Setup, impl: str) -> tuple[bool, bool]:

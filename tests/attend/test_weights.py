@@ -71,14 +71,17 @@ def test_flex_attention_with_the_score_mod_is_attention(name, far):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("rope", "RoPE does not change scores only. Rotate queries and keys yourself"),
-    ("rope+alibi", "Compose does not change scores only"),
-    ("shaw", "Shaw does not change scores only"),
-    ("nope", "does not change scores only"),
-    ("cope", "CoPE reads whole rows of scores"),
-    ("dape", "DAPE reads whole rows of scores"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rope", "RoPE does not change scores only. Rotate queries and keys yourself"),
+        ("rope+alibi", "Compose does not change scores only"),
+        ("shaw", "Shaw does not change scores only"),
+        ("nope", "does not change scores only"),
+        ("cope", "CoPE reads whole rows of scores"),
+        ("dape", "DAPE reads whole rows of scores"),
+    ],
+)
 def test_what_no_score_mod_can_do_is_refused(name, message):
     (q, k, _), encoding, states = problem(name)
     with pytest.raises(ValueError, match=message):

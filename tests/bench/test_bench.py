@@ -91,9 +91,13 @@ def test_the_page_has_one_number_a_cell_and_says_what_was_not_run():
 
     def cpu(run, milliseconds, ratio, threads):
         return {
-            "group": "backward", "case": "1k", "run": run, "milliseconds": milliseconds,
-            "ratios": {"SDPA": [ratio, ratio - 0.1, ratio + 0.2]}, "threads": threads,
-        }  # fmt: skip
+            "group": "backward",
+            "case": "1k",
+            "run": run,
+            "milliseconds": milliseconds,
+            "ratios": {"SDPA": [ratio, ratio - 0.1, ratio + 0.2]},
+            "threads": threads,
+        }
 
     found = {"machine": dict.fromkeys(("device", "cores", "date", "torch", "python"), "?")}
     found["rows"] = [cpu("SDPA", 9.0, 1.0, 2), cpu("t5", 9.0, 1.0, 2), cpu("t5", 18.0, 2.0, 1)]
@@ -220,8 +224,11 @@ def test_given_sizes_replace_those_of_each_case(call, dry):
     assert call("bench", "--only", "rotation,attention", *sizes)[0] == 0
     assert {case.heads for case in dry} == {16}
     assert {(case.q_len, case.keys) for case in dry if case.group == "attention"} == {
-        (32, 32), (64, 64), (1, 32), (1, 64),
-    }  # fmt: skip
+        (32, 32),
+        (64, 64),
+        (1, 32),
+        (1, 64),
+    }
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
@@ -370,12 +377,13 @@ def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeyp
     right, path = device._results, tmp_path / "card.json"
     for wrong in (0.5, float("nan")):
         monkeypatch.setattr(
-            device, "_results",
+            device,
+            "_results",
             lambda layer, x, *rest, wrong=wrong: [
                 t if t is None or x.dtype == torch.float64 else t + wrong
                 for t in right(layer, x, *rest)
             ],
-        )  # fmt: skip
+        )
         code, _, said = call("bench", *DEVICE, "--out", path)
         assert code == 1 and "0 wrong" not in said, said
 
@@ -429,8 +437,9 @@ def test_the_gradient_of_a_bias_that_cancels_in_the_softmax_may_be_rounding_in_1
 def test_checks_without_time_are_left_out_and_named(two):
     rows = list(device.checks("cpu", (4,), ("float32",), -1.0))
     assert [(row["check"], row["left_out"]) for row in rows] == [
-        ("t5", "out of time"), ("learned_2d", "out of time"),
-    ]  # fmt: skip
+        ("t5", "out of time"),
+        ("learned_2d", "out of time"),
+    ]
 
 
 @pytest.mark.parametrize(

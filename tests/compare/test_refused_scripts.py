@@ -47,7 +47,7 @@ def test_what_is_a_mistake_of_ours_keeps_its_traceback():
         (["mixed"], "got 8 steps, lr 0.002, recipe 4; 9 steps, lr 0.002, recipe 4."),
         (["empty", "--table", "empty"], "--table: empty is not a file."),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_refused_and_nothing_is_written(given, words, tmp_path, monkeypatch, run):
     for name, rows in (("empty", ""), ("mixed", ROWS)):
         (tmp_path / name).mkdir()

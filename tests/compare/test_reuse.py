@@ -22,9 +22,18 @@ from posenc.encodings.registry import code
 from tests.texts import prose
 
 SMALL = {
-    "train_length": 16, "test_lengths": "32", "steps": 2, "batch": 2, "width": 16, "layers": 1,
-    "heads": 1, "workers": 1, "seeds": 1, "device": "cpu", "precision": "float32",
-}  # fmt: skip
+    "train_length": 16,
+    "test_lengths": "32",
+    "steps": 2,
+    "batch": 2,
+    "width": 16,
+    "layers": 1,
+    "heads": 1,
+    "workers": 1,
+    "seeds": 1,
+    "device": "cpu",
+    "precision": "float32",
+}
 
 
 @pytest.fixture

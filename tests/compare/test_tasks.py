@@ -29,10 +29,22 @@ from posenc.tasks.known import TASKS
 from posenc.tasks.task import Batch, Case
 
 TEXT = TrialConfig(
-    encoding="rope", seed=0, corpus="none", train_length=16, test_lengths=(16, 24), steps=12,
-    batch=4, width=32, layers=1, heads=2, kv_heads=2, lr=1e-3, device="cpu", precision="float32",
+    encoding="rope",
+    seed=0,
+    corpus="none",
+    train_length=16,
+    test_lengths=(16, 24),
+    steps=12,
+    batch=4,
+    width=32,
+    layers=1,
+    heads=2,
+    kv_heads=2,
+    lr=1e-3,
+    device="cpu",
+    precision="float32",
     torch="2.13.0",
-)  # fmt: skip
+)
 COPY = dataclasses.replace(TEXT, task="copy", train_length=4, test_lengths=(4, 8))
 NOTHING = np.empty(0, np.uint16)
 
@@ -49,9 +61,15 @@ def result(encoding="rope", seed=0, exact=(1.0, 0.5), task="copy", **changes):
 
 def study_of(*results):
     return Study(
-        format="posenc study 2", command="", started="", versions={}, hardware={}, corpus=None,
-        trials=tuple(r.config for r in results), results=results,
-    )  # fmt: skip
+        format="posenc study 2",
+        command="",
+        started="",
+        versions={},
+        hardware={},
+        corpus=None,
+        trials=tuple(r.config for r in results),
+        results=results,
+    )
 
 
 def test_a_folder_says_which_trial_it_has():
@@ -73,11 +91,17 @@ def test_a_config_of_before_tasks_is_one_of_text(tmp_path):
 def test_each_task_brings_its_own_lengths_steps_and_batch():
     text, copy = planned(task=["text", "copy"])
     assert (text.train_length, text.test_lengths, text.steps, text.batch) == (
-        128, (128, 256, 512, 1024), 200, 32,
-    )  # fmt: skip
+        128,
+        (128, 256, 512, 1024),
+        200,
+        32,
+    )
     assert (copy.train_length, copy.test_lengths, copy.steps, copy.batch) == (
-        20, (20, 24, 30, 40, 80), 2500, 64,
-    )  # fmt: skip
+        20,
+        (20, 24, 30, 40, 80),
+        2500,
+        64,
+    )
     (short,) = planned(task=["copy"], train_length=10, steps=7)
     assert (short.train_length, short.test_lengths, short.steps) == (10, (10, 20, 40), 7)
     assert short.corpus != copy.corpus  # other sequences
@@ -111,9 +135,17 @@ def test_what_does_not_fit_is_refused_in_one_line(options, words):
 def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
     (config,) = planned(encoding, task=["grid"])
     config = dataclasses.replace(
-        config, width=64, layers=1, heads=2, kv_heads=2, steps=2, batch=2, device="cpu",
-        precision="float32", test_lengths=(8, 9),
-    )  # fmt: skip
+        config,
+        width=64,
+        layers=1,
+        heads=2,
+        kv_heads=2,
+        steps=2,
+        batch=2,
+        device="cpu",
+        precision="float32",
+        test_lengths=(8, 9),
+    )
     model, cursor = train.train_model(config, NOTHING, NOTHING, tmp_path, lambda *a, **k: None, 9)
     assert cursor.step == 2
     near, far = score_cases(model, TASKS["grid"], config)
@@ -245,5 +277,7 @@ def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
     rows = list(csv.DictReader(io.StringIO(tables.csv_text(study))))
     found = [r for r in rows if r["measure"] == "exact_match" and r["at"] == "8"]
     assert [(r["encoding"], r["seed"], r["task"], float(r["bits_per_byte"])) for r in found] == [
-        ("rope", "0", "copy", 0.5), ("rope", "1", "copy", 0.0), ("t5", "0", "copy", 0.5),
-    ]  # fmt: skip
+        ("rope", "0", "copy", 0.5),
+        ("rope", "1", "copy", 0.0),
+        ("t5", "0", "copy", 0.5),
+    ]

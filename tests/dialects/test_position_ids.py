@@ -54,12 +54,14 @@ def test_a_gap_a_restart_and_padding_that_counts_are_named(batch, said):
 @pytest.mark.parametrize(
     "batch, said",
     [
-        ({}, "position_ids must be lists"), ({"position_ids": [0, 1]}, "2 deep"),
-        ({"position_ids": [[0, 1.5]]}, "whole numbers"), ({"position_ids": [[]]}, "lists"),
+        ({}, "position_ids must be lists"),
+        ({"position_ids": [0, 1]}, "2 deep"),
+        ({"position_ids": [[0, 1.5]]}, "whole numbers"),
+        ({"position_ids": [[]]}, "lists"),
         ({"position_ids": [[True]]}, "whole numbers"),
         ({"position_ids": [[0, 1]], "attention_mask": [[1]]}, "rows of other lengths"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_batch_is_refused(batch, said):
     with pytest.raises(ValueError, match=said):
         problems(batch, LLAMA)
@@ -130,9 +132,11 @@ def test_m_rope_positions_are_those_of_the_paper(name):
                     tokens -= t * h * w // 4
         batch = {
             "position_ids": [[[cell[a] for cell in row] for row in rows] for a in range(3)],
-            "attention_mask": mask, "mm_token_type_ids": kinds,
-            "image_grid_thw": images or None, "video_grid_thw": videos or None,
-        }  # fmt: skip
+            "attention_mask": mask,
+            "mm_token_type_ids": kinds,
+            "image_grid_thw": images or None,
+            "video_grid_thw": videos or None,
+        }
         differences, notes = judged(batch, model(name))
         assert differences == []
         noted += bool(notes)
@@ -146,8 +150,9 @@ def after_video(first):
     cells += [(first,) * 3, (first + 1,) * 3]
     return {
         "position_ids": [[[cell[a] for cell in cells]] for a in range(3)],
-        "mm_token_type_ids": [[0] * 3 + [2] * 32 + [0] * 2], "video_grid_thw": [[8, 4, 4]],
-    }  # fmt: skip
+        "mm_token_type_ids": [[0] * 3 + [2] * 32 + [0] * 2],
+        "video_grid_thw": [[8, 4, 4]],
+    }
 
 
 def test_text_after_a_video_goes_on_at_the_largest_number_plus_1():
@@ -178,21 +183,28 @@ def test_m_rope_positions_are_those_of_transformers(name):
 
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     real = getattr(module, f"{VISION[name]}Model")
-    shell = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(
-        spatial_merge_size=2)))  # fmt: skip
+    shell = SimpleNamespace(
+        config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2))
+    )
     shell.get_vision_position_ids = lambda *a, **k: real.get_vision_position_ids(shell, *a, **k)
     draw, tensor = random.Random(name), torch.tensor
     for _ in range(20):
         kinds, mask, images, videos = random_batch(draw, split=name == "qwen3_vl")
         wanted, _ = real.get_rope_index(
-            shell, torch.zeros(len(kinds), len(kinds[0]), dtype=torch.long), tensor(kinds),
-            tensor(images) if images else None, tensor(videos) if videos else None,
+            shell,
+            torch.zeros(len(kinds), len(kinds[0]), dtype=torch.long),
+            tensor(kinds),
+            tensor(images) if images else None,
+            tensor(videos) if videos else None,
             attention_mask=tensor(mask),
-        )  # fmt: skip
+        )
         batch = {
-            "position_ids": wanted.tolist(), "attention_mask": mask, "mm_token_type_ids": kinds,
-            "image_grid_thw": images or None, "video_grid_thw": videos or None,
-        }  # fmt: skip
+            "position_ids": wanted.tolist(),
+            "attention_mask": mask,
+            "mm_token_type_ids": kinds,
+            "image_grid_thw": images or None,
+            "video_grid_thw": videos or None,
+        }
         differences, notes = judged(batch, model(name))
         assert len(differences) == sum("these are the numbers" in note for note in notes)
         at = mask[1].index(1)
@@ -214,9 +226,10 @@ def test_packed_documents_start_again_with_their_images():
     kinds, document = [0, 1, 0], [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
     batch = {
         "position_ids": [[[token[a] for token in document * 2]] for a in range(3)],
-        "mm_token_type_ids": [kinds * 2], "documents": [[5, 5, 5, 6, 6, 6]],
+        "mm_token_type_ids": [kinds * 2],
+        "documents": [[5, 5, 5, 6, 6, 6]],
         "image_grid_thw": [[1, 2, 2]] * 2,
-    }  # fmt: skip
+    }
     assert problems(batch, model("qwen2_vl")) == []
     (line,) = problems({**batch, "documents": [[5] * 6]}, model("qwen2_vl"))
     assert "token 3 has the position (0, 0, 0), (3, 3, 3) is made" in line

@@ -19,8 +19,10 @@ def test_sixty_configs_of_every_type_and_kind():
     assert len(configs) >= 60
     kinds = {k["name"] for v in VECTORS.values() for k in v["expected"]["kinds"]}
     assert {"all", "full_attention", "sliding_attention", "main", "compress"} <= kinds
-    dicts = [v["config"].get("rope_scaling") or v["config"].get("rope_parameters") or {}
-             for v in VECTORS.values()]  # fmt: skip
+    dicts = [
+        v["config"].get("rope_scaling") or v["config"].get("rope_parameters") or {}
+        for v in VECTORS.values()
+    ]
     types = {d.get("rope_type", d.get("type", "default")) for d in dicts}
     assert {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "mrope"} <= types
 
@@ -49,8 +51,11 @@ def test_posenc_gives_a_vectors_numbers(name):
 def test_a_model_without_rotation_rotates_nothing(config):
     layers = list(range(config.get("num_hidden_layers", config.get("n_layer", 1))))
     assert frequencies(config) == {
-        "kinds": [], "without_rotation": layers, "softmax_scale": None, "switch": "static",
-    }  # fmt: skip
+        "kinds": [],
+        "without_rotation": layers,
+        "softmax_scale": None,
+        "switch": "static",
+    }
     with pytest.raises(ValueError, match="does not know"):
         frequencies({**config, "model_type": "kimi_linea", "text_config": {}})
 

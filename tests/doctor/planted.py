@@ -164,4 +164,4 @@ PLANTED: list[tuple[str, dict, str]] = [
     ("qwen3-0.6b", {"layer_types": ["full_attention"] * 9}, "PD053"),
     ("smollm3-3b", {"no_rope_layers": [1, 0, 1, 0]}, "PD029"),
     ("llama-3-8b", {"text_config": {"rope_theta": 10000.0}}, "PD057"),
-]  # fmt: skip
+]

@@ -21,9 +21,13 @@ def answer(at=KNOWN.version, inv_freq=PAIRS, multiplier=1.0, **changes):
     rotation = Rotation("model.rotary_emb", "", inv_freq, multiplier, called=True)
     scale = (KNOWN.softmax_scale,)
     return Asked(
-        "transformers", at, model="LlamaForCausalLM", rotations=(rotation,), softmax_scales=scale,
+        "transformers",
+        at,
+        model="LlamaForCausalLM",
+        rotations=(rotation,),
+        softmax_scales=scale,
         **changes,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

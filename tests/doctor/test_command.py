@@ -255,8 +255,13 @@ def test_overrides_say_cannot(call, file):
 
 
 def test_an_override_without_a_base_is_an_error(call, file):
-    given = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0,
-                                 "original_max_position_embeddings": 1024}}  # fmt: skip
+    given = {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+        }
+    }
     path = file({**SIMPLE, "rope_theta": 500000.0})
     code, out, _ = call(path, "--with", json.dumps(given))
     assert code == 1 and "PD032" in out and "refuses" in out

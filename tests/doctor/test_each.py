@@ -19,19 +19,23 @@ GOOD = {**BASE, "rope_theta": 10000.0}
 BAD = {
     **BASE,
     "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0,
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 4.0,
         "original_max_position_embeddings": 1024,
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def repository(tmp_path):
     """A git repository with a good and a bad config, and files that are no model's."""
     for name, value in {
-        "good": GOOD, "bad": BAD, "app": {"name": "x", "port": 80},
+        "good": GOOD,
+        "bad": BAD,
+        "app": {"name": "x", "port": 80},
         "bert": {"model_type": "bert", "hidden_size": 64},
-    }.items():  # fmt: skip
+    }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(value))
     (tmp_path / "bin").mkdir()
@@ -55,13 +59,18 @@ def unknown(repository):
 
 def shell(command, folder, **variables):
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
         **variables,
-    }  # fmt: skip
+    }
     done = subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", command], cwd=folder, env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        ["bash", "-e", "-o", "pipefail", "-c", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

@@ -24,15 +24,26 @@ from tests.test_explore import (  # noqa: F401 - two are fixtures
 
 ORIGINAL = "original_max_position_embeddings"
 QWEN2 = {
-    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896,
-    "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2,
-    "num_hidden_layers": 24, "vocab_size": 151936, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072, "rope_theta": 1000000.0,
-}  # fmt: skip
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 24,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, ORIGINAL: 32768
-}  # fmt: skip
+    "rope_type": "llama3",
+    "factor": 4,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    ORIGINAL: 32768,
+}
 
 
 def scaled(rope=YARN, without="", **changes):
@@ -82,7 +93,7 @@ PLANTED = {
     "heads and groups": scaled(num_key_value_heads=4),
     "heads and width": scaled(hidden_size=900),
     "layers miscounted": scaled(layer_types=["full_attention"] * 3),
-}  # fmt: skip
+}
 SOUND = {
     "as docs/yarn.md": scaled(rope_parameters=but(YARN, rope_theta=1e6)),
     "as --fix writes": scaled(
@@ -276,9 +287,10 @@ def test_numbers_of_a_broken_config_are_shown_after_its_finding(browser, page, l
     use = "[...document.querySelectorAll('#config button')][1].click()"
     warning = "(e => e.hidden ? '' : e.textContent)(document.querySelector('#wave .warning'))"
     for config, expected in (
-        (PLANTED["original above max"], "PD044"), (UNJUDGED["rope_ratio"], "rope_ratio"),
+        (PLANTED["original above max"], "PD044"),
+        (UNJUDGED["rope_ratio"], "rope_ratio"),
         (SOUND["old dialect"], ""),
-    ):  # fmt: skip
+    ):
         view(
             browser, **{**page("explorer.defaults"), "config": json.dumps(config), "lang": language}
         )

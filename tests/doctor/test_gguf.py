@@ -52,9 +52,11 @@ def write(path, architecture="llama", tensors=None, **keys):
 
 
 YARN = {
-    "freq_base": 10000.0, "scaling__type": "yarn", "scaling__factor": 4.0,
+    "freq_base": 10000.0,
+    "scaling__type": "yarn",
+    "scaling__factor": 4.0,
     "scaling__original_context_length": 1024,
-}  # fmt: skip
+}
 
 
 def codes(path):
@@ -108,8 +110,12 @@ def test_tensors_that_an_architecture_refuses(tmp_path):
 
 
 def test_ignored_keys_become_ones_that_are_read(tmp_path):
-    keys = {**YARN, "scaling__yarn_beta_fast": 64.0, "scaling__yarn_beta_slow": 4.0,
-            "scaling__yarn_attn_factor": 1.0}  # fmt: skip
+    keys = {
+        **YARN,
+        "scaling__yarn_beta_fast": 64.0,
+        "scaling__yarn_beta_slow": 4.0,
+        "scaling__yarn_attn_factor": 1.0,
+    }
     path = write(tmp_path / "a.gguf", **keys)
     text, code = fix(load(path), tmp_path / "b.gguf", ALL)
     assert code == 0 and "rope_freqs.weight" in text and "- llama.rope.scaling.type" in text
@@ -165,9 +171,11 @@ def test_a_failed_proof_leaves_nothing(tmp_path):
 def test_damaged_files_are_refused(tmp_path):
     good = write(tmp_path / "a.gguf", **YARN).read_bytes()
     for name, data in {
-        "cut": good[:90], "magic": b"GGUF" + b"\xff" * 60, "none": b"GGUF", "count": good[:8]
-        + (2**40).to_bytes(8, "little") + good[16:],
-    }.items():  # fmt: skip
+        "cut": good[:90],
+        "magic": b"GGUF" + b"\xff" * 60,
+        "none": b"GGUF",
+        "count": good[:8] + (2**40).to_bytes(8, "little") + good[16:],
+    }.items():
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(data)
         with pytest.raises(ValueError, match=r"damaged|has no"):
@@ -295,9 +303,11 @@ def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
 
 
 LONGROPE = {
-    "freq_base": 10000.0, "scaling__type": "longrope", "scaling__factor": 2.0,
+    "freq_base": 10000.0,
+    "scaling__type": "longrope",
+    "scaling__factor": 2.0,
     "scaling__original_context_length": 1024,
-}  # fmt: skip
+}
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 

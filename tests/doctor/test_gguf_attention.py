@@ -80,7 +80,7 @@ STILL = [
     ("granite_swa", {"attention__rope_pattern": LISTED}, (1, 4, 6)),
     ("refact", {}, tuple(range(8))),
     ("gemma2", WINDOW, ()),
-]  # fmt: skip
+]
 """Architecture, keys, and the layers that its graph in src/models does not rotate."""
 
 
@@ -122,7 +122,7 @@ SCALES = [
     ("grok", {}, 0.08838834764831845),
     ("grok", {"attention__output_scale": 0.25}, 0.25),
     ("gpt-oss", {"rope__dimension_count": 8, **WINDOW}, 8**-0.5),
-]  # fmt: skip
+]
 """Architecture, keys, and what its graph in src/models multiplies q.k by."""
 
 
@@ -134,14 +134,22 @@ def test_the_graph_says_the_softmax_scale(architecture, keys, expected, tmp_path
 
 
 GRANITE = {
-    "model_type": "granite", "architectures": ["GraniteForCausalLM"], "hidden_size": 64,
-    "num_attention_heads": 4, "num_hidden_layers": 8, "max_position_embeddings": 4096,
-    "rope_theta": 10000.0, "attention_multiplier": 0.0078125,
-}  # fmt: skip
+    "model_type": "granite",
+    "architectures": ["GraniteForCausalLM"],
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "attention_multiplier": 0.0078125,
+}
 COHERE2 = {
-    **GRANITE, "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"],
-    "sliding_window": 4096, "sliding_window_pattern": 4,
-}  # fmt: skip
+    **GRANITE,
+    "model_type": "cohere2",
+    "architectures": ["Cohere2ForCausalLM"],
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
 
 
 def like(tmp_path, config):
@@ -178,9 +186,14 @@ def test_fix_proves_nothing_where_the_comparison_sees_a_difference(
 def test_windowed_layers_of_a_plain_kind_have_no_multiplier(architecture):
     """olmo2.cpp:117, mellum.cpp:122, laguna.cpp:186: freq_scale 1, attn_factor 1."""
     meta = Metadata(
-        architecture, context_length=4096, dimension_count=16, head_dim=16, sliding_window=256,
-        scaling_factor=8.0, attn_factor=1.2,
-    )  # fmt: skip
+        architecture,
+        context_length=4096,
+        dimension_count=16,
+        head_dim=16,
+        sliding_window=256,
+        scaling_factor=8.0,
+        attn_factor=1.2,
+    )
     layer = from_metadata(meta, None).layers["sliding_attention"]
     assert layer.multiplier == 1.0
     assert layer.inv_freq == pytest.approx([10000.0 ** (-2 * i / 16) for i in range(8)])
@@ -192,9 +205,15 @@ def test_windowed_layers_of_a_plain_kind_have_no_multiplier(architecture):
 )
 def test_some_graphs_give_windowed_layers_the_base_of_all(architecture, base):
     meta = Metadata(
-        architecture, context_length=4096, dimension_count=16, head_dim=16, sliding_window=256,
-        freq_base=1e6, freq_base_swa=500.0, scaling_factor=2.0,
-    )  # fmt: skip
+        architecture,
+        context_length=4096,
+        dimension_count=16,
+        head_dim=16,
+        sliding_window=256,
+        freq_base=1e6,
+        freq_base_swa=500.0,
+        scaling_factor=2.0,
+    )
     layers = from_metadata(meta, None).layers
     pair = (layers.get("sliding_attention") or layers["all"]).inv_freq[1]
     assert min(abs(math.log(pair * f / base ** (-2 / 16))) for f in (1, 2)) < 1e-9
@@ -247,7 +266,7 @@ CONVERTED = [
     ("llama4_text", {"no_rope_layers": [1, 0] * 4}, (3, 7)),
     ("llama4_text", {"layer_types": [FULL] * 8}, (7,)),
     ("smollm3", {"no_rope_layers": [1, 0] * 4}, (3, 7)),
-]  # fmt: skip
+]
 """A config's family and keys, and the layers that do not rotate once it is converted."""
 
 

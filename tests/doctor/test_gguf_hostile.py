@@ -17,9 +17,12 @@ from tests.doctor.threads import BASE
 
 U32, F32, STRING, ARRAY = 4, 6, 8, 9
 SOUND = {
-    "context_length": (U32, 4096), "embedding_length": (U32, 64), "block_count": (U32, 2),
-    "attention.head_count": (U32, 4), "rope.freq_base": (F32, 10000.0),
-}  # fmt: skip
+    "context_length": (U32, 4096),
+    "embedding_length": (U32, 64),
+    "block_count": (U32, 2),
+    "attention.head_count": (U32, 4),
+    "rope.freq_base": (F32, 10000.0),
+}
 
 
 def text(value):
@@ -47,25 +50,32 @@ def header(values, tensors=0, pairs=None, tail=b""):
 HOSTILE = {
     "layers": (header({**SOUND, "block_count": (U32, 0xFFFFFFFF)}), "block_count must be between"),
     "array": (
-        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", U32, 1 << 60))}), "values announced",
+        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", U32, 1 << 60))}),
+        "values announced",
     ),
     "strings": (
-        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", STRING, 1 << 40))}), "values announced",
+        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", STRING, 1 << 40))}),
+        "values announced",
     ),
     "text": (
-        header({**SOUND, "x": (STRING, struct.pack("<Q", 300_000_000))}), "bytes of text announced",
+        header({**SOUND, "x": (STRING, struct.pack("<Q", 300_000_000))}),
+        "bytes of text announced",
     ),
     "long text": (
-        header({**SOUND, "x": (STRING, struct.pack("<Q", 1 << 40))}), "bytes of text announced",
+        header({**SOUND, "x": (STRING, struct.pack("<Q", 1 << 40))}),
+        "bytes of text announced",
     ),
     "text beyond the end": (
-        header({**SOUND, "x": (ARRAY, struct.pack("<IQQ", STRING, 1, 1 << 62))}), "it is cut",
+        header({**SOUND, "x": (ARRAY, struct.pack("<IQQ", STRING, 1, 1 << 62))}),
+        "it is cut",
     ),
     "many strings": (
-        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", STRING, 1 << 18) + bytes(8 << 18))}), None,
+        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", STRING, 1 << 18) + bytes(8 << 18))}),
+        None,
     ),
     "arrays in arrays": (
-        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", ARRAY, 1 << 60))}), "unknown type 9",
+        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", ARRAY, 1 << 60))}),
+        "unknown type 9",
     ),
     "version": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1, expected 2 or 3"),
     "version 4": (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), "version 4, expected 2 or 3"),
@@ -73,22 +83,26 @@ HOSTILE = {
     "empty": (b"", "it is cut"),
     "cut": (header(SOUND)[:-3], "it is cut"),
     "twice": (
-        header({}, pairs=3, tail=2 * (text("llama.x") + struct.pack("<IB", 0, 1))), "given twice",
+        header({}, pairs=3, tail=2 * (text("llama.x") + struct.pack("<IB", 0, 1))),
+        "given twice",
     ),
     "alignment": (
         header({}, pairs=2, tail=text("general.alignment") + struct.pack("<II", U32, 7)),
         "general.alignment is 7",
     ),
     "dimensions": (
-        header(SOUND, 1, tail=text("a") + struct.pack("<I", 5) + bytes(60)), "dimensions announced",
+        header(SOUND, 1, tail=text("a") + struct.pack("<I", 5) + bytes(60)),
+        "dimensions announced",
     ),
     "outside": (header(SOUND, 1, tail=tensor("a", 1 << 40)), "outside of the file"),
     "offset": (
-        header(SOUND, 1, tail=tensor("a", 1, offset=5) + bytes(64)), "begins at no multiple of 32",
+        header(SOUND, 1, tail=tensor("a", 1, offset=5) + bytes(64)),
+        "begins at no multiple of 32",
     ),
     "two tensors": (header(SOUND, 2, tail=2 * tensor("a", 1) + bytes(64)), "given twice"),
     "many factors": (
-        header(SOUND, 1, tail=tensor("rope_freqs.weight", 1 << 17) + bytes(1 << 20)), "more than",
+        header(SOUND, 1, tail=tensor("rope_freqs.weight", 1 << 17) + bytes(1 << 20)),
+        "more than",
     ),
     "factors of a type": (
         header(SOUND, 1, tail=tensor("rope_freqs.weight", 8, kind=24) + bytes(64)),
@@ -97,15 +111,17 @@ HOSTILE = {
     "tensors": (header(SOUND, tensors=1 << 50), "tensors announced"),
     "keys": (header(SOUND, pairs=1 << 50), "keys announced"),
     "nested": (
-        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", ARRAY, 1) * 9)}), "unknown type 9",
+        header({**SOUND, "x": (ARRAY, struct.pack("<IQ", ARRAY, 1) * 9)}),
+        "unknown type 9",
     ),
     "nan": (header({**SOUND, "rope.freq_base": (F32, math.nan)}), "freq_base must be a number"),
     "negative": (header({**SOUND, "rope.freq_base": (F32, -1.0)}), "freq_base must be a number"),
     "zero": (header({**SOUND, "rope.scaling.factor": (F32, 0.0)}), "factor must be a number"),
     "a word": (
-        header({**SOUND, "context_length": (STRING, text("4096"))}), "context_length must be a num",
+        header({**SOUND, "context_length": (STRING, text("4096"))}),
+        "context_length must be a num",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -143,11 +159,13 @@ def vocabulary(tokens, length):
 LARGE = {
     "a vocabulary": (lambda n: header({**SOUND, **vocabulary(n, 9)}), 1_000_000),
     "empty texts": (
-        lambda n: header({**SOUND, "x": (ARRAY, vocabulary(n, 0)["tokens"][1])}), 6_000_000,
+        lambda n: header({**SOUND, "x": (ARRAY, vocabulary(n, 0)["tokens"][1])}),
+        6_000_000,
     ),
     "keys": (
         lambda n: header(
-            SOUND, pairs=n + 6,
+            SOUND,
+            pairs=n + 6,
             tail=b"".join(text(f"{i:x}") + struct.pack("<IB", 0, 1) for i in range(n)),
         ),
         60_000,
@@ -158,7 +176,7 @@ LARGE = {
         ),
         60_000,
     ),
-}  # fmt: skip
+}
 """The header of a file with so many of something, and how many for 50 MB or as many as may be."""
 
 
@@ -212,8 +230,13 @@ def test_a_copy_keeps_every_other_byte_of_either_order(tmp_path, endian):
     gguf, np = pytest.importorskip("gguf"), pytest.importorskip("numpy")
     path, out = tmp_path / "a.gguf", tmp_path / "b.gguf"
     writer = gguf.GGUFWriter(str(path), "llama", endianess=getattr(gguf.GGUFEndian, endian))
-    for add, value in (("context_length", 4096), ("embedding_length", 64), ("head_count", 4),
-                       ("block_count", 2), ("rope_freq_base", 1e4)):  # fmt: skip
+    for add, value in (
+        ("context_length", 4096),
+        ("embedding_length", 64),
+        ("head_count", 4),
+        ("block_count", 2),
+        ("rope_freq_base", 1e4),
+    ):
         getattr(writer, f"add_{add}")(value)
     writer.add_token_list(["a", "b\u00e9", ""])
     writer.add_token_scores([0.5, 1.5, -2.0])
@@ -226,9 +249,21 @@ def test_a_copy_keeps_every_other_byte_of_either_order(tmp_path, endian):
     writer.write_tensors_to_file()
     writer.close()
     like = tmp_path / "config.json"
-    like.write_text(json.dumps({**BASE, "rope_theta": 1e4, "rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 1024}}))  # fmt: skip
+    like.write_text(
+        json.dumps(
+            {
+                **BASE,
+                "rope_theta": 1e4,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 1024,
+                },
+            }
+        )
+    )
     assert run(Options((path,), fix=True, out=out, like=like))[1] == 0
     before, after = (gguf.GGUFReader(str(p)) for p in (path, out))
     for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "llama.flag"):

@@ -26,9 +26,14 @@ def config(path, full, sliding=PLAIN):
 
 def metadata(architecture, **more):
     return Metadata(
-        architecture, context_length=4096, dimension_count=16, head_dim=16, freq_base=1e6,
-        sliding_window=256, **more,
-    )  # fmt: skip
+        architecture,
+        context_length=4096,
+        dimension_count=16,
+        head_dim=16,
+        freq_base=1e6,
+        sliding_window=256,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,15 +80,20 @@ def test_a_file_is_given_the_positions_of_a_config_with_two_kinds(tmp_path):
 CANNOT = {
     "loads no rope_freqs": (
         {
-            "rope_type": "longrope", "short_factor": EIGHT, "long_factor": EIGHT, "factor": 1.0,
-            "original_max_position_embeddings": 4096, "attention_factor": 1.0,
+            "rope_type": "longrope",
+            "short_factor": EIGHT,
+            "long_factor": EIGHT,
+            "factor": 1.0,
+            "original_max_position_embeddings": 4096,
+            "attention_factor": 1.0,
         },
         PLAIN,
     ),
     "sliding_attention: pair 0": (
-        {"rope_type": "default"}, {**PLAIN, "rope_type": "linear", "factor": 2.0},
+        {"rope_type": "default"},
+        {**PLAIN, "rope_type": "linear", "factor": 2.0},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", CANNOT)

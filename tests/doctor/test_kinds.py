@@ -26,10 +26,13 @@ def found(name, changes):
         ("minimax-m2", {"rotary_dim": 63}, "E PD046"),
         ("deepseek-v3", {"rope_interleave": False}, "W PD055"),
         ("llama-3-8b", {"rope_theta": None}, "E PD004"),
-        ("qwen3-0.6b", {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-         "E PD026"),
+        (
+            "qwen3-0.6b",
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "E PD026",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_seen(name, changes, said):
     assert said not in found(name, {})
     assert said in found(name, changes)

@@ -8,13 +8,19 @@ from tests.doctor.threads import BASE, EIGHT, ORIGINAL
 SOUND = {**BASE, "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 1024}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     ORIGINAL: 1024,
-}  # fmt: skip
+}
 LONGROPE = {
-    "rope_type": "longrope", "short_factor": EIGHT, "long_factor": EIGHT, "factor": 1.0,
+    "rope_type": "longrope",
+    "short_factor": EIGHT,
+    "long_factor": EIGHT,
+    "factor": 1.0,
     ORIGINAL: 4096,
-}  # fmt: skip
+}
 
 
 def scaled(p, **changes):
@@ -57,13 +63,20 @@ def test_a_planted_mistake_is_an_error_with_its_key_and_values(code, config, wor
 @pytest.mark.parametrize(
     "config",
     [
-        SOUND, scaled(LLAMA3), {**SOUND, "swa_rope_theta": 20000.0},
-        {**BASE, "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"],
-         "rotary_emb_base": 10000, "rotary_pct": 0.25},
+        SOUND,
+        scaled(LLAMA3),
+        {**SOUND, "swa_rope_theta": 20000.0},
+        {
+            **BASE,
+            "model_type": "gpt_neox",
+            "architectures": ["GPTNeoXForCausalLM"],
+            "rotary_emb_base": 10000,
+            "rotary_pct": 0.25,
+        },
         {**SOUND, "architectures": ["LlamaForSequenceClassification"]},
         {**SOUND, "hidden_size": 66},  # with a head_dim
     ],
-)  # fmt: skip
+)
 def test_what_is_sound_is_not_complained_of(config):
     new = {f"PD{i:03}" for i in range(43, 51)}
     assert not new & {f.code for f in judge(config)}
@@ -81,9 +94,11 @@ def test_runtimes_read_the_file_as_it_is():
 
 def test_a_cure_says_who_is_right_and_which_key():
     glm = {
-        **SOUND, "model_type": "glm", "architectures": ["GlmForCausalLM"],
+        **SOUND,
+        "model_type": "glm",
+        "architectures": ["GlmForCausalLM"],
         "partial_rotary_factor": 0.5,
-    }  # fmt: skip
+    }
     (found,) = [f for f in judge(glm, ("mlx-lm",)) if f.code == "PD038"]
     assert "8 rotated pairs, 4 are meant" in found.message
     assert "If mlx-lm is right, change head_dim or the rotated share" in found.cure
@@ -93,10 +108,12 @@ def test_a_cure_says_who_is_right_and_which_key():
 @pytest.mark.parametrize(
     "name, given, wrong",
     [
-        ("deepseek_v32", {}, False), ("deepseek_v32", {"indexer_rope_interleave": True}, True),
-        ("glm_moe_dsa", {"indexer_rope_interleave": True}, False), ("glm_moe_dsa", {}, True),
+        ("deepseek_v32", {}, False),
+        ("deepseek_v32", {"indexer_rope_interleave": True}, True),
+        ("glm_moe_dsa", {"indexer_rope_interleave": True}, False),
+        ("glm_moe_dsa", {}, True),
     ],
-)  # fmt: skip
+)
 def test_the_indexers_layout_is_checked(name, given, wrong):
     from posenc.doctor.answer import terminal
     from tests.doctor.judging import case

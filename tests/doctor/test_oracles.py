@@ -89,8 +89,11 @@ def test_a_version_that_reads_an_export_otherwise_or_a_broken_one_alike_is_named
         return numpy.zeros(2)
 
     def read(python, folders):
-        off = {"right": lambda keys: "rope_scaling" not in keys, "blind": lambda keys: 0,
-               "wrong": lambda keys: 1}[python]  # fmt: skip
+        off = {
+            "right": lambda keys: "rope_scaling" not in keys,
+            "blind": lambda keys: 0,
+            "wrong": lambda keys: 1,
+        }[python]
         keys = [json.loads((folder / "config.json").read_text()) for folder in folders]
         return python, [numpy.full(2, float(off(each))) for each in keys]
 
@@ -98,10 +101,12 @@ def test_a_version_that_reads_an_export_otherwise_or_a_broken_one_alike_is_named
     monkeypatch.setattr(exports, "METHODS", ("ntk",))
     told = {
         "right": [],
-        "blind": ["blind, ntk without rope_theta and rope_scaling: off by only 0.0e+00, so the "
-                  "check sees nothing"],
+        "blind": [
+            "blind, ntk without rope_theta and rope_scaling: off by only 0.0e+00, so the "
+            "check sees nothing"
+        ],
         "wrong": ["wrong, ntk: off by 1.0e+00"],
-    }  # fmt: skip
+    }
     for python, wrong in told.items():
         (root := tmp_path / python).mkdir()
         assert exports.check_exports(root, root, {"transformers4": python}, read, 1e-3) == wrong

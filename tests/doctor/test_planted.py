@@ -18,8 +18,20 @@ from tests.doctor.judging import judge
 from tests.doctor.planted import GONE, PLANTED
 
 VENDORS = read_json(Path(__file__).parents[1] / "dialects/runtimes/vendors.json")
-GUESSED = ("PD004", "PD011", "PD043", "PD044", "PD045", "PD046", "PD047", "PD048", "PD049", "PD050",
-           "PD053", "PD057")  # fmt: skip
+GUESSED = (
+    "PD004",
+    "PD011",
+    "PD043",
+    "PD044",
+    "PD045",
+    "PD046",
+    "PD047",
+    "PD048",
+    "PD049",
+    "PD050",
+    "PD053",
+    "PD057",
+)
 """Rules after whose errors a fix would have to guess."""
 SOUND = read_json(Path(__file__).with_name("sound.json"))
 

@@ -84,10 +84,13 @@ def test_servers_read_the_longrope_of_minicpm3_as_of_any_model():
     """Only DeepSeek's own files rename the type for latent attention."""
     lists = {"short_factor": [1.5, 2.0], "long_factor": [1.5, 2.0]}
     raw = {
-        **SIZES, "model_type": "minicpm3", "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+        **SIZES,
+        "model_type": "minicpm3",
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
         "qk_nope_head_dim": 8,
         "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 8192, **lists},
-    }  # fmt: skip
+    }
     meant = meaning_of(raw).computed
     for server in ("vllm", "sglang"):
         got = emulate(raw)[server]

@@ -83,32 +83,55 @@ YARN = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 1024}
 @pytest.mark.parametrize(
     "code, changes",
     [
-        ("PD002", {
-            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
-        }),
+        (
+            "PD002",
+            {
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+            },
+        ),
         ("PD009", {"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}),
         ("PD012", {ORIGINAL: 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
         ("PD014", {"max_position_embeddings": 16384, "rope_scaling": YARN}),
-        ("PD023", {"rope_scaling": {
-            "rope_type": "longrope", "short_factor": EIGHT, "long_factor": EIGHT, "factor": 1.0,
-            ORIGINAL: 4096,
-        }}),
+        (
+            "PD023",
+            {
+                "rope_scaling": {
+                    "rope_type": "longrope",
+                    "short_factor": EIGHT,
+                    "long_factor": EIGHT,
+                    "factor": 1.0,
+                    ORIGINAL: 4096,
+                }
+            },
+        ),
         ("PD024", {"rope_scaling": {**YARN, "truncate": False}}),
         ("PD024", {"rope_scaling": {**YARN, "beta_fast": 64, "beta_slow": 4}}),
-        ("PD029", {
-            "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"],
-            "no_rope_layers": [1, 0, 1, 0, 1, 0],
-        }),
+        (
+            "PD029",
+            {
+                "model_type": "smollm3",
+                "architectures": ["SmolLM3ForCausalLM"],
+                "no_rope_layers": [1, 0, 1, 0, 1, 0],
+            },
+        ),
         ("PD033", {"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}}),
-        ("PD037", {"rope_scaling": {
-            "rope_type": "longrope", "short_factor": SHORT, "long_factor": EIGHT, "factor": 4.0,
-            ORIGINAL: 1024,
-        }}),
+        (
+            "PD037",
+            {
+                "rope_scaling": {
+                    "rope_type": "longrope",
+                    "short_factor": SHORT,
+                    "long_factor": EIGHT,
+                    "factor": 4.0,
+                    ORIGINAL: 1024,
+                }
+            },
+        ),
         ("PD040", {ORIGINAL: 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
         ("PD041", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
     ],
-)  # fmt: skip
+)
 def test_the_other_rules_fire(code, changes):
     assert code in codes({**SIMPLE, **changes})
     assert code not in codes(SIMPLE)
@@ -116,9 +139,11 @@ def test_the_other_rules_fire(code, changes):
 
 def test_what_no_rule_explains_is_told():
     glm = {
-        **SIMPLE, "model_type": "glm", "architectures": ["GlmForCausalLM"],
+        **SIMPLE,
+        "model_type": "glm",
+        "architectures": ["GlmForCausalLM"],
         "partial_rotary_factor": 0.5,
-    }  # fmt: skip
+    }
     assert codes(glm, severity="E") == {"PD038"}
     refused = {k: v for k, v in SIMPLE.items() if k != "attention_bias"}
     refused |= {"model_type": "glm4", "partial_rotary_factor": 0.5}

@@ -12,10 +12,16 @@ from posenc.doctor.options import Options
 from posenc.doctor.running import run
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "vocab_size": 100,
-    "intermediate_size": 64, "rope_theta": 1e6,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 100,
+    "intermediate_size": 64,
+    "rope_theta": 1e6,
+}
 LLAMA = {"model_type": "llama", **SIZES}
 YARN = {"rope_type": "yarn", "type": "yarn", "factor": 4.0}
 YARN |= {"original_max_position_embeddings": 2048}

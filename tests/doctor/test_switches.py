@@ -10,11 +10,18 @@ from posenc.doctor.options import Options
 from posenc.doctor.running import run
 
 PLAIN = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
-    "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 4096,
-    "rope_theta": 10000.0, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 300,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 300,
     "rms_norm_eps": 1e-05,
-}  # fmt: skip
+}
 SHORT, LONG = [1.0] * 8, [1.0, 1.1, 1.4, 2.0, 2.8, 3.5, 3.9, 4.0]
 
 

@@ -174,9 +174,11 @@ def test_fix_names_a_key_that_it_does_not_understand(file, tmp_path):
 
 def test_fix_proves_only_what_has_the_model_and_says_what_it_looked_at(file, tmp_path):
     raw = {
-        **BASE, "model_type": "arcee", "architectures": ["ArceeForCausalLM"],
+        **BASE,
+        "model_type": "arcee",
+        "architectures": ["ArceeForCausalLM"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-    }  # fmt: skip
+    }
     said, _ = run(Options((file(raw, "some.json"),), fix=True, out=tmp_path / "new"))
     (proved,) = [line for line in said.splitlines() if line.startswith("proved")]
     assert "from config.json:" in proved and "mlx-lm" not in proved and "vllm" in proved
@@ -228,11 +230,17 @@ def test_code_pickles_and_auto_map_stay_behind(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope_frobnicate", 0), ("rope_frobnicate", 0.0), ("rope_frobnicate", []),
-        ("use_nope", True), ("use_logn_attn", True), ("use_rope", False), ("rotary", False),
-        ("use_rotary_embeddings", False), ("apply_rotary_pos_emb", False),
+        ("rope_frobnicate", 0),
+        ("rope_frobnicate", 0.0),
+        ("rope_frobnicate", []),
+        ("use_nope", True),
+        ("use_logn_attn", True),
+        ("use_rope", False),
+        ("rotary", False),
+        ("use_rotary_embeddings", False),
+        ("apply_rotary_pos_emb", False),
     ],
-)  # fmt: skip
+)
 def test_a_key_about_positions_is_reported_whatever_its_value(file, key, value):
     path = file({**SIMPLE, key: value})
     said, _ = run(Options((path,)))

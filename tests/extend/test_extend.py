@@ -95,8 +95,9 @@ def test_wrong_input_is_refused_and_nothing_is_written(message, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("family", "reason"), [("t5", "saturates"), ("bloom", "ALiBi"),
-                                                ("gptj", "fixed base")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "reason"), [("t5", "saturates"), ("bloom", "ALiBi"), ("gptj", "fixed base")]
+)
 def test_a_family_without_need_says_why(family, reason, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     with pytest.raises(ValueError, match=reason):
@@ -104,18 +105,24 @@ def test_a_family_without_need_says_why(family, reason, tmp_path):
 
 
 PROVED = {
-    "inv_freq_error": 0.0, "logits_error": 0.0, "decode_error": 0.0, "padding_error": 0.0,
+    "inv_freq_error": 0.0,
+    "logits_error": 0.0,
+    "decode_error": 0.0,
+    "padding_error": 0.0,
     "generated": 8,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("error", [1.0, math.nan])
 @pytest.mark.parametrize(
     ("found", "said"),
-    [("inv_freq_error", "frequencies are"), ("logits_error", "logits are"),
-     ("decode_error", "decoding with the cache is"),
-     ("padding_error", "rows next to padding are")],
-)  # fmt: skip
+    [
+        ("inv_freq_error", "frequencies are"),
+        ("logits_error", "logits are"),
+        ("decode_error", "decoding with the cache is"),
+        ("padding_error", "rows next to padding are"),
+    ],
+)
 def test_a_failed_proof_leaves_nothing(found, said, error, llama, tmp_path, monkeypatch):
     from posenc.extend.export import folder as export
 
@@ -168,13 +175,15 @@ def _positions_count_padding(kwargs):
 
 @pytest.mark.parametrize(
     ("family", "owner", "change", "method"),
-    [("llama", "LlamaModel", _mask_dropped, "ntk"),
-     ("llama", "LlamaModel", _mask_of_prompts_only, "ntk"),
-     ("llama", "LlamaModel", _positions_of_prompts_only, "ntk"),
-     ("gpt2", "GPT2Model", _mask_dropped, "interpolate"),
-     ("gpt2", "GPT2Model", _positions_count_padding, "interpolate"),
-     ("bert", "BertModel", _mask_dropped, "interpolate")],
-)  # fmt: skip
+    [
+        ("llama", "LlamaModel", _mask_dropped, "ntk"),
+        ("llama", "LlamaModel", _mask_of_prompts_only, "ntk"),
+        ("llama", "LlamaModel", _positions_of_prompts_only, "ntk"),
+        ("gpt2", "GPT2Model", _mask_dropped, "interpolate"),
+        ("gpt2", "GPT2Model", _positions_count_padding, "interpolate"),
+        ("bert", "BertModel", _mask_dropped, "interpolate"),
+    ],
+)
 def test_transformers_that_reads_padding_otherwise_fails_the_proof(
     family, owner, change, method, tmp_path, monkeypatch
 ):
@@ -401,11 +410,23 @@ def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):
 
 
 TABLES = {
-    "gpt2": {"n_positions": LENGTH, "n_ctx": LENGTH, "n_embd": 32,
-             "n_layer": 2, "n_head": 4, "n_inner": 64},
-    "opt": {"max_position_embeddings": LENGTH, "hidden_size": 32, "ffn_dim": 64,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32},
-}  # fmt: skip
+    "gpt2": {
+        "n_positions": LENGTH,
+        "n_ctx": LENGTH,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 64,
+    },
+    "opt": {
+        "max_position_embeddings": LENGTH,
+        "hidden_size": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 32,
+    },
+}
 
 
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
@@ -479,10 +500,16 @@ def save_masked(family: str, folder: Path, spread: float = 0.02) -> Path:
     torch.manual_seed(0)
     offset = 2 if family == "roberta" else 0
     config = transformers.AutoConfig.for_model(
-        family, vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64,
-        num_hidden_layers=2, num_attention_heads=4, pad_token_id=1,
-        max_position_embeddings=LENGTH + offset, initializer_range=spread,
-    )  # fmt: skip
+        family,
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=1,
+        max_position_embeddings=LENGTH + offset,
+        initializer_range=spread,
+    )
     transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
     return folder
 

@@ -68,10 +68,16 @@ def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monk
 def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_path):
     """Those layers tell the order of tokens, too, whatever attention does."""
     hybrid = COMMON | {
-        "layer_types": ["mamba", "attention"], "position_embedding_type": "rope",
-        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1,
-        "shared_intermediate_size": 64, "num_local_experts": 0, "num_experts_per_tok": 0,
-    }  # fmt: skip
+        "layer_types": ["mamba", "attention"],
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 1,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+    }
     checkpoint = load_checkpoint(save("granitemoehybrid", tmp_path, spread=0.3, **hybrid))
     maps = position_maps(checkpoint, TARGET)
     assert [variant.name for variant in maps] == MAPS

@@ -33,22 +33,57 @@ from tests.hf_models import NUMBERS as DOCUMENTS
 
 TARGET = 3 * LENGTH
 QUICK = Options(windows=1, search_evaluations=0, task=["none"])
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0, "beta_slow": 1.0,
-        "original_max_position_embeddings": LENGTH // 4}  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": LENGTH // 4,
+}
 FAMILIES = {
-    "yarn by layer type, truncate false": ("gemma3_text", {
-        "rope_parameters": {"full_attention": YARN | {"truncate": False},
-                            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
-        "head_dim": 16}),
-    "yarn, truncate false": ("llama", {"rope_parameters": YARN | {"truncate": False},
-                                       "head_dim": 16}),
-    "a fixed alpha": ("hunyuan_v1_dense", COMMON | {"head_dim": 8, "rope_parameters": {
-        "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}}),
-    "heads of two sizes": ("gemma4_text", COMMON | {
-        "head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 2, "sliding_window": 16,
-        "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": 257, "num_kv_shared_layers": 0}),
-}  # fmt: skip
+    "yarn by layer type, truncate false": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": YARN | {"truncate": False},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "head_dim": 16,
+        },
+    ),
+    "yarn, truncate false": (
+        "llama",
+        {"rope_parameters": YARN | {"truncate": False}, "head_dim": 16},
+    ),
+    "a fixed alpha": (
+        "hunyuan_v1_dense",
+        COMMON
+        | {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+    "heads of two sizes": (
+        "gemma4_text",
+        COMMON
+        | {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_hidden_layers": 2,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 257,
+            "num_kv_shared_layers": 0,
+        },
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -101,22 +136,58 @@ NEAR = "only windowed layers rotate"
 REFUSED = {
     NEAR: ("cohere2", COMMON | {"sliding_window": 16, "layer_types": FAR, "head_dim": 8}),
     NEAR + ", so that": ("exaone4", COMMON | {"sliding_window": 16, "layer_types": FAR}),
-    "is 3 channels, an odd number": ("llama", {"head_dim": 8, "rope_parameters": {
-        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}),
-    "unknown rotary keys alpha": ("llama", {"rope_parameters": {
-        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "alpha": 10.0}}),
-    "none of its layers attends": ("granitemoehybrid", COMMON | {
-        "layer_types": ["mamba"] * 2, "position_embedding_type": "rope",
-        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 64,
-        "num_local_experts": 0, "num_experts_per_tok": 0}),
+    "is 3 channels, an odd number": (
+        "llama",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.4,
+            },
+        },
+    ),
+    "unknown rotary keys alpha": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "alpha": 10.0,
+            }
+        },
+    ),
+    "none of its layers attends": (
+        "granitemoehybrid",
+        COMMON
+        | {
+            "layer_types": ["mamba"] * 2,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 8,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "shared_intermediate_size": 64,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+        },
+    ),
     "takes its base from layer_rope_theta": ("granite_swa", COMMON),
-    "no max_position_embeddings": ("recurrent_gemma", {
-        key: value for key, value in COMMON.items() if key != "max_position_embeddings"
-    } | {"lru_width": 32, "head_dim": 8, "attention_window_size": 16}),
-    "rotates in layers of the kind sliding_attention only": ("beam", COMMON | {
-        "head_dim": 8, "sliding_window": 16,
-        "layer_types": ["sliding_attention", "full_attention"]}),
-}  # fmt: skip
+    "no max_position_embeddings": (
+        "recurrent_gemma",
+        {key: value for key, value in COMMON.items() if key != "max_position_embeddings"}
+        | {"lru_width": 32, "head_dim": 8, "attention_window_size": 16},
+    ),
+    "rotates in layers of the kind sliding_attention only": (
+        "beam",
+        COMMON
+        | {
+            "head_dim": 8,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
 
 
 @pytest.mark.parametrize("message", REFUSED)
@@ -242,8 +313,14 @@ def test_a_search_over_pairs_that_stand_still_is_refused(tmp_path):
     family, options = FAMILIES["heads of two sizes"]
     folder = save(family, tmp_path / family, **options)
     with pytest.raises(RunFailed, match="some of its pairs of channels do not rotate"):
-        hf.extend(folder, TARGET, DOCUMENTS, method="search", as_ids=True,
-                  options=replace(QUICK, search_evaluations=1))  # fmt: skip
+        hf.extend(
+            folder,
+            TARGET,
+            DOCUMENTS,
+            method="search",
+            as_ids=True,
+            options=replace(QUICK, search_evaluations=1),
+        )
 
 
 def test_heads_of_two_sizes_are_inspected_and_exported(tmp_path):
@@ -254,8 +331,9 @@ def test_heads_of_two_sizes_are_inspected_and_exported(tmp_path):
     asked = Request(folder, ids, ("25", "31"), as_ids=True)
     rotations = [kind for kind in measure_checkpoint(asked).positions if isinstance(kind, Rotation)]
     assert {kind.head_dim for kind in rotations} == {8, 16}
-    outcome = hf.extend(folder, TARGET, DOCUMENTS, method="linear", out=out, as_ids=True,
-                        options=QUICK)  # fmt: skip
+    outcome = hf.extend(
+        folder, TARGET, DOCUMENTS, method="linear", out=out, as_ids=True, options=QUICK
+    )
     assert outcome.proof is not None
     assert outcome.proof.inv_freq_error < 1e-6
     assert "rope_scaling" not in json.loads((out / "config.json").read_text())
@@ -285,21 +363,40 @@ def test_a_share_that_attention_reads_too_is_written_as_lists(tmp_path):
     """GPT-NeoX Japanese would rotate fewer channels, and fail, with partial_rotary_factor."""
     options = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
     folder, out = save("gpt_neox_japanese", tmp_path / "neox", **options), tmp_path / "out"
-    outcome = hf.extend(folder, TARGET, DOCUMENTS, method="proportional", out=out, as_ids=True,
-                        options=QUICK)  # fmt: skip
+    outcome = hf.extend(
+        folder, TARGET, DOCUMENTS, method="proportional", out=out, as_ids=True, options=QUICK
+    )
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
 
 
-VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16,
-          "out_hidden_size": 32, "patch_size": 4}  # fmt: skip
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+}
 QWEN = COMMON | {
-    "head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 2,
-    "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
-                        "mrope_section": [2, 1, 1], "mrope_interleaved": True},
-}  # fmt: skip
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 
 
 def with_images(family, folder, **text):
@@ -323,9 +420,14 @@ def test_the_text_of_a_model_with_images_is_extended_and_the_images_stay(family,
         pytest.skip("this transformers writes its default over the share of channels that rotate")
     raw = json.loads((tmp_path / "before" / "config.json").read_text())
     outcome = hf.extend(
-        tmp_path / "before", TARGET, DOCUMENTS, as_ids=True, method="yarn", out=tmp_path / "after",
+        tmp_path / "before",
+        TARGET,
+        DOCUMENTS,
+        as_ids=True,
+        method="yarn",
+        out=tmp_path / "after",
         options=QUICK,
-    )  # fmt: skip
+    )
     assert outcome.proof is not None
     new = json.loads((tmp_path / "after" / "config.json").read_text())
     assert {k: v for k, v in new.items() if k != "text_config"} == {
@@ -360,8 +462,14 @@ def test_rotary_keys_of_a_nested_text_are_checked_too(tmp_path):
 @pytest.mark.parametrize("family", ["gemma3", "gemma4"])
 def test_a_model_that_is_built_with_its_images_is_inspected_and_not_extended(family, tmp_path):
     text = COMMON | {"head_dim": 8, "sliding_window": 16, "num_hidden_layers": 6}
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-             "intermediate_size": 16, "image_size": 8, "patch_size": 4}  # fmt: skip
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "image_size": 8,
+        "patch_size": 4,
+    }
     skip_if_absent(family)
     config = transformers.AutoConfig.for_model(family, text_config=text, vision_config=sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

@@ -25,8 +25,16 @@ def models(tmp_path_factory) -> Path:
     save("llama", folder / "words", vocab_size=300)
     save("falcon", folder / "falcon", alibi=True)
     save("mistral", folder / "mistral", sliding_window=16)
-    save("xglm", folder / "xglm", vocab_size=257, d_model=32, num_layers=1, attention_heads=2,
-         ffn_dim=32, max_position_embeddings=LENGTH)  # fmt: skip
+    save(
+        "xglm",
+        folder / "xglm",
+        vocab_size=257,
+        d_model=32,
+        num_layers=1,
+        attention_heads=2,
+        ffn_dim=32,
+        max_position_embeddings=LENGTH,
+    )
     return folder
 
 
@@ -61,35 +69,54 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "model.safetensors: damaged safetensors file": ("llama", cut_weights),
     "9 weights that config.json needs are missing": ("llama", config(num_hidden_layers=3)),
     "lm_head.weight is stored as (257, 32), and config.json needs (257, 16).": (
-        "llama", config(hidden_size=16),
+        "llama",
+        config(hidden_size=16),
     ),
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
     "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),
     "all its layers have a window of 16 tokens": ("mistral", lambda folder: None),
-    "mscale_all_dim with rope_type linear": ("llama", config(rope_parameters={
-        "rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": 1.0})),
+    "mscale_all_dim with rope_type linear": (
+        "llama",
+        config(
+            rope_parameters={
+                "rope_type": "linear",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "mscale_all_dim": 1.0,
+            }
+        ),
+    ),
     "T5's bias saturates": ("llama", config(model_type="t5")),
     "BLOOM needs no extension": ("llama", config(model_type="bloom")),
     "which is never run": (
-        "llama", config(model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"}),
+        "llama",
+        config(model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"}),
     ),
     "unknown rotary keys fctr": (
-        "llama", config(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "fctr": 2}),
+        "llama",
+        config(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "fctr": 2}),
     ),
     "write attention_factor with the product": (
-        "llama", yarn(attn_factor=1.0, attention_factor=1.1, **LENGTHS),
+        "llama",
+        yarn(attn_factor=1.0, attention_factor=1.1, **LENGTHS),
     ),
     "without original_max_position_embeddings": ("llama", yarn()),
     "rope_parameters without rope_theta": (
-        "llama", config(rope_parameters={"rope_type": "linear", "factor": 2.0}),
+        "llama",
+        config(rope_parameters={"rope_type": "linear", "factor": 2.0}),
     ),
-    "rope_theta is 500000.0 outside and 10000.0 inside": ("llama", config(
-        rope_theta=500000.0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "rope_theta is 500000.0 outside and 10000.0 inside": (
+        "llama",
+        config(
+            rope_theta=500000.0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}
+        ),
+    ),
     "has rope_parameters and another rope_scaling": (
-        "llama", config(rope_scaling={"type": "linear", "factor": 2.0}),
+        "llama",
+        config(rope_scaling={"type": "linear", "factor": 2.0}),
     ),
     "no tokenizer. Put tokenizer.json": ("words", lambda folder: None),
-}  # fmt: skip
+}
 
 OPTIONS: dict[str, list[str]] = {
     f"not beyond the training length of {LENGTH}": ["--to", str(LENGTH)],
@@ -133,8 +160,11 @@ def refused(folder: Path, work: Path, call, *options: str) -> str:
 @pytest.fixture
 def texts(tmp_path) -> dict[str, str]:
     contents = {
-        "long": "the fox and the dog " * 200, "short": "a b", "empty": "\n", "ids": "1 257 " * 400,
-    }  # fmt: skip
+        "long": "the fox and the dog " * 200,
+        "short": "a b",
+        "empty": "\n",
+        "ids": "1 257 " * 400,
+    }
     for name, content in contents.items():
         (tmp_path / f"{name}.txt").write_text(content)
     (tmp_path / "binary.txt").write_bytes(b"the \xff fox " * 100)

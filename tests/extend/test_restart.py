@@ -40,9 +40,15 @@ class Tuning:
         self.folder, self.state, self.steps = folder, state, 0
 
     def run(
-        self, stop: int | None = None, *, text: Windows | None = None, config: TuneConfig = CONFIG,
-        method: str = "ntk", target: int = TARGET, **options,
-    ) -> tuple[list[float], dict[str, torch.Tensor]]:  # fmt: skip
+        self,
+        stop: int | None = None,
+        *,
+        text: Windows | None = None,
+        config: TuneConfig = CONFIG,
+        method: str = "ntk",
+        target: int = TARGET,
+        **options,
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
         checkpoint = load_checkpoint(self.folder)
         model = checkpoint.model
         self.steps = 0
@@ -281,8 +287,10 @@ def test_what_was_kept_is_gone_once_the_export_stands(tmp_path, call):
     model = save("llama", tmp_path / "llama")
     for folder in (out, state):
         folder.mkdir()
-    for there, told, left in (("other.txt", "exists already; give", True),
-                              ("SERVE.md", "it is written and proved", False)):  # fmt: skip
+    for there, told, left in (
+        ("other.txt", "exists already; give", True),
+        ("SERVE.md", "it is written and proved", False),
+    ):
         (out / there).write_text("")
         code, _, err = call("extend", model, "--to", TARGET, "--out", out)
         assert code == 2 and told in err.replace("\n", " ")

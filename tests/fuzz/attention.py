@@ -137,11 +137,16 @@ class Case:
 
 
 REGIONS = (
-    "no run at offsets up to 2^53", "clock nanoseconds", "batch rows at different offsets",
-    "more than 512 keys, gradients of what is learned", "trees of masks over packed rows",
-    "masks with ~", "a fused step between calls", "second derivatives",
+    "no run at offsets up to 2^53",
+    "clock nanoseconds",
+    "batch rows at different offsets",
+    "more than 512 keys, gradients of what is learned",
+    "trees of masks over packed rows",
+    "masks with ~",
+    "a fused step between calls",
+    "second derivatives",
     *(f"fewer queries, {leaf}" for leaf in formulas.LEAVES if leaf != "permutation"),
-)  # fmt: skip
+)
 """Regions of which a large run must have LEAST cases that agree. With fewer queries than keys a
 permutation is refused."""
 
@@ -170,14 +175,28 @@ def draw(seed: int) -> Case:
     learned = dice.choice(LEARNED_BY_DISTANCE)
     name = learned if long or dice.random() < 0.1 else dice.choice(NAMES)
     drawn = Case(
-        seed=seed, name=name, dtype=dice.choice(DTYPES), layout=layout, mask=tree,
-        impl=dice.choice(IMPLS), batch=1 if long else dice.choice((1, 2, 3)),
-        heads=kv_heads * dice.choice((1, 2)), kv_heads=kv_heads, q_len=q_len, kv_len=kv_len,
-        strided=dice.random() < 0.3, needs=needs, prepared=dice.random() < 0.4,
-        stepped=False, autocast=dice.random() < 0.2, small=dice.random() < 0.5 and not long,
-        spoiled=dice.random() < 0.3, lse=dice.random() < 0.3, sinks=dice.random() < 0.2,
+        seed=seed,
+        name=name,
+        dtype=dice.choice(DTYPES),
+        layout=layout,
+        mask=tree,
+        impl=dice.choice(IMPLS),
+        batch=1 if long else dice.choice((1, 2, 3)),
+        heads=kv_heads * dice.choice((1, 2)),
+        kv_heads=kv_heads,
+        q_len=q_len,
+        kv_len=kv_len,
+        strided=dice.random() < 0.3,
+        needs=needs,
+        prepared=dice.random() < 0.4,
+        stepped=False,
+        autocast=dice.random() < 0.2,
+        small=dice.random() < 0.5 and not long,
+        spoiled=dice.random() < 0.3,
+        lse=dice.random() < 0.3,
+        sinks=dice.random() < 0.2,
         twice=twice,
-    )  # fmt: skip
+    )
     if drawn.long:
         drawn = replace(drawn, dtype=torch.float32, autocast=False, impl="auto")
         drawn = replace(drawn, batch=2 if "rows" in drawn.layout else 1)
@@ -289,18 +308,25 @@ def outcome(case: Case) -> str | None:
     x = torch.randn(case.batch, longer, 32, dtype=torch.float64)
     known = q_positions if case.q_len == longer else kv_positions
     known = torch.arange(known.start, known.stop) if isinstance(known, range) else known
-    inputs = [_values(case, heads, n) for heads, n in (
-        (case.heads, case.q_len), (case.kv_heads, case.kv_len), (case.kv_heads, case.kv_len)
-    )]  # fmt: skip
+    inputs = [
+        _values(case, heads, n)
+        for heads, n in (
+            (case.heads, case.q_len),
+            (case.kv_heads, case.kv_len),
+            (case.kv_heads, case.kv_len),
+        )
+    ]
     own = posenc.create(case.name, shape).for_layer(0).to(case.dtype)
     own.load_state_dict(encoding.state_dict())
     for kind in (encoding, own):
         kind.requires_grad_(case.gradients)
     state = encoding.state(x, known)
     state = None if state is None else state.detach()
-    states = [None, None] if state is None else [
-        state[:, :, longer - case.q_len :], state[:, :, longer - case.kv_len :]
-    ]  # fmt: skip
+    states = (
+        [None, None]
+        if state is None
+        else [state[:, :, longer - case.q_len :], state[:, :, longer - case.kv_len :]]
+    )
     sinks = torch.randn(case.heads).to(case.dtype) if case.sinks else None
     only_distances = encoding.claims.shift_invariant and not case.gradients
     by_formula = case.name in formulas.KNOWN
@@ -324,27 +350,41 @@ def outcome(case: Case) -> str | None:
             )  # type: ignore[arg-type]
         where = [moved(p, world, axes, only_distances) for p in (q_positions, kv_positions)]
         return posenc.attention(
-            *tensors, encoding, q_positions=where[0], kv_positions=where[1],
-            q_state=states[0], kv_state=states[1], impl="reference", return_lse=True,
+            *tensors,
+            encoding,
+            q_positions=where[0],
+            kv_positions=where[1],
+            q_state=states[0],
+            kv_state=states[1],
+            impl="reference",
+            return_lse=True,
             mask=masks.Mask(lambda s: shown_to()[s.batch, s.q_idx, s.kv_idx]),
             sinks=None if sinks is None else sinks.double(),
-        )  # type: ignore[return-value]  # fmt: skip
+        )  # type: ignore[return-value]
 
     def by_posenc(
-        kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str, ahead: int = 0,
+        kind: posenc.PositionEncoding,
+        tensors: list[Tensor],
+        impl: str,
+        ahead: int = 0,
         tree: Tree | None = case.mask,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         if isinstance(q_positions, range):
             where = range(q_positions.start + ahead, q_positions.stop + ahead)
         else:
             where = q_positions + ahead
         found = posenc.attention(
-            *tensors, kind, q_positions=where, kv_positions=kv_positions,
-            q_state=states[0], kv_state=states[1], impl=impl,
+            *tensors,
+            kind,
+            q_positions=where,
+            kv_positions=kv_positions,
+            q_state=states[0],
+            kv_state=states[1],
+            impl=impl,
             return_lse=case.lse or impl == "reference",
             mask=None if tree is None else formulas.mask(tree, world),
             sinks=None if sinks is None else sinks.to(tensors[0].dtype),
-        )  # fmt: skip
+        )
         return found if isinstance(found, tuple) else (found, None)  # type: ignore[return-value]
 
     def run(compute: Any, kind: posenc.PositionEncoding, tensors: list[Tensor]) -> list[Tensor]:

@@ -188,9 +188,13 @@ def sandwich(encoding: Any, distance: Tensor, heads: int) -> Tensor:
 
 
 BIASES = {
-    "alibi": alibi, "alibi:learned=true": alibi, "t5": t5, "kerple": kerple,
-    "kerple:form=power": kerple_power, "sandwich": sandwich,
-}  # fmt: skip
+    "alibi": alibi,
+    "alibi:learned=true": alibi,
+    "t5": t5,
+    "kerple": kerple,
+    "kerple:form=power": kerple_power,
+    "sandwich": sandwich,
+}
 
 
 TURN = Decimal("6.283185307179586476925286766559005768394338798750211641949889")
@@ -237,9 +241,16 @@ KNOWN = ("nope", "rope", "rope_interleaved", "fox", *BIASES)
 
 
 def attend(
-    name: str, encoding: Any, q: Tensor, k: Tensor, v: Tensor, distance: Tensor, shown: Tensor,
-    states: tuple[Tensor | None, Tensor | None], sinks: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    name: str,
+    encoding: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    distance: Tensor,
+    shown: Tensor,
+    states: tuple[Tensor | None, Tensor | None],
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of an attention with an encoding of KNOWN, in float64.
 
     distance (batch, q_len, kv_len), whole or real; shown: the same, True where a query sees a key.

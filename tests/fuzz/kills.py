@@ -96,13 +96,19 @@ class _Study:
         mark = uuid.uuid4().hex
         paths = [str(self.folder.parent / "site"), str(Path(__file__).parent.parent.parent)]
         environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(paths), "KILL": kill, "KILL_MARK": mark,
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "KILL": kill,
+            "KILL_MARK": mark,
+        }
         with (self.folder / "said.txt").open("ab") as said:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "posenc", *COMMAND], cwd=self.folder, stdout=said,
-                stderr=said, env=environment,
-            )  # fmt: skip
+                [sys.executable, "-P", "-m", "posenc", *COMMAND],
+                cwd=self.folder,
+                stdout=said,
+                stderr=said,
+                env=environment,
+            )
         return process, mark
 
     def kill(self, kind: str, rng: random.Random, seconds: float) -> bool:

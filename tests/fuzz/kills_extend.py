@@ -121,8 +121,10 @@ def start(model: Path, out: Path, work: Path, **plan: Any) -> Run:
     log.write_text(json.dumps(["began", None, time.monotonic()]) + "\n")
     running = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.kills_extend", "--child", asked],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while running.poll() is None:
         if "line" in plan and log.read_bytes().count(b"\n") > plan["line"]:
             time.sleep(plan["more"])
@@ -241,11 +243,29 @@ def child(asked: dict[str, Any]) -> None:
     os.fsync, os.replace = fsync, replace
     atexit.register(tell, "end", None)
     posenc(
-        ["extend", asked["model"], "--to", str(TARGET), "--method", "search",
-         "--search-evaluations", str(TRIES), "--tune", str(STEPS), "--batch", "1",
-         "--windows", "2", "--lr", "1e-3",
-         "--text", str(Path(asked["log"]).with_name("text.txt")), "--out", asked["out"]]
-    )  # fmt: skip
+        [
+            "extend",
+            asked["model"],
+            "--to",
+            str(TARGET),
+            "--method",
+            "search",
+            "--search-evaluations",
+            str(TRIES),
+            "--tune",
+            str(STEPS),
+            "--batch",
+            "1",
+            "--windows",
+            "2",
+            "--lr",
+            "1e-3",
+            "--text",
+            str(Path(asked["log"]).with_name("text.txt")),
+            "--out",
+            asked["out"],
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -19,11 +19,18 @@ from safetensors.torch import save_file
 
 STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.ioctl")
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
-    "intermediate_size": 32, "vocab_size": 64, "max_position_embeddings": 32,
-    "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0},
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "yarn", "factor": 4.0},
+}
 
 
 def build(model: Path) -> None:

@@ -65,9 +65,11 @@ class Sweep:
         with (self.folder / "said.txt").open("ab") as said:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "posenc", *COMMAND, *sizes, *more],
-                cwd=self.folder, stdout=said, stderr=said,
+                cwd=self.folder,
+                stdout=said,
+                stderr=said,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+            )
 
     def kill(self, kind: str, rng: random.Random) -> bool:
         """Kill a process of this kind; False where none runs now."""

@@ -74,7 +74,7 @@ def test_products_of_absolute_positions_are_found(monkeypatch):
     monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
     cases = drawn(
         6, lambda c: by_key_rows(c) and c.name == "alibi" and not c.gradients and c.q_len > 8
-    )  # fmt: skip
+    )
     assert wrongs(cases)
 
 

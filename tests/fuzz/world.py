@@ -10,27 +10,114 @@ from tests.texts import prose
 
 NAMES = ("rope", "alibi", "t5", "nope", "learned", "ropee", "ROPE")
 PATHS = (
-    "text.txt", "short.txt", "empty.txt", "名 <b>.txt", "pipe", "folder", "bare", "broken", "loop",
-    "huge", "one.bin", "study", "study-cut", "study-nan", "study-new", "study-list", "model",
-    "model-list", "model-bytes", "model-nan", "model-null", "model-index", "-x", "notes [1].txt",
-    "/dev/zero", "/dev/urandom", "/dev/null", "/dev/stdin", "/dev/full", "/proc/self/mem", ".",
-    "..", "missing", "missing/below", "text.txt/below", "*.txt", "**/[", "a" * 5000,
-    "caf\udce9.txt", "new", "new/below",
-)  # fmt: skip
+    "text.txt",
+    "short.txt",
+    "empty.txt",
+    "名 <b>.txt",
+    "pipe",
+    "folder",
+    "bare",
+    "broken",
+    "loop",
+    "huge",
+    "one.bin",
+    "study",
+    "study-cut",
+    "study-nan",
+    "study-new",
+    "study-list",
+    "model",
+    "model-list",
+    "model-bytes",
+    "model-nan",
+    "model-null",
+    "model-index",
+    "-x",
+    "notes [1].txt",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/null",
+    "/dev/stdin",
+    "/dev/full",
+    "/proc/self/mem",
+    ".",
+    "..",
+    "missing",
+    "missing/below",
+    "text.txt/below",
+    "*.txt",
+    "**/[",
+    "a" * 5000,
+    "caf\udce9.txt",
+    "new",
+    "new/below",
+)
 CLASSES = ("torch.nn:Linear", "json:loads", "nosuch:Class", ":", "a:", ":b", "torch.nn:", "a:b:c")
 WORDS = (
-    "", " ", "-", "--", "-1", "0", "1", "2", "3", "8", "16", "1e3", "0x10", "nan", "inf", "-inf",
-    "1e-400", "1e400", "0.5", "٣", "²", "1_000", "1" * 5000, "9" * 40, "1000000000000", "auto",
-    "cpu", "cuda", "float32", "bfloat16", "64,128", "8,16", "8,,16", "1,0", "*", "[bold]x[/bold]",
-    "{}", "%s", "$HOME", "\n", "\x1b[31m", "\udce9", "💥", "战争", "None", "true", "name=1", "=",
-    "--help", "--version", "a\nb",
-)  # fmt: skip
+    "",
+    " ",
+    "-",
+    "--",
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "8",
+    "16",
+    "1e3",
+    "0x10",
+    "nan",
+    "inf",
+    "-inf",
+    "1e-400",
+    "1e400",
+    "0.5",
+    "٣",
+    "²",
+    "1_000",
+    "1" * 5000,
+    "9" * 40,
+    "1000000000000",
+    "auto",
+    "cpu",
+    "cuda",
+    "float32",
+    "bfloat16",
+    "64,128",
+    "8,16",
+    "8,,16",
+    "1,0",
+    "*",
+    "[bold]x[/bold]",
+    "{}",
+    "%s",
+    "$HOME",
+    "\n",
+    "\x1b[31m",
+    "\udce9",
+    "💥",
+    "战争",
+    "None",
+    "true",
+    "name=1",
+    "=",
+    "--help",
+    "--version",
+    "a\nb",
+)
 
 _CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
-    "intermediate_size": 32, "vocab_size": 64, "max_position_embeddings": 32,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
 _YARN = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
 
 
@@ -53,19 +140,24 @@ def build(root: Path) -> None:
     (root / "broken").symlink_to("nowhere")
     (root / "loop").symlink_to("loop")
     studies = {
-        "study-cut": '{"format": "posenc stu', "study-nan": '{"format": NaN}',
-        "study-new": '{"format": "posenc study 99"}', "study-list": "[" * 5000, "study": "{}",
-    }  # fmt: skip
+        "study-cut": '{"format": "posenc stu',
+        "study-nan": '{"format": NaN}',
+        "study-new": '{"format": "posenc study 99"}',
+        "study-list": "[" * 5000,
+        "study": "{}",
+    }
     for name, content in studies.items():
         (root / name).mkdir()
         (root / name / "study.json").write_text(content, encoding="utf-8")
     models = {
-        "model": json.dumps(_CONFIG).encode(), "model-list": b"[1, 2]", "model-bytes": b"\xff\x00",
+        "model": json.dumps(_CONFIG).encode(),
+        "model-list": b"[1, 2]",
+        "model-bytes": b"\xff\x00",
         "model-nan": json.dumps(_CONFIG | {"rope_theta": float("nan")}).encode(),
         "model-null": json.dumps(dict.fromkeys(_CONFIG)).encode(),
         "model-index": json.dumps(_CONFIG).encode(),
         "model-yarn": json.dumps(_CONFIG | _YARN).encode(),
-    }  # fmt: skip
+    }
     for name, content in models.items():
         (root / name).mkdir()
         (root / name / "config.json").write_bytes(content)

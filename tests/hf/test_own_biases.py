@@ -22,10 +22,16 @@ def own_biases(model):
 def t5(request):
     torch.manual_seed(0)
     config = getattr(transformers, f"{request.param}Config")(
-        vocab_size=90, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-        relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        vocab_size=90,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=20,
         decoder_start_token_id=0,
-    )  # fmt: skip
+    )
     model = getattr(transformers, f"{request.param}ForConditionalGeneration")(config).eval()
     skip_outside_the_interface(request.param.lower(), model)
     with torch.no_grad():

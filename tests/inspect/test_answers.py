@@ -34,13 +34,27 @@ def decay(same: list[float | None], mean: Sequence[float] | None = None) -> Deca
 
 def sheet(**changes) -> SpecSheet:
     plain = {
-        "name": "nope", "shape": SHAPE, "places": [3], "parameters": 0, "per_layer": False,
-        "max_positions": None, "norm_ratio": None, "direction": "directed", "precision": None,
-        "resolution": {"float32": Resolution(10**5, 10**5)}, "num_pairs": 0,
-        "axis_length": SHAPE.train_length, "scaling": None,
-        "unfinished_pairs": [], "wavelengths": [], "decay": decay([1.0] * 5),
-        "differences": HOLDS, "compiles": "yes", "exports": "yes", "cost": (0.9, 1.0, 1.1),
-    }  # fmt: skip
+        "name": "nope",
+        "shape": SHAPE,
+        "places": [3],
+        "parameters": 0,
+        "per_layer": False,
+        "max_positions": None,
+        "norm_ratio": None,
+        "direction": "directed",
+        "precision": None,
+        "resolution": {"float32": Resolution(10**5, 10**5)},
+        "num_pairs": 0,
+        "axis_length": SHAPE.train_length,
+        "scaling": None,
+        "unfinished_pairs": [],
+        "wavelengths": [],
+        "decay": decay([1.0] * 5),
+        "differences": HOLDS,
+        "compiles": "yes",
+        "exports": "yes",
+        "cost": (0.9, 1.0, 1.1),
+    }
     return SpecSheet(**{**plain, **changes})
 
 

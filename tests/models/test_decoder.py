@@ -99,9 +99,17 @@ def test_initial_weights_follow_the_seed_alone():
 @pytest.mark.parametrize("activation", ["swiglu", "gelu", "relu"])
 def test_every_choice_trains_and_starts_near_uniform(tie, norm_position, norm, activation):
     config = DecoderConfig(
-        61, 32, 2, 4, tie_embeddings=tie, norm=norm, norm_position=norm_position,
-        activation=activation, attention_bias=True, dropout=0.1,
-    )  # fmt: skip
+        61,
+        32,
+        2,
+        4,
+        tie_embeddings=tie,
+        norm=norm,
+        norm_position=norm_position,
+        activation=activation,
+        attention_bias=True,
+        dropout=0.1,
+    )
     model = decoder("rope", config).train()
     ids = tokens(8, 32)
     logits = model(ids)
@@ -157,10 +165,12 @@ def test_what_replaces_a_layer_decides_the_output(name, way):
     else:
         torch.nn.utils.parametrize.register_parametrization(layer, "weight", Nothing())
     emptied = decoder("rope", DecoderConfig(61, 32, 1, 4))
-    emptied.load_state_dict({
-        key: torch.zeros_like(value) if f"{name}." in key else value
-        for key, value in emptied.state_dict().items()
-    })  # fmt: skip
+    emptied.load_state_dict(
+        {
+            key: torch.zeros_like(value) if f"{name}." in key else value
+            for key, value in emptied.state_dict().items()
+        }
+    )
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model(ids), emptied(ids))
 

@@ -41,6 +41,8 @@ def test_beams_share_a_source_with_positions_of_its_own():
     for row in range(2):
         alone = posenc.generate(
             model.given(source[row : row + 1], positions[row : row + 1]),
-            torch.ones(1, 1, dtype=torch.int64), 4, num_beams=2,
-        )  # fmt: skip
+            torch.ones(1, 1, dtype=torch.int64),
+            4,
+            num_beams=2,
+        )
         assert torch.equal(together[row : row + 1], alone)

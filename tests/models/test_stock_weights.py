@@ -38,12 +38,16 @@ def of_torch(layer: nn.Module, cross: bool) -> dict[str, Tensor]:
     norms = (
         ("attention_norm", "cross_norm", "ffn_norm") if cross else ("attention_norm", "ffn_norm")
     )
-    return found | renamed(state, {
-        "self_attn.out_proj": "attention.o_proj",
-        "multihead_attn.out_proj": "cross_attention.o_proj",
-        "linear1": "ffn.up_proj", "linear2": "ffn.down_proj",
-        **{f"norm{i + 1}": name for i, name in enumerate(norms)},
-    })  # fmt: skip
+    return found | renamed(
+        state,
+        {
+            "self_attn.out_proj": "attention.o_proj",
+            "multihead_attn.out_proj": "cross_attention.o_proj",
+            "linear1": "ffn.up_proj",
+            "linear2": "ffn.down_proj",
+            **{f"norm{i + 1}": name for i, name in enumerate(norms)},
+        },
+    )
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # torch's own choice
@@ -56,10 +60,19 @@ def test_torchs_transformer(norm_first):
     for parameter in theirs.parameters():  # biases and norms that are felt
         parameter.data = 0.3 * torch.randn_like(parameter)
     config = posenc.DecoderConfig(
-        WORDS, WIDTH, LAYERS, HEADS, ffn_dim=64, norm="layer", norm_eps=1e-5, activation="relu",
-        norm_position="pre" if norm_first else "post", final_norm=True, attention_bias=True,
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        ffn_dim=64,
+        norm="layer",
+        norm_eps=1e-5,
+        activation="relu",
+        norm_position="pre" if norm_first else "post",
+        final_norm=True,
+        attention_bias=True,
         ffn_bias=True,
-    )  # fmt: skip
+    )
     mine = posenc.EncoderDecoder(config, posenc.Sinusoidal(WIDTH), posenc.Sinusoidal(WIDTH))
     for stack, other in ((mine.encoder, theirs.encoder), (mine.decoder, theirs.decoder)):
         for layer, its in zip(stack.layers, other.layers, strict=True):
@@ -81,16 +94,31 @@ def transformers() -> Any:
 def gpt2(transformers) -> tuple[Any, posenc.Decoder]:
     """transformers' model and the same as a Decoder."""
     torch.manual_seed(0)
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=16, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
-        bos_token_id=0, eos_token_id=1,
-    )).eval()  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=WORDS,
+            n_positions=16,
+            n_embd=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            bos_token_id=0,
+            eos_token_id=1,
+        )
+    ).eval()
     for parameter in theirs.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter)
     config = posenc.DecoderConfig(
-        WORDS, WIDTH, LAYERS, HEADS, norm="layer", norm_eps=1e-5, activation="gelu_tanh",
-        tie_embeddings=True, attention_bias=True, ffn_bias=True,
-    )  # fmt: skip
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        norm="layer",
+        norm_eps=1e-5,
+        activation="gelu_tanh",
+        tie_embeddings=True,
+        attention_bias=True,
+        ffn_bias=True,
+    )
     mine, state = posenc.Decoder(config, posenc.Learned(16, WIDTH)), {}
     for name, tensor in theirs.transformer.state_dict().items():
         state[name] = tensor.T if "c_" in name and tensor.ndim == 2 else tensor  # Conv1D
@@ -100,12 +128,15 @@ def gpt2(transformers) -> tuple[Any, posenc.Decoder]:
     names = {"wte": "tokens", "wpe": "encoding", "ln_f": "norm", "layers": "layers"}
     for i in range(LAYERS):
         names |= {
-            f"h.{i}.{theirs_}": f"layers.{i}.{mine_}" for theirs_, mine_ in (
-                ("ln_1", "attention_norm"), ("attn.c_proj", "attention.o_proj"),
+            f"h.{i}.{theirs_}": f"layers.{i}.{mine_}"
+            for theirs_, mine_ in (
+                ("ln_1", "attention_norm"),
+                ("attn.c_proj", "attention.o_proj"),
                 ("ln_2", "ffn_norm"),
-                ("mlp.c_fc", "ffn.up_proj"), ("mlp.c_proj", "ffn.down_proj"),
+                ("mlp.c_fc", "ffn.up_proj"),
+                ("mlp.c_proj", "ffn.down_proj"),
             )
-        }  # fmt: skip
+        }
     mine.load_state_dict(renamed(state, names))
     return theirs, mine
 
@@ -125,9 +156,12 @@ def test_beams_end_as_in_transformers(gpt2, num_beams, length_penalty):
     prompts = torch.randint(WORDS, (24, 3))
     for stop in mine(prompts).mean((0, 1)).topk(3).indices.tolist():
         want = theirs.generate(
-            prompts, attention_mask=torch.ones_like(prompts), eos_token_id=stop, pad_token_id=stop,
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            eos_token_id=stop,
+            pad_token_id=stop,
             **options,
-        )  # fmt: skip
+        )
         got = posenc.generate(mine, prompts, stop_token=stop, **options)
         assert torch.equal(got[:, : want.shape[1]], want)
         assert (got[:, want.shape[1] :] == stop).all()
@@ -135,29 +169,56 @@ def test_beams_end_as_in_transformers(gpt2, num_beams, length_penalty):
 
 def test_bert(transformers):
     torch.manual_seed(0)
-    theirs = transformers.BertModel(transformers.BertConfig(
-        vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=64, max_position_embeddings=16,
-    )).eval()  # fmt: skip
+    theirs = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=WORDS,
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            intermediate_size=64,
+            max_position_embeddings=16,
+        )
+    ).eval()
     for parameter in theirs.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter)
     config = posenc.DecoderConfig(
-        WORDS, WIDTH, LAYERS, HEADS, ffn_dim=64, norm="layer", norm_position="post",
-        norm_eps=1e-12, activation="gelu", attention_bias=True, ffn_bias=True,
-    )  # fmt: skip
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        ffn_dim=64,
+        norm="layer",
+        norm_position="post",
+        norm_eps=1e-12,
+        activation="gelu",
+        attention_bias=True,
+        ffn_bias=True,
+    )
     embedding = posenc.BertEmbedding(WORDS, WIDTH, posenc.Learned(16, WIDTH), dropout=0.0)
-    embedding.load_state_dict(renamed(theirs.embeddings.state_dict(), {
-        "word": "words", "word_embeddings": "words", "token_type_embeddings": "segments",
-        "position_embeddings": "encoding", "LayerNorm": "norm",
-    }))  # fmt: skip
+    embedding.load_state_dict(
+        renamed(
+            theirs.embeddings.state_dict(),
+            {
+                "word": "words",
+                "word_embeddings": "words",
+                "token_type_embeddings": "segments",
+                "position_embeddings": "encoding",
+                "LayerNorm": "norm",
+            },
+        )
+    )
     mine = posenc.Encoder(config, "alibi")
     mine.encoding = posenc.PositionEncoding()  # positions are in the embeddings
     names = {
-        "attention.self.query": "attention.q_proj", "attention.self.key": "attention.k_proj",
-        "attention.self.value": "attention.v_proj", "attention.output.dense": "attention.o_proj",
-        "attention.output.LayerNorm": "attention_norm", "intermediate.dense": "ffn.up_proj",
-        "output.dense": "ffn.down_proj", "output.LayerNorm": "ffn_norm",
-    }  # fmt: skip
+        "attention.self.query": "attention.q_proj",
+        "attention.self.key": "attention.k_proj",
+        "attention.self.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+        "attention.output.LayerNorm": "attention_norm",
+        "intermediate.dense": "ffn.up_proj",
+        "output.dense": "ffn.down_proj",
+        "output.LayerNorm": "ffn_norm",
+    }
     for layer, its in zip(mine.layers, theirs.encoder.layer, strict=True):
         layer.load_state_dict(renamed(its.state_dict(), names))
     tokens, segments = torch.randint(1, WORDS, (2, 12)), torch.randint(2, (2, 12))

@@ -203,8 +203,13 @@ def test_what_would_be_ignored_is_refused():
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_encoder_layers_give_torchs_answers(activation, batch_first, norm_first):
-    options = {"dim_feedforward": 40, "norm_first": norm_first, "batch_first": batch_first,
-               "activation": activation, "dropout": 0.0}  # fmt: skip
+    options = {
+        "dim_feedforward": 40,
+        "norm_first": norm_first,
+        "batch_first": batch_first,
+        "activation": activation,
+        "dropout": 0.0,
+    }
     torch.manual_seed(0)
     stock = nn.TransformerEncoderLayer(WIDTH, HEADS, **options)
     mine = TransformerEncoderLayer(WIDTH, HEADS, **options)

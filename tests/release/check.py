@@ -27,14 +27,25 @@ ADDRESS = os.environ.get("POSENC_REPOSITORY") or "https://github.com/owner/posen
 """Where the sources are published. The default is made up, only to see where it gets to."""
 PAGE = "posenc/doctor/explore.html"
 WANTED = (
-    "posenc/__init__.py", "posenc/__init__.pyi", "posenc/py.typed", "posenc/list.json", PAGE,
-    "posenc/dialects/families.json", "posenc/dialects/vectors/yarn.json",
-    "posenc/doctor/pages/PD001.md", "posenc/report/page/page.css",
-)  # fmt: skip
+    "posenc/__init__.py",
+    "posenc/__init__.pyi",
+    "posenc/py.typed",
+    "posenc/list.json",
+    PAGE,
+    "posenc/dialects/families.json",
+    "posenc/dialects/vectors/yarn.json",
+    "posenc/doctor/pages/PD001.md",
+    "posenc/report/page/page.css",
+)
 BOARD = (
-    "code.jsonl", "code_rates.jsonl", "novel.jsonl", "novel_rates.jsonl", "ruler.jsonl",
-    "tasks.jsonl", "board.json",
-)  # fmt: skip
+    "code.jsonl",
+    "code_rates.jsonl",
+    "novel.jsonl",
+    "novel_rates.jsonl",
+    "ruler.jsonl",
+    "tasks.jsonl",
+    "board.json",
+)
 STRANGE = re.compile(r"(^|/)(tests?|__pycache__|\.[^/]+|runs|node_modules)/|\.(pyc|egg-info|whl)$")
 LARGEST = 3_000_000
 TEXT_FIELDS = "Summary License-Expression Requires-Python Keywords Author".split()
@@ -58,8 +69,11 @@ def wrong_metadata(metadata: Message, address: str, version: str) -> list[str]:
         found.append(f"version {metadata.get('Version')}, posenc says {version}")
     urls = metadata.get_all("Project-URL") or []
     labels = {url.partition(",")[0] for url in urls}
-    found += [f"no {each} URL" for each in ("Repository", "Issues", "Changelog", "Documentation")
-              if each not in labels]  # fmt: skip
+    found += [
+        f"no {each} URL"
+        for each in ("Repository", "Issues", "Changelog", "Documentation")
+        if each not in labels
+    ]
     text = str(metadata.get_payload())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path = re.sub(rf"^{re.escape(address)}/(blob|raw)/v{re.escape(version)}/", "", target)
@@ -123,9 +137,14 @@ def run(command: list, code: int = 0, cwd: Path = ROOT, **variables: str) -> str
     print("$", *command, flush=True)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment | variables, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment | variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     if done.returncode != code:
         sys.exit(f"{done.stdout}\nexit code {done.returncode}, expected {code}")
     return done.stdout

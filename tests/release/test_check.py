@@ -58,10 +58,13 @@ def test_the_readmes_links_lead_to_the_tag(metadata):
     assert build.absolute(outside, ADDRESS, tag) == outside
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("](https://example.org/me/posenc/blob/v{}/LICENSE)", "](LICENSE)", "LICENSE is relative"),
-    ("/LICENSE)", "/LICENCE)", "LICENCE is no file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("](https://example.org/me/posenc/blob/v{}/LICENSE)", "](LICENSE)", "LICENSE is relative"),
+        ("/LICENSE)", "/LICENCE)", "LICENCE is no file"),
+    ],
+)
 def test_a_link_that_breaks_on_an_index_is_seen(metadata, old, new, said):
     text = metadata.get_payload()
     assert old.format(posenc.__version__) in text
@@ -81,9 +84,16 @@ def test_contents_are_checked_both_ways():
     assert check.wrong_contents(good, check.WANTED) == []
     assert check.wrong_contents(good[1:], check.WANTED) == [f"lacks {good[0]}"]
     for name in (
-        "tests/x.py", "posenc/__pycache__/a.pyc", "posenc/a.pyc", ".venv/x", "a/.git/config",
-        "node_modules/d3/x.js", "runs/x.html", "posenc.egg-info", "dist/a.whl",
-    ):  # fmt: skip
+        "tests/x.py",
+        "posenc/__pycache__/a.pyc",
+        "posenc/a.pyc",
+        ".venv/x",
+        "a/.git/config",
+        "node_modules/d3/x.js",
+        "runs/x.html",
+        "posenc.egg-info",
+        "dist/a.whl",
+    ):
         assert check.wrong_contents([*good, name], check.WANTED) == [f"contains {name}"], name
 
 

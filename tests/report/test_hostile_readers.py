@@ -252,13 +252,19 @@ def test_the_folder_of_a_trial_is_inside_of_its_run(field):
 
 TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 PLACES = {
-    "beyond": {"data_offsets": [0, 1 << 40]}, "negative": {"data_offsets": [-8, 8]},
-    "backward": {"data_offsets": [8, 0]}, "words": {"data_offsets": ["0", "8"]},
-    "fractions": {"data_offsets": [0.0, 8.0]}, "one": {"data_offsets": [0]},
-    "no list": {"data_offsets": 8}, "a shape in words": {"shape": ["2"]},
-    "a negative shape": {"shape": [-2]}, "a shape that is a number": {"shape": 2},
-    "no dtype": {"dtype": None}, "booleans": {"data_offsets": [False, True]},
-}  # fmt: skip
+    "beyond": {"data_offsets": [0, 1 << 40]},
+    "negative": {"data_offsets": [-8, 8]},
+    "backward": {"data_offsets": [8, 0]},
+    "words": {"data_offsets": ["0", "8"]},
+    "fractions": {"data_offsets": [0.0, 8.0]},
+    "one": {"data_offsets": [0]},
+    "no list": {"data_offsets": 8},
+    "a shape in words": {"shape": ["2"]},
+    "a negative shape": {"shape": [-2]},
+    "a shape that is a number": {"shape": 2},
+    "no dtype": {"dtype": None},
+    "booleans": {"data_offsets": [False, True]},
+}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -40,10 +40,23 @@ from posenc.text import find_text
 from tests.experiment import experiment
 
 TRIAL = TrialConfig(
-    encoding="nope", seed=0, corpus="0" * 16, train_length=8, test_lengths=(8,), steps=2, batch=1,
-    width=8, layers=1, heads=1, kv_heads=1, lr=0.1, device="cpu", precision="float32",
-    torch="2.13.0", recipe=1,
-)  # fmt: skip
+    encoding="nope",
+    seed=0,
+    corpus="0" * 16,
+    train_length=8,
+    test_lengths=(8,),
+    steps=2,
+    batch=1,
+    width=8,
+    layers=1,
+    heads=1,
+    kv_heads=1,
+    lr=0.1,
+    device="cpu",
+    precision="float32",
+    torch="2.13.0",
+    recipe=1,
+)
 FAILED = TrialResult(TRIAL, reason="planted", timing=Timing(1.0, 1.0, 1.0))
 
 
@@ -227,14 +240,16 @@ def tuned(folder):
 INNER = {
     "a trial": lambda folder: (folder / TRIAL.folder, lambda: process.make_home(folder, TRIAL)),
     "a failure": lambda folder: (
-        folder / TRIAL.folder, lambda: process.write_failure(folder / TRIAL.folder, FAILED),
+        folder / TRIAL.folder,
+        lambda: process.write_failure(folder / TRIAL.folder, FAILED),
     ),
     "a measurement": lambda folder: (
-        folder / TRIAL.folder, lambda: seconds_by_kind([TRIAL], folder, 1),
+        folder / TRIAL.folder,
+        lambda: seconds_by_kind([TRIAL], folder, 1),
     ),
     "a tuning": tuned,
     "a text": text_copy,
-}  # fmt: skip
+}
 """Folders inside of a folder of results or a state: the path, and what makes and fills it."""
 
 

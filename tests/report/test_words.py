@@ -97,11 +97,13 @@ def test_a_word_is_a_link_where_an_explanation_first_has_it():
     table = Table([Heading("loss", "bits per byte"), "tied"], [[cell, "more context"]])
     found = LINK.findall(html(table, "Tied: bits per byte, untied, tied-up.", "More context <b>."))
     compare = f"{IN_DOCS}compare.md"
-    assert sorted(found) == sorted([
-        (f"{compare}#how-to-read-it", "docs/compare.md", "bits per byte"),
-        (f"{compare}#how-differences-are-judged", "docs/compare.md", "tied"),
-        (f"{compare}#how-to-read-it", "docs/compare.md", "More context"),
-    ])  # fmt: skip
+    assert sorted(found) == sorted(
+        [
+            (f"{compare}#how-to-read-it", "docs/compare.md", "bits per byte"),
+            (f"{compare}#how-differences-are-judged", "docs/compare.md", "tied"),
+            (f"{compare}#how-to-read-it", "docs/compare.md", "More context"),
+        ]
+    )
 
 
 def test_a_caption_has_links_too():

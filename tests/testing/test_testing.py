@@ -39,9 +39,12 @@ def test_the_contract_is_a_pytest_suite(tmp_path):
     some = "claims or shift or wrong_shapes or future"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True,
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(posenc.__file__).parents[1])},
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stdout
     assert "2 failed, 10 passed" in done.stdout, done.stdout
     assert "test_wrong[Wrong-shift_invariance_as_claimed]" in done.stdout

@@ -80,9 +80,14 @@ def _check_floating(owner: str, name: str, t: Tensor) -> None:
 
 
 def check_embedded(
-    owner: str, x: Any, positions: Any, embed_dim: int | None = None, num_axes: int = 1, *,
+    owner: str,
+    x: Any,
+    positions: Any,
+    embed_dim: int | None = None,
+    num_axes: int = 1,
+    *,
     name: str = "x",
-) -> Tensor | range:  # fmt: skip
+) -> Tensor | range:
     """Return the checked positions of the tokens of x (..., len, embed_dim), as a tensor of shape
     (len) or x.shape[:-1], where axes may be 1, or as a range.
 

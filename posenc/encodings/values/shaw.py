@@ -124,12 +124,11 @@ class ShawTerm(ByDistance):
         return shaw
 
     def attend_near(  # type: ignore[override]
-        self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"],
+        self,
+        q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"],
         k: Float[Tensor, "batch num_kv_heads keys {self.shaw.head_dim}"],
         v: Float[Tensor, "batch num_kv_heads keys v_dim"],
-    ) -> tuple[
-        Float[Tensor, "batch num_heads rows v_dim"], Float[Tensor, "batch num_heads rows"]
-    ]:  # fmt: skip
+    ) -> tuple[Float[Tensor, "batch num_heads rows v_dim"], Float[Tensor, "batch num_heads rows"]]:
         """Attend causally to the keys nearer than max_distance, a block of as many queries at once.
 
         Let w be max_distance. The w queries of a block see 2w - 1 keys together, from w - 1 before

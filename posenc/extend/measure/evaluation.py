@@ -78,11 +78,18 @@ def position_edges(trained: int, target: int) -> tuple[int, ...]:
 
 
 def measure_reader(
-    reader: Reader, windows: Windows, trained: int, *, contexts: tuple[int, ...] = (),
-    targets: int = 64, passkey: PasskeyGrid | None = None, tasks: TaskGrid | None = None,
-    short_text: bool = False, entropy: bool = True,
+    reader: Reader,
+    windows: Windows,
+    trained: int,
+    *,
+    contexts: tuple[int, ...] = (),
+    targets: int = 64,
+    passkey: PasskeyGrid | None = None,
+    tasks: TaskGrid | None = None,
+    short_text: bool = False,
+    entropy: bool = True,
     progress: Callable[[str, float], None] = lambda what, share: None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """Measure one variant of a checkpoint on packed windows of the target length.
 
     Args:

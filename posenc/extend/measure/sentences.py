@@ -9,10 +9,19 @@ from posenc.tasks.puzzles import COMMON, RARE, frequent, needle, needles, variab
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 CITIES = {
-    "Paris": "France", "Berlin": "Germany", "Rome": "Italy", "Madrid": "Spain", "Tokyo": "Japan",
-    "Moscow": "Russia", "Cairo": "Egypt", "Athens": "Greece", "Vienna": "Austria",
-    "Lisbon": "Portugal", "Warsaw": "Poland", "Dublin": "Ireland",
-}  # fmt: skip
+    "Paris": "France",
+    "Berlin": "Germany",
+    "Rome": "Italy",
+    "Madrid": "Spain",
+    "Tokyo": "Japan",
+    "Moscow": "Russia",
+    "Cairo": "Egypt",
+    "Athens": "Greece",
+    "Vienna": "Austria",
+    "Lisbon": "Portugal",
+    "Warsaw": "Poland",
+    "Dublin": "Ireland",
+}
 """Cities and their countries, which have no word in common."""
 SECRET = "The secret number of {} is"
 SENTENCES = {

@@ -24,10 +24,16 @@ SAVE_EVERY = 50
 
 
 def tune(
-    model: Any, windows: Windows, trained: int, config: TuneConfig, folder: Path,
-    progress: Callable[[str, float], None], mask_token: int | None = None, teacher: Any = None,
+    model: Any,
+    windows: Windows,
+    trained: int,
+    config: TuneConfig,
+    folder: Path,
+    progress: Callable[[str, float], None],
+    mask_token: int | None = None,
+    teacher: Any = None,
     keep_adapter: Callable[[], None] = lambda: None,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Train the model in place on the windows, and return the loss of each step in nats. `folder`
     is for the state of restarts. With a mask token the model learns to predict masked tokens.
     `teacher` is the original checkpoint, if its predictions are to be learned. `keep_adapter` is
@@ -141,9 +147,12 @@ Trainable = dict[str, nn.Parameter]
 
 
 def save_tuning(
-    folder: Path, whose: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer,
+    folder: Path,
+    whose: Identity,
+    trainable: Trainable,
+    optimizer: torch.optim.Optimizer,
     losses: list[float],
-) -> None:  # fmt: skip
+) -> None:
     """Save weights and optimizer after the last of `losses`."""
     tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
     for name, p in trainable.items():

@@ -36,9 +36,13 @@ def needs_search(method: str | None, options: Options) -> bool:
 
 
 def candidates(
-    checkpoint: Checkpoint, to: int, method: str | None, fitting: Windows | None, options: Options,
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    fitting: Windows | None,
+    options: Options,
     progress: Progress,
-) -> Builders:  # fmt: skip
+) -> Builders:
     """Return the variants to measure: the unchanged model, `method` (None: every method) and a
     sliding window."""
     found: Builders = {"none": partial(as_is, checkpoint)}
@@ -79,9 +83,13 @@ def _search(
 
 
 def measure_variant(
-    checkpoint: Checkpoint, variant: Variant, windows: Windows, options: Options,
-    progress: Progress, encode: Encode | None = None,
-) -> Evaluation:  # fmt: skip
+    checkpoint: Checkpoint,
+    variant: Variant,
+    windows: Windows,
+    options: Options,
+    progress: Progress,
+    encode: Encode | None = None,
+) -> Evaluation:
     """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
     None without a tokenizer."""
     length, trained = windows.tokens.shape[1], checkpoint.trained_length

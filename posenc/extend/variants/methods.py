@@ -90,13 +90,21 @@ METHODS: dict[str, Method] = {
         Method("llama3", "Llama 3 scaling", lambda s, f: rs.Llama3(f, s.original_length)),
         Method("proportional", "rotate only pairs that finish a turn in training", _proportional),
         Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped),
-        Method("dynamic", "NTK by current length", lambda s, f: rs.DynamicNTK(f, s.original_length),
-               cache_safe=False, keeps_maximum=True),
-        Method("longrope-switch",
-               "as trained for texts up to the training length, NTK for all of a longer one",
-               _switching, cache_safe=False),
+        Method(
+            "dynamic",
+            "NTK by current length",
+            lambda s, f: rs.DynamicNTK(f, s.original_length),
+            cache_safe=False,
+            keeps_maximum=True,
+        ),
+        Method(
+            "longrope-switch",
+            "as trained for texts up to the training length, NTK for all of a longer one",
+            _switching,
+            cache_safe=False,
+        ),
     )
-}  # fmt: skip
+}
 
 
 SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")

@@ -27,12 +27,17 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("rms_norm_eps", "initializer_range"), ((int, float), "a number")),
     **dict.fromkeys(
         (
-            "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_cache",
-            "is_decoder", "is_encoder_decoder",
+            "tie_word_embeddings",
+            "attention_bias",
+            "mlp_bias",
+            "use_sliding_window",
+            "use_cache",
+            "is_decoder",
+            "is_encoder_decoder",
         ),
         (bool, "true or false"),
     ),
-}  # fmt: skip
+}
 """Keys at whose other values transformers stops with words about Python, or, before 5.12, takes
 any text, "false" too, for true."""
 LARGEST = 2**31 - 1

@@ -164,9 +164,11 @@ def test_the_command_on_ray_gives_the_local_table(cluster, folder):
     }
     for name, options in engines.items():
         done = subprocess.run(
-            [sys.executable, "-m", "posenc", *common, "--out", name, *options], cwd=folder,
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "posenc", *common, "--out", name, *options],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
     assert results(folder / "ray") == results(folder / "local") != {}
     assert results(folder / "client") == results(folder / "local")

@@ -56,10 +56,22 @@ def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
     cut = splits.cut_text(find_text([str(folder / "text.txt")]), splits.Need(16, 32, 2), folder)
     cut.write(folder)
     config = TrialConfig(
-        encoding=encoding, seed=0, corpus=cut.info.hash, train_length=16, test_lengths=(16, 32),
-        steps=6, batch=2, width=32, layers=2, heads=2, kv_heads=2, lr=1e-3, device="cpu",
-        precision="float32", torch=torch.__version__,
-    )  # fmt: skip
+        encoding=encoding,
+        seed=0,
+        corpus=cut.info.hash,
+        train_length=16,
+        test_lengths=(16, 32),
+        steps=6,
+        batch=2,
+        width=32,
+        layers=2,
+        heads=2,
+        kv_heads=2,
+        lr=1e-3,
+        device="cpu",
+        precision="float32",
+        torch=torch.__version__,
+    )
     return dataclasses.replace(config, **changes)
 
 
@@ -348,9 +360,13 @@ def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     command = [sys.executable, "-m", "posenc", "compare", "nope", "--text", "text.txt"]
     command += ["--out", "out", *SIZES, "--steps", "2"]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **marks}, capture_output=True, text=True,
+        command,
+        cwd=folder,
+        env={**os.environ, **marks},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert not Path(marks["RUN_BY_ACCIDENT"]).exists()
     assert Path(marks["RUN_ON_PURPOSE"]).read_text(encoding="utf-8") == str(own)

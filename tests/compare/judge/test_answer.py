@@ -481,9 +481,11 @@ def test_json_lists_what_the_sentence_says_to_use(begin):
     assert found["answer"].startswith(begin)
     names = {"t5", "rope", "alibi", "nope"}
     head = re.sub(r" \(.*?\)|tied for .*", "", found["answer"].partition(". ")[0])
-    want = [] if begin in ("rope is the only encoding", "Use none yet") else [
-        word for word in re.findall(r"\w+", head) if word in names
-    ]  # fmt: skip
+    want = (
+        []
+        if begin in ("rope is the only encoding", "Use none yet")
+        else [word for word in re.findall(r"\w+", head) if word in names]
+    )
     assert found["use"] == want
 
 

@@ -37,10 +37,22 @@ from posenc.compare.trial.train import learning_rate
 RESULTS = Path(__file__).parents[3] / "results"
 
 TRIAL = TrialConfig(
-    encoding="rope", seed=0, corpus="c", train_length=128, test_lengths=(128, 256, 512), steps=100,
-    batch=2, width=32, layers=2, heads=2, kv_heads=2, lr=1e-3, device="cpu", precision="float32",
+    encoding="rope",
+    seed=0,
+    corpus="c",
+    train_length=128,
+    test_lengths=(128, 256, 512),
+    steps=100,
+    batch=2,
+    width=32,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    lr=1e-3,
+    device="cpu",
+    precision="float32",
     torch="2",
-)  # fmt: skip
+)
 
 
 def result(encoding, seed, scores, context=(), fall=0.1):
@@ -180,8 +192,9 @@ def test_axes_that_a_row_of_tokens_does_not_have_are_told():
     given = study(*(ran(n, t) for n in ("rope", "axial_rope", "mrope") for t in ("text", "copy")))
     lines = notes(given)
     assert [line.partition(" components")[0] for line in lines] == [
-        "axial_rope: a position has 2", "mrope: a position has 3",
-    ]  # fmt: skip
+        "axial_rope: a position has 2",
+        "mrope: a position has 3",
+    ]
     assert notes(study(ran("axial_rope", "grid"))) == []
 
 

@@ -183,10 +183,15 @@ def test_a_report_is_chinese_and_its_data_english(run, tmp_path, capsys):
     assert [place["where"] for place in found["places"]] == ["128 bytes", "512 bytes"]
 
 
-@pytest.mark.parametrize(("lang", "of_messages", "expected"), [
-    (None, "zh_CN.UTF-8", "zh-CN"), (None, "fr_FR.UTF-8", "en"), ("en", "zh_CN.UTF-8", "en"),
-    ("zh", "en_US.UTF-8", "zh-CN"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lang", "of_messages", "expected"),
+    [
+        (None, "zh_CN.UTF-8", "zh-CN"),
+        (None, "fr_FR.UTF-8", "en"),
+        ("en", "zh_CN.UTF-8", "en"),
+        ("zh", "en_US.UTF-8", "zh-CN"),
+    ],
+)
 def test_an_option_goes_before_the_environment(run, monkeypatch, lang, of_messages, expected):
     monkeypatch.setenv("LANGUAGE", "")
     monkeypatch.setenv("LC_ALL", of_messages)

@@ -93,10 +93,14 @@ def test_all_watchers_hear_all(tmp_path):
     class Says:
         """An engine whose one trial says all that there is."""
 
-        events = iter([
-            {"kind": "step", "step": 1, "loss": 2.0}, {"kind": "testing"},
-            {"kind": "note", "text": "text"}, DONE,
-        ])  # fmt: skip
+        events = iter(
+            [
+                {"kind": "step", "step": 1, "loss": 2.0},
+                {"kind": "testing"},
+                {"kind": "note", "text": "text"},
+                DONE,
+            ]
+        )
 
         def slots(self):
             return 1

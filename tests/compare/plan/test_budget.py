@@ -119,10 +119,21 @@ def test_the_suite_runs_as_one_command(tmp_path, capsys):
     text.write_bytes(prose(19_200))
     study = run_study(
         Options(
-            ["rope"], suite=True, budget="quick", steps=1, batch=2, width=16, layers=1, heads=1,
-            text=[str(text)], workers=1, precision="float32", device="cpu", out=tmp_path / "out",
+            ["rope"],
+            suite=True,
+            budget="quick",
+            steps=1,
+            batch=2,
+            width=16,
+            layers=1,
+            heads=1,
+            text=[str(text)],
+            workers=1,
+            precision="float32",
+            device="cpu",
+            out=tmp_path / "out",
         )
-    )  # fmt: skip
+    )
     assert [r.config.task for r in study.finished] == ["text", "copy", "recall", "offset"]
     out = " ".join(capsys.readouterr().out.split())
     assert "cannot say: One seed, one text, three tasks" in out

@@ -28,8 +28,12 @@ def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
     table, sentence = dry_run(trials, None, 2, 2)
     assert sentence.startswith("6 trials, 19,200 tokens, about 4:30 on 2 workers")
     assert [list(column.cells) for column in table.columns] == [
-        ["rope", "t5"], ["3", "3"], ["100", "100"], ["9,600", "9,600"], ["1:00", "2:00"],
-    ]  # fmt: skip
+        ["rope", "t5"],
+        ["3", "3"],
+        ["100", "100"],
+        ["9,600", "9,600"],
+        ["1:00", "2:00"],
+    ]
     assert "about 2:00 on 600 workers" in dry_run(trials, None, 600, 1)[1]
 
 
@@ -66,9 +70,19 @@ def test_nothing_is_trained_and_nothing_left(tmp_path, monkeypatch, capsys):
     from posenc.compare.study import run_study
 
     asked = Options(
-        ["rope"], [str(text)], train_length=16, test_lengths="32", steps=1000, batch=2, seeds=2,
-        out=Path("out"), dry_run=True, workers=1, precision="float32", **SMALL,
-    )  # fmt: skip
+        ["rope"],
+        [str(text)],
+        train_length=16,
+        test_lengths="32",
+        steps=1000,
+        batch=2,
+        seeds=2,
+        out=Path("out"),
+        dry_run=True,
+        workers=1,
+        precision="float32",
+        **SMALL,
+    )
     study = run_study(asked)
     said = capsys.readouterr().out
     assert (len(study.trials), study.results) == (2, ())
@@ -78,7 +92,16 @@ def test_nothing_is_trained_and_nothing_left(tmp_path, monkeypatch, capsys):
     assert 6 <= 60 * minutes + seconds < 3000, "two trials start in three seconds each"
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
     quiet = compare.run(
-        ["rope"], text=text, train_length=16, test_lengths=[32], steps=3, batch=2, seeds=1,
-        dry_run=True, workers=1, precision="float32", **SMALL,
-    )  # fmt: skip
+        ["rope"],
+        text=text,
+        train_length=16,
+        test_lengths=[32],
+        steps=3,
+        batch=2,
+        seeds=1,
+        dry_run=True,
+        workers=1,
+        precision="float32",
+        **SMALL,
+    )
     assert quiet.results == () and capsys.readouterr().out == ""

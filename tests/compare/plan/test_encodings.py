@@ -221,12 +221,16 @@ def make(slope):
 INDIRECT = {
     "made by a neighbour": ("from made_here import make\n\nMine = make(0.1)\n", "0.1", "5.0"),
     "changed where it is named": (
-        "from base_here import LogALiBi as Mine\n\nMine.SLOPE = 0.1\n", "0.1", "5.0",
+        "from base_here import LogALiBi as Mine\n\nMine.SLOPE = 0.1\n",
+        "0.1",
+        "5.0",
     ),
     "posenc's own, changed": (
-        "from posenc import ALiBi as Mine\n\nMine.scale = 0.1\n", "0.1", "5.0",
+        "from posenc import ALiBi as Mine\n\nMine.scale = 0.1\n",
+        "0.1",
+        "5.0",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", INDIRECT)

@@ -21,9 +21,18 @@ from posenc.tasks.known import TASKS
 from tests.compare.test_tasks import COPY, TEXT, planned, result, study_of
 
 SMALL = {
-    "width": 16, "layers": 1, "heads": 1, "seeds": 1, "steps": 20, "batch": 2, "workers": 1,
-    "train_length": 4, "test_lengths": "4,8", "precision": "float32", "device": "cpu",
-}  # fmt: skip
+    "width": 16,
+    "layers": 1,
+    "heads": 1,
+    "seeds": 1,
+    "steps": 20,
+    "batch": 2,
+    "workers": 1,
+    "train_length": 4,
+    "test_lengths": "4,8",
+    "precision": "float32",
+    "device": "cpu",
+}
 
 
 def tried(trial, bits, **changes):
@@ -50,8 +59,10 @@ def test_trials_that_choose_a_rate_measure_nothing_beyond_the_training_length(ta
 
 def test_a_trial_that_was_tested_beyond_has_no_say():
     near = checked((1.0, 0.5, 2.0))
-    far = [dataclasses.replace(r, config=dataclasses.replace(r.config, test_lengths=(4, 8)))
-           for r in near]  # fmt: skip
+    far = [
+        dataclasses.replace(r, config=dataclasses.replace(r.config, test_lengths=(4, 8)))
+        for r in near
+    ]
     assert chosen_rates(near)[0].chosen == COPY.lr
     with pytest.raises(ValueError, match=r"at the training length 4 only, .* tested at 4, 8"):
         chosen_rates([*near[:2], far[2]])

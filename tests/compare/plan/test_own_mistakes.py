@@ -87,11 +87,12 @@ def test_each_mistake_is_named_in_one_line(write, code, place, said):
 
 LONG = {
     EMBED.format("x if x.shape[1] < 100 else 0.1 * x + x.roll(-1, 1)"): "a query sees later tokens",
-    EMBED.format("x if x.shape[1] < 200 else x + x.unflatten(1, (-1, 64)).mean(2).repeat_inter"
-                 "leave(64, 1)"): "a query sees later tokens",
+    EMBED.format(
+        "x if x.shape[1] < 200 else x + x.unflatten(1, (-1, 64)).mean(2).repeat_interleave(64, 1)"
+    ): "a query sees later tokens",
     EMBED.format("x if x.shape[1] < 100 else x / 0"): "its results are not finite",
     EMBED.format("x if x.shape[1] < 200 else x[1:2, 2:3, 999:] @ x"): "RuntimeError: ",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("code", LONG)

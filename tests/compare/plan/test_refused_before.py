@@ -59,11 +59,12 @@ def planned(encoding="rope", **options):
         ("learned:max_positions=63", {"objective": "seq2seq"}, "63 positions, and 64 are needed"),
         ("learned:max_positions=41", {"task": ["copy"]}, "41 positions, and 42 are needed"),
         (
-            "learned_2d:height=7,width=9", {"task": ["grid"]},
+            "learned_2d:height=7,width=9",
+            {"task": ["grid"]},
             "7 positions along an axis, and 8 are needed",
         ),
     ],
-)  # fmt: skip
+)
 def test_fewer_positions_than_training_has_tokens_are_refused(encoding, options, why):
     with pytest.raises(ValueError, match=r" cannot be trained on \w+ at --train-length \d+: ") as e:
         planned(encoding, **options)
@@ -109,9 +110,13 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
         *(
             ({name: value}, rf"--{name.replace('_', '-')} must be a whole number{least}, got ")
             for name, least in {
-                "seeds": " of at least 1", "steps": " of at least 1",
-                "batch": " of at least 1", "workers": " of at least 1", "width": " of at least 1",
-                "checkpoint_steps": " of at least 1", "train_length": " of at least 2",
+                "seeds": " of at least 1",
+                "steps": " of at least 1",
+                "batch": " of at least 1",
+                "workers": " of at least 1",
+                "width": " of at least 1",
+                "checkpoint_steps": " of at least 1",
+                "train_length": " of at least 2",
             }.items()
             for value in (0, -1, "2", 2.0, True)
         ),
@@ -134,7 +139,7 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
         *(({n: ""}, f"^--{n} is empty") for n in ("task", "config", "address")),
         ({"encodings": [""]}, "^encodings is empty"),
     ],
-)  # fmt: skip
+)
 def test_python_refuses_what_the_command_line_would(given, words, monkeypatch):
     monkeypatch.setattr(study, "dry_run", lambda *a: pytest.fail("it was measured"))
     with pytest.raises(ValueError, match=words):

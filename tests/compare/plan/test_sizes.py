@@ -9,8 +9,13 @@ from posenc.compare.plan.encodings import Compared
 from posenc.compare.plan.plan import plan_trials
 from posenc.compare.plan.sizes import sizes_of
 
-LLAMA = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,
-         "num_key_value_heads": 2, "model_type": "llama"}  # fmt: skip
+LLAMA = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "model_type": "llama",
+}
 GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "model_type": "gpt2"}
 QWEN3 = {**LLAMA, "head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8}
 

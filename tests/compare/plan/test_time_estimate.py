@@ -126,8 +126,19 @@ def test_a_measured_week_is_refused_and_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("posenc.compare.engines.sweep.run_trials", never)
     with pytest.raises(ValueError, match=r"1 trial of 1,000 steps would take about 8 days"):
         compare.run(
-            ["rope"], task="copy", train_length=16, test_lengths=[16, 32], steps=1000, batch=2,
-            seeds=1, width=16, layers=1, heads=1, workers=1, device="cpu", precision="float32",
+            ["rope"],
+            task="copy",
+            train_length=16,
+            test_lengths=[16, 32],
+            steps=1000,
+            batch=2,
+            seeds=1,
+            width=16,
+            layers=1,
+            heads=1,
+            workers=1,
+            device="cpu",
+            precision="float32",
             out=tmp_path / "out",
-        )  # fmt: skip
+        )
     assert not list(tmp_path.iterdir())

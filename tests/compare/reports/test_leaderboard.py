@@ -40,9 +40,13 @@ def of_text(encoding, seed, bits):
     lengths = tuple(LengthScore(n, b) for n, b in zip((16, 24), bits, strict=True))
     places = tuple(PositionScore(start, start + 8, 2.0) for start in (0, 8, 16))
     return TrialResult(
-        config, training=points, by_length=lengths, by_position=places, by_context=lengths,
+        config,
+        training=points,
+        by_length=lengths,
+        by_position=places,
+        by_context=lengths,
         parameters=9,
-    )  # fmt: skip
+    )
 
 
 def board():
@@ -301,13 +305,16 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     where = ["--out", str(tmp_path / "runs"), "--rows", str(tmp_path / "trials.jsonl")]
     done = subprocess.run(
         [sys.executable, str(ROOT / "experiments/leaderboard.py"), "--help"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "--seeds" in done.stdout
     refused = subprocess.run(
         [sys.executable, str(ROOT / "experiments/leaderboard.py"), "roqe", "--commit", "x", *where],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert refused.returncode != 0 and "roqe" in refused.stderr
     assert not (tmp_path / "trials.jsonl").exists()
 
@@ -373,9 +380,15 @@ def test_trials_of_another_recipe_are_refused_before_any_is_trained(tmp_path, mo
     path, out = tmp_path / "known.jsonl", tmp_path / "runs"
     usual = ("t5", "--tasks", "copy", "--seeds", "1")
     given = argparse.Namespace(
-        precision="bfloat16", workers=1, out=out, steps=None, lr=0.002, check_lr=True, text=None,
+        precision="bfloat16",
+        workers=1,
+        out=out,
+        steps=None,
+        lr=0.002,
+        check_lr=True,
+        text=None,
         batch=None,
-    )  # fmt: skip
+    )
     (plan,) = script.make_plan(script.piece(["t5"], "copy", 1, given)).tasks
     good = script.rate_trials([plan])
 
@@ -441,9 +454,15 @@ def test_published_trials_are_not_run_again_and_others_are(tmp_path):
 def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
     script = experiment("leaderboard")
     given = argparse.Namespace(
-        precision="bfloat16", workers=1, out=tmp_path, steps=None, lr=0.002, check_lr=False,
-        text=["a.txt"], batch=None,
-    )  # fmt: skip
+        precision="bfloat16",
+        workers=1,
+        out=tmp_path,
+        steps=None,
+        lr=0.002,
+        check_lr=False,
+        text=["a.txt"],
+        batch=None,
+    )
     assert script.piece(["rope"], task, 1, given).steps == usual
     given.steps = 9
     assert script.piece(["rope"], task, 1, given).steps == 9
@@ -455,8 +474,22 @@ def test_chosen_rates_have_rows_of_their_own_and_are_not_tried_again(tmp_path, m
     script = experiment("leaderboard")
     monkeypatch.setattr(script, "SUITE_SIZES", {"width": 8, "layers": 1, "heads": 2})
     path = tmp_path / "trials.jsonl"
-    given = ("rope", "--tasks", "offset", "--steps", "5", "--check-lr", "--seeds", "1", "--rows",
-             path, "--commit", "x", "--workers", "1")  # fmt: skip
+    given = (
+        "rope",
+        "--tasks",
+        "offset",
+        "--steps",
+        "5",
+        "--check-lr",
+        "--seeds",
+        "1",
+        "--rows",
+        path,
+        "--commit",
+        "x",
+        "--workers",
+        "1",
+    )
     assert run(script, *given, "--out", tmp_path / "first")[0] == 0
     rates = tmp_path / "trials_rates.jsonl"
     tried = read_rows(rates)

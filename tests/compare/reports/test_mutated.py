@@ -28,9 +28,31 @@ from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
 
 ODD: tuple[Any, ...] = (
-    0, -1, 1, 2, 10**250, 2**63, 1e59, -1e59, 1e-300, 0.5, None, True, "", "x", "x" * 100_001,
-    "a\nb", "\x1b[31m", "text", "rope", [], {}, [[]], [0] * 2000, {"a": 1},
-)  # fmt: skip
+    0,
+    -1,
+    1,
+    2,
+    10**250,
+    2**63,
+    1e59,
+    -1e59,
+    1e-300,
+    0.5,
+    None,
+    True,
+    "",
+    "x",
+    "x" * 100_001,
+    "a\nb",
+    "\x1b[31m",
+    "text",
+    "rope",
+    [],
+    {},
+    [[]],
+    [0] * 2000,
+    {"a": 1},
+)
 
 
 TRIED = (RateTried(5e-4, 2.1), RateTried(1e-3, 2.0), RateTried(2e-3, None, "the loss became nan"))

@@ -65,8 +65,10 @@ def test_a_trial_of_two_runs_counts_once():
     slower = dataclasses.replace(whole("rope", 0), timing=None)  # other seconds, same numbers
     merged, conflicts = merge([(A, ours), (B, study(slower, whole("rope", 1)))])
     assert [(r.config.encoding, r.config.seed) for r in merged.results] == [
-        ("rope", 0), ("t5", 0), ("rope", 1),
-    ]  # fmt: skip
+        ("rope", 0),
+        ("t5", 0),
+        ("rope", 1),
+    ]
     assert conflicts == []
 
 
@@ -79,8 +81,10 @@ def test_other_numbers_of_one_trial_are_named():
 
 
 def test_other_numbers_of_one_task_say_which_task():
-    runs = [(folder, study_of(of_task(exact=(1.0, far)), of_task(task="recall")))
-            for folder, far in ((A, 0.5), (B, 0.4))]  # fmt: skip
+    runs = [
+        (folder, study_of(of_task(exact=(1.0, far)), of_task(task="recall")))
+        for folder, far in ((A, 0.5), (B, 0.4))
+    ]
     merged, (said,) = merge(runs)
     assert said == "rope on copy seed 0 has other numbers in b than in a; the latter count"
     assert merged.results[0].by_case[1].exact_match == 0.5 and len(merged.results) == 2
@@ -88,8 +92,10 @@ def test_other_numbers_of_one_task_say_which_task():
 
 def test_what_failed_in_one_run_and_finished_in_the_other_has_finished():
     failed = TrialResult(whole("rope", 0).config, reason="nan")
-    for runs in ([(A, study(failed)), (B, study(whole("rope", 0)))],
-                 [(A, study(whole("rope", 0))), (B, study(failed))]):  # fmt: skip
+    for runs in (
+        [(A, study(failed)), (B, study(whole("rope", 0)))],
+        [(A, study(whole("rope", 0))), (B, study(failed))],
+    ):
         merged, conflicts = merge(runs)
         assert not merged.failed and len(merged.finished) == 1 and conflicts == []
 
@@ -124,12 +130,20 @@ def test_every_field_of_a_trial_is_recipe_but_what_a_study_varies():
         if field.name in ("encoding", "seed", "code", "source"):
             continue
         value = getattr(config, field.name)
-        other = value + 1 if isinstance(value, int | float) else (*value, 1) if isinstance(
-            value, tuple
-        ) else f"{value}x"  # fmt: skip
+        other = (
+            value + 1
+            if isinstance(value, int | float)
+            else (*value, 1)
+            if isinstance(value, tuple)
+            else f"{value}x"
+        )
         with pytest.raises(ValueError, match=rf"different recipes \({field.name} "):
-            merge([(A, study(whole("rope", 0))),
-                   (B, changed(study(whole("rope", 1)), **{field.name: other}))])  # fmt: skip
+            merge(
+                [
+                    (A, study(whole("rope", 0))),
+                    (B, changed(study(whole("rope", 1)), **{field.name: other})),
+                ]
+            )
 
 
 def test_changed_code_and_double_labels_are_refused():

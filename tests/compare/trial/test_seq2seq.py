@@ -147,11 +147,23 @@ def test_the_command_compares_and_says_what_is_scored(tmp_path):
     (tmp_path / "text.txt").write_bytes(prose(5760))
     study = run_study(
         Options(
-            ["learned", "t5"], objective="seq2seq", text=[str(tmp_path / "text.txt")], seeds=1,
-            train_length=16, test_lengths="32", steps=2, batch=2, width=16, layers=1, heads=1,
-            workers=1, precision="float32", device="cpu", out=tmp_path / "out",
+            ["learned", "t5"],
+            objective="seq2seq",
+            text=[str(tmp_path / "text.txt")],
+            seeds=1,
+            train_length=16,
+            test_lengths="32",
+            steps=2,
+            batch=2,
+            width=16,
+            layers=1,
+            heads=1,
+            workers=1,
+            precision="float32",
+            device="cpu",
+            out=tmp_path / "out",
         )
-    )  # fmt: skip
+    )
     learned, t5 = study.summary
     assert learned.by_length[1].cannot == "it has 8 positions"
     assert t5.by_length[1].mean is not None

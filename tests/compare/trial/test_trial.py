@@ -15,10 +15,22 @@ from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.models import Decoder, DecoderConfig
 
 TINY = TrialConfig(
-    encoding="rope", seed=0, corpus="none", train_length=16, test_lengths=(16, 24, 40), steps=12,
-    batch=4, width=32, layers=2, heads=2, kv_heads=1, lr=1e-3, device="cpu", precision="float32",
+    encoding="rope",
+    seed=0,
+    corpus="none",
+    train_length=16,
+    test_lengths=(16, 24, 40),
+    steps=12,
+    batch=4,
+    width=32,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    lr=1e-3,
+    device="cpu",
+    precision="float32",
     torch=torch.__version__,
-)  # fmt: skip
+)
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, np.uint8)
 
 

@@ -110,14 +110,23 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *mistakes: tuple[str,
 
 
 SIZES = {
-    "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
-    "num_key_value_heads": 2, "vocab_size": 48, "max_position_embeddings": 256, "pad_token_id": 0,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 48,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
     "initializer_range": 0.2,
-}  # fmt: skip
+}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}  # fmt: skip
+}
 STRETCHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 FAMILIES = {
     "llama": {"rope_scaling": LLAMA3, "rope_theta": 500000.0},

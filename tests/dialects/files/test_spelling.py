@@ -13,15 +13,47 @@ from posenc.doctor.case import Case
 from posenc.doctor.rules import findings
 from tests.doctor.threads import BASE
 
-META = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "vocab_size": 100,
-        "norm_eps": 1e-5, "multiple_of": 8, "rope_theta": 500000.0}  # fmt: skip
-MISTRAL = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "head_dim": 16,
-           "hidden_dim": 128, "norm_eps": 1e-5, "vocab_size": 100, "rope_theta": 1e6,
-           "max_position_embeddings": 8192, "sliding_window": 256}  # fmt: skip
-DEEPSEEK = {"dim": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 100, "q_lora_rank": 32,
-            "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-            "max_seq_len": 16384, "original_seq_len": 4096, "rope_theta": 10000.0,
-            "rope_factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}  # fmt: skip
+META = {
+    "dim": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "n_layers": 2,
+    "vocab_size": 100,
+    "norm_eps": 1e-5,
+    "multiple_of": 8,
+    "rope_theta": 500000.0,
+}
+MISTRAL = {
+    "dim": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "n_layers": 2,
+    "head_dim": 16,
+    "hidden_dim": 128,
+    "norm_eps": 1e-5,
+    "vocab_size": 100,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 8192,
+    "sliding_window": 256,
+}
+DEEPSEEK = {
+    "dim": 64,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": 100,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "max_seq_len": 16384,
+    "original_seq_len": 4096,
+    "rope_theta": 10000.0,
+    "rope_factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+}
 
 
 def layer(raw):
@@ -135,9 +167,13 @@ def test_a_record_tells_what_was_assumed(tmp_path):
 
 def test_kinds_windows_and_layers_without_rotation():
     gemma = {
-        **BASE, "model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-        "sliding_window": 64, "query_pre_attn_scalar": 64,
-    }  # fmt: skip
+        **BASE,
+        "model_type": "gemma3_text",
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window": 64,
+        "query_pre_attn_scalar": 64,
+    }
     from posenc.dialects.record import of_meaning
 
     record = of_meaning(meaning_of(gemma), "transformers", None)

@@ -19,13 +19,19 @@ VERSION = None if RECORD["transformers-5"][2] == transformers.__version__ else "
 HIDDEN, HEADS, LAYERS = 192, 6, 7
 NAMES = {
     "hidden_size": (HIDDEN, ["d_model", "embed_dim"]),
-    "num_attention_heads": (HEADS, ["num_heads", "n_heads", "encoder_num_attention_heads",
-                                    "decoder_num_attention_heads"]),
-    "num_key_value_heads": (HEADS, ["n_kv_heads", "encoder_num_key_value_heads",
-                                    "decoder_num_key_value_heads"]),
-    "num_hidden_layers": (LAYERS, ["n_layers", "depth", "encoder_num_hidden_layers",
-                                   "decoder_num_hidden_layers"]),
-}  # fmt: skip
+    "num_attention_heads": (
+        HEADS,
+        ["num_heads", "n_heads", "encoder_num_attention_heads", "decoder_num_attention_heads"],
+    ),
+    "num_key_value_heads": (
+        HEADS,
+        ["n_kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads"],
+    ),
+    "num_hidden_layers": (
+        LAYERS,
+        ["n_layers", "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers"],
+    ),
+}
 """Sizes that no class has by default, under the names that classes give them."""
 WITH_THEM = {
     "gradium_phonon_tts": {"flow_head_config": {"condition_dim": HIDDEN}},
@@ -113,10 +119,26 @@ def variations(config: type) -> dict[str, dict]:
 
 
 SAMPLE = (
-    "csm", "blt_patcher", "nomic_bert", "qwen3_vl_moe_text", "pixtral", "mimi_decoder", "llama",
-    "gemma4_text", "beam", "flint", "afmoe", "modernbert", "mimo_v2_flash", "lfm3", "olmo3",
-    "embedding_gemma2_text", "dots3_note_text", "qwen2_vl_text", "ernie4_5_vl_moe_text",
-)  # fmt: skip
+    "csm",
+    "blt_patcher",
+    "nomic_bert",
+    "qwen3_vl_moe_text",
+    "pixtral",
+    "mimi_decoder",
+    "llama",
+    "gemma4_text",
+    "beam",
+    "flint",
+    "afmoe",
+    "modernbert",
+    "mimo_v2_flash",
+    "lfm3",
+    "olmo3",
+    "embedding_gemma2_text",
+    "dots3_note_text",
+    "qwen2_vl_text",
+    "ernie4_5_vl_moe_text",
+)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +174,13 @@ OTHER_REASONS = frozenset(
 )
 """Families whose models need more than these configs have, or whose modules are called otherwise
 than the probe calls them."""
-HALF = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64,
-        "rope_theta": 10000.0, "partial_rotary_factor": 0.5}  # fmt: skip
+HALF = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+}
 
 
 def of_half_the_head(raw: dict, config: type) -> dict:
@@ -189,20 +216,35 @@ def test_the_record_and_the_answer_of_a_whole_model_are_the_same():
 
 
 MOONSHINE = {
-    "model_type": "moonshine", "hidden_size": 192, "encoder_num_attention_heads": 4,
-    "decoder_num_attention_heads": 6, "encoder_num_hidden_layers": 1,
+    "model_type": "moonshine",
+    "hidden_size": 192,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_attention_heads": 6,
+    "encoder_num_hidden_layers": 1,
     "decoder_num_hidden_layers": 1,
-}  # fmt: skip
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 TEXT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 32}
 STOPPING = [
     {"model_type": "llama", **TEXT, "partial_rotary_factor": 0.5, "rope_scaling": YARN},
-    {"model_type": "qwen3", **TEXT, "head_dim": 32, "partial_rotary_factor": 0.25,
-     "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    {"model_type": "gemma4_text", **TEXT, "head_dim": 16, "global_head_dim": 32,
-     "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "num_hidden_layers": 6,
-     "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), HALF)},
-]  # fmt: skip
+    {
+        "model_type": "qwen3",
+        **TEXT,
+        "head_dim": 32,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    {
+        "model_type": "gemma4_text",
+        **TEXT,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "num_hidden_layers": 6,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), HALF),
+    },
+]
 RUNNING = [
     {"model_type": "llama", **TEXT, "partial_rotary_factor": 0.5},
     {"model_type": "phi", **TEXT, "partial_rotary_factor": 0.5, "rope_scaling": YARN},

@@ -11,10 +11,18 @@ from posenc.doctor.options import Options
 from posenc.doctor.running import run
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2,
-    "max_position_embeddings": 8192, "vocab_size": 100, "intermediate_size": 64,
-    "rope_theta": 1e6, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 8192,
+    "vocab_size": 100,
+    "intermediate_size": 64,
+    "rope_theta": 1e6,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "type": "yarn", "factor": 4.0, ORIGINAL: 2048}
 LLAMA3 = {**YARN, "rope_type": "llama3", "type": "llama3"}
@@ -51,9 +59,14 @@ CASES = {
         (name, inside(outer, text, **own))
         for name, text in MULTIMODAL.items()
         for outer, own in (
-            (stretched(), stretched()), (stretched(), {}), (stretched(rope_theta=1e6), {}),
-            ({"rope_parameters": YARN}, {}), (stretched(LLAMA3), {}), (stretched(LINEAR), {}),
-            (stretched({"rope_type": "linear"}), {}), ({}, {}),
+            (stretched(), stretched()),
+            (stretched(), {}),
+            (stretched(rope_theta=1e6), {}),
+            ({"rope_parameters": YARN}, {}),
+            (stretched(LLAMA3), {}),
+            (stretched(LINEAR), {}),
+            (stretched({"rope_type": "linear"}), {}),
+            ({}, {}),
         )
     ],
     "a null head_dim": [
@@ -87,20 +100,23 @@ CASES = {
         (name, {"partial_rotary_factor": None, **more})
         for name in "llama glm glm4 glm4_moe qwen3_next persimmon stablelm phi nemotron".split()
         for more in ({}, {"rope_scaling": {**LINEAR, "partial_rotary_factor": 0.5}})
-    ] + [("gpt_neox", {"rotary_pct": None})],
+    ]
+    + [("gpt_neox", {"rotary_pct": None})],
     "layers that a list or pattern leaves out": [
         (name, {"no_rope_layers": layers})
         for name in ("smollm3", "mistral_large4_text", "llama4_text")
         for layers in ([], [1], [1, 0], None)
-    ] + [
+    ]
+    + [
         (name, {"sliding_window": window, "sliding_window_pattern": pattern})
         for name in ("exaone4", "cohere2", "gemma3_text", "olmo3", "gemma2")
         for window, pattern in ((128, "LLG"), (128, 0), (128, None), (128, 2))
-    ] + [("exaone4", {"sliding_window": None})],
+    ]
+    + [("exaone4", {"sliding_window": None})],
     "heads that do not divide the width": [
         (name, {**HEADS, **more}) for name in UNEVEN for more in ({}, {"hidden_size": 96})
     ],
-}  # fmt: skip
+}
 
 
 def real_error(folder, raw):

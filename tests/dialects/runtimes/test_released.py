@@ -49,10 +49,13 @@ def test_a_model_that_rotates_nothing_means_nothing_else(raw):
 
 def test_step_has_a_base_for_each_layer():
     raw = {
-        "model_type": "step3p5", **TEXT, "head_dim": 16, "rope_theta": [5e6, 1e4],
+        "model_type": "step3p5",
+        **TEXT,
+        "head_dim": 16,
+        "rope_theta": [5e6, 1e4],
         "partial_rotary_factors": [0.5, 1.0],
         "layer_types": ["full_attention", "sliding_attention"],
-    }  # fmt: skip
+    }
     layers = computed(raw).layers
     assert [len(layers[k].inv_freq) for k in layers] == [4, 8]
     assert layers["full_attention"].inv_freq[1] == 5e6 ** (-2 / 8)

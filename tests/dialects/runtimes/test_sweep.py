@@ -16,13 +16,42 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from tests.doctor.oracles import real, sweep  # noqa: E402 - they need transformers
 
 SAMPLE = (
-    "llama", "gpt_neox", "glm4v_text", "qwen2_vl_text", "qwen3_vl_text", "qwen2_5_vl_vision",
-    "modernbert", "eurobert", "mistral4", "step3p5", "deepseek_v3", "deepseek_v4", "minimax_m2",
-    "minimax_m3_vl_vision", "mimo_v2_flash", "dots3_note_text", "moonshine_streaming", "lfm3",
-    "beam", "gemma4_text", "pixtral", "granitemoehybrid", "falcon", "kimi_linear",
-    "bamba", "dbrx", "glm4_moe_lite", "olmo3", "mimi", "ultrabert", "gemma3_text", "qwen3",
-    "glm4_moe", "apertus", "cosmos3_edge_text",
-)  # fmt: skip
+    "llama",
+    "gpt_neox",
+    "glm4v_text",
+    "qwen2_vl_text",
+    "qwen3_vl_text",
+    "qwen2_5_vl_vision",
+    "modernbert",
+    "eurobert",
+    "mistral4",
+    "step3p5",
+    "deepseek_v3",
+    "deepseek_v4",
+    "minimax_m2",
+    "minimax_m3_vl_vision",
+    "mimo_v2_flash",
+    "dots3_note_text",
+    "moonshine_streaming",
+    "lfm3",
+    "beam",
+    "gemma4_text",
+    "pixtral",
+    "granitemoehybrid",
+    "falcon",
+    "kimi_linear",
+    "bamba",
+    "dbrx",
+    "glm4_moe_lite",
+    "olmo3",
+    "mimi",
+    "ultrabert",
+    "gemma3_text",
+    "qwen3",
+    "glm4_moe",
+    "apertus",
+    "cosmos3_edge_text",
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +102,42 @@ def test_a_wrong_fact_is_seen(classes, name, monkeypatch):
 
 
 TINY = {
-    "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "intermediate_size": 32, "vocab_size": 32, "sliding_window": 4,
-    "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
-    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "num_hidden_layers": 8,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 32,
+    "vocab_size": 32,
+    "sliding_window": 4,
+    "num_experts": 2,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 NEAR_FAR = ["sliding_attention", "full_attention"] * 4
 STILL = {
-    "smollm3": {}, "cohere2": {}, "afmoe": {}, "exaone4": {}, "exaone_moe": {},
+    "smollm3": {},
+    "cohere2": {},
+    "afmoe": {},
+    "exaone4": {},
+    "exaone_moe": {},
     "flint": {"layer_types": [*["full_attention"] * 2, *["sliding_attention"] * 6]},
-    "kolibri1": {}, "muse_glimmer_text": {}, "muse_spark_text": {},
+    "kolibri1": {},
+    "muse_glimmer_text": {},
+    "muse_spark_text": {},
     "beam": {"n_group": 1, "topk_group": 1, "layer_types": NEAR_FAR},
-    "llama4_text": {"intermediate_size_mlp": 32}, "falcon": {"alibi": True, "head_dim": None},
-    "smollm3, listed": {"no_rope_layers": [1, 1, 0, 1, 0, 1, 1, 1]}, "llama": {},
+    "llama4_text": {"intermediate_size_mlp": 32},
+    "falcon": {"alibi": True, "head_dim": None},
+    "smollm3, listed": {"no_rope_layers": [1, 1, 0, 1, 0, 1, 1, 1]},
+    "llama": {},
     "exaone4, no window": {"sliding_window": None, "layer_types": ["full_attention"] * 8},
     "muse_glimmer_text, listed": {"layer_rope_theta": [0, 1, 1, 0, 1, 1, 1, 0]},
-}  # fmt: skip
+}
 """Families some of whose layers do not rotate, by the config that says which."""
 
 
@@ -145,9 +194,10 @@ def test_families_pair_channels_as_their_attention_does(classes):
     wrong = {
         name: interleaved
         for name, interleaved in seen.items()
-        if interleaved is not None and name in known
+        if interleaved is not None
+        and name in known
         and interleaved is not bool(known[name].get("interleaved"))
-    }  # fmt: skip
+    }
     assert not wrong
     assert sum(seen[name] is not None for name in known.keys() & seen.keys()) >= LAYOUTS
     assert {seen["glm4v_text"], seen["mistral4"], seen["llama"]} == {True, False}

@@ -28,10 +28,14 @@ FAMILIES = {
 NESTED = ("gemma3_text", "olmo3", "gemma4_text")
 KINDS = ("default", "linear", "dynamic", "yarn", "yarn", "longrope", "llama3", "su", "none")
 OPTIONAL = {
-    "beta_fast": (32, 64.0), "beta_slow": (1, 4.0), "mscale": (1.0, 0.7),
-    "mscale_all_dim": (1.0, 0.5, 0.0), "attention_factor": (1.0, 1.3), "attn_factor": (1.2,),
+    "beta_fast": (32, 64.0),
+    "beta_slow": (1, 4.0),
+    "mscale": (1.0, 0.7),
+    "mscale_all_dim": (1.0, 0.5, 0.0),
+    "attention_factor": (1.0, 1.3),
+    "attn_factor": (1.2,),
     "truncate": (True, False),
-}  # fmt: skip
+}
 
 
 def rope(draw):
@@ -124,10 +128,13 @@ def test_random_configs(name):
 def test_a_flat_dict_beside_nested_ones_reaches_all_layers_of_modernbert_decoder():
     kinds = ["sliding_attention", "full_attention"] * 2
     raw = {
-        **BASE, "model_type": "modernbert-decoder", "num_hidden_layers": 4, "layer_types": kinds,
+        **BASE,
+        "model_type": "modernbert-decoder",
+        "num_hidden_layers": 4,
+        "layer_types": kinds,
         "rope_parameters": {k: {"rope_type": "default", "rope_theta": 1e4} for k in kinds},
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-    }  # fmt: skip
+    }
     built = transformers.CONFIG_MAPPING["modernbert-decoder"].from_dict(copy.deepcopy(raw))
     assert {p["rope_type"] for p in built.rope_parameters.values()} == {"linear"}
     layers = RUNTIMES["transformers-5"](raw, 64).layers
@@ -153,10 +160,18 @@ def test_a_scaled_module_fills_its_dict_from_the_top_level(family, kind, share):
     from posenc.dialects.runtimes import emulate
 
     config = {
-        "model_type": family, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-        "head_dim": 16, "vocab_size": 32, "rope_theta": 8e6, "global_head_dim": 32,
-    }  # fmt: skip
+        "model_type": family,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "head_dim": 16,
+        "vocab_size": 32,
+        "rope_theta": 8e6,
+        "global_head_dim": 32,
+    }
     if share:
         config["partial_rotary_factor"] = share
     scaling = {"rope_type": kind, "factor": 3.0}

@@ -158,10 +158,13 @@ def test_another_name_of_the_inner_config_is_printed(monkeypatch):
     config = {
         "model_type": "planted_vl",
         "language_config": {
-            "model_type": "llama", **SIZES, "rope_theta": 1e6, "rope_scaling": YARN,
+            "model_type": "llama",
+            **SIZES,
+            "rope_theta": 1e6,
+            "rope_scaling": YARN,
             "max_position_embeddings": 32768,
         },
-    }  # fmt: skip
+    }
     for server in ("vllm", "sglang"):
         given = json.loads(override(config, meaning_of(config), server).split("'")[1])
         assert set(given) == {"language_config"}

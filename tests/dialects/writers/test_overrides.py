@@ -37,14 +37,15 @@ def assert_same(got, recorded):
         ("O4_rope_theta_top_level_on_v5_config", "04_", {"rope_theta": 10000.0}),
         ("O9_qwen2_rope_parameters_without_theta", "44_", {"rope_parameters": YARN}),
         (
-            "O10_qwen2_rope_parameters_with_theta_and_max", "44_",
+            "O10_qwen2_rope_parameters_with_theta_and_max",
+            "44_",
             {
                 "rope_parameters": {**YARN, "rope_theta": 1000000.0},
                 "max_position_embeddings": 4096,
             },
         ),
     ],
-)  # fmt: skip
+)
 def test_vllm_replaces_the_dict(case, base, given):
     got = RUNTIMES["vllm"](overridden(config(base), given, "vllm"), None)
     recorded = RECORDED["vllm"][case]
@@ -96,9 +97,13 @@ def test_a_missing_number_ends_in_one_sentence(family, runtime, key, tmp_path, c
 
 
 GEMMA = {
-    **BASE, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
-    "query_pre_attn_scalar": 16, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-}  # fmt: skip
+    **BASE,
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "query_pre_attn_scalar": 16,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
 DYNAMIC = {**BASE, "rope_theta": 1e6, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
 
 

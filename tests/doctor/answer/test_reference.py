@@ -66,8 +66,23 @@ def test_the_picture_of_kinds_is_what_transformers_computes(tmp_path):
     assert "figures/doctor-kinds.svg" in page
 
 
-@pytest.mark.parametrize("word", ["--length", "--for", "--json", "--ignore", "--overrides",
-                                  "--with", "--fix", "--out", "--like", "--layout", "--text",
-                                  "--explain", "--convert-layout"])  # fmt: skip
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--length",
+        "--for",
+        "--json",
+        "--ignore",
+        "--overrides",
+        "--with",
+        "--fix",
+        "--out",
+        "--like",
+        "--layout",
+        "--text",
+        "--explain",
+        "--convert-layout",
+    ],
+)
 def test_the_page_tells_of_every_option(word):
     assert word in PAGE.read_text("utf-8")

@@ -51,9 +51,13 @@ NAMED = "transformers-4,transformers-5,vllm,sglang,mlx-lm"
 
 @pytest.mark.parametrize(
     "family, targets",
-    [("llama", ("q_proj", "v_proj")), ("qwen3", ("q_proj", "v_proj")), ("phi3", ("qkv_proj",)),
-     ("qwen2", ("v_proj",))],
-)  # fmt: skip
+    [
+        ("llama", ("q_proj", "v_proj")),
+        ("qwen3", ("q_proj", "v_proj")),
+        ("phi3", ("qkv_proj",)),
+        ("qwen2", ("v_proj",)),
+    ],
+)
 def test_an_adapter_is_scaled_with_its_model(family, targets, tmp_path):
     base = checkpoint(tmp_path / "base", family)
     adapter = write_adapter(base, tmp_path / "adapter", targets)

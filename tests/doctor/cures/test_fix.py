@@ -175,14 +175,24 @@ def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
             '"rope_type": "llama3"',
         ),
         (
-            {"dim": 64, "n_layers": 2, "n_heads": 4, "head_dim": 16, "rope_theta": 1000000.0,
-             "max_position_embeddings": 8192,
-             "yarn": {"factor": 4, "beta": 32, "alpha": 1,
-                      "original_max_position_embeddings": 2048}},
+            {
+                "dim": 64,
+                "n_layers": 2,
+                "n_heads": 4,
+                "head_dim": 16,
+                "rope_theta": 1000000.0,
+                "max_position_embeddings": 8192,
+                "yarn": {
+                    "factor": 4,
+                    "beta": 32,
+                    "alpha": 1,
+                    "original_max_position_embeddings": 2048,
+                },
+            },
             '"original_max_position_embeddings": 2048',
         ),
     ],
-)  # fmt: skip
+)
 def test_makers_own_files_are_to_be_converted_first(raw, keys, tmp_path):
     path = tmp_path / "params.json"
     path.write_text(json.dumps(raw))
@@ -194,8 +204,9 @@ def test_makers_own_files_are_to_be_converted_first(raw, keys, tmp_path):
 
 
 def test_a_copy_inside_of_its_source_leaves_the_source_as_it_was(written, tmp_path):
-    source = written({**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-                     "config.json")  # fmt: skip
+    source = written(
+        {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "config.json"
+    )
     before = source.path.read_bytes()
     fix(source, tmp_path / "fixed", ALL)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fixed"]
@@ -204,10 +215,15 @@ def test_a_copy_inside_of_its_source_leaves_the_source_as_it_was(written, tmp_pa
 
 
 DBRX = {
-    "model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48,
-    "n_layers": 40, "max_seq_len": 32768, "vocab_size": 100352,
+    "model_type": "dbrx",
+    "architectures": ["DbrxForCausalLM"],
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "max_seq_len": 32768,
+    "vocab_size": 100352,
     "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
-}  # fmt: skip
+}
 
 
 def test_a_base_inside_of_attn_config_is_written_where_transformers_5_looks(tmp_path):
@@ -227,29 +243,40 @@ def test_a_base_inside_of_attn_config_is_written_where_transformers_5_looks(tmp_
 
 
 LISTS = {
-    "rope_type": "longrope", "short_factor": SHORT, "long_factor": EIGHT, "factor": 8.0,
+    "rope_type": "longrope",
+    "short_factor": SHORT,
+    "long_factor": EIGHT,
+    "factor": 8.0,
     ORIGINAL: 512,
-}  # fmt: skip
+}
 LOCAL = {"rope_type": "default", "rope_theta": 1e4}
 SWITCHING = {
     "modernbert": {
         "architectures": ["ModernBertForMaskedLM"],
         "rope_parameters": {
-            "full_attention": {**LISTS, "rope_theta": 160000.0}, "sliding_attention": LOCAL,
+            "full_attention": {**LISTS, "rope_theta": 160000.0},
+            "sliding_attention": LOCAL,
         },
     },
     "gemma3_text": {
-        "architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": 16,
+        "architectures": ["Gemma3ForCausalLM"],
+        "query_pre_attn_scalar": 16,
         "rope_parameters": {
-            "full_attention": {**LISTS, "rope_theta": 1e6}, "sliding_attention": LOCAL,
+            "full_attention": {**LISTS, "rope_theta": 1e6},
+            "sliding_attention": LOCAL,
         },
     },
     "deepseek_v3": {
-        "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": 32, "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "rope_theta": 1e6,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "rope_theta": 1e6,
         "rope_scaling": LISTS,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("length", [256, 4096])
@@ -266,10 +293,14 @@ def test_a_length_makes_every_kind_of_layer_static(family, length, written, tmp_
 
 def test_a_copy_that_no_runtime_reads_right_is_not_written(written, tmp_path):
     raw = {
-        **BASE, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
-        "query_pre_attn_scalar": 16, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        **BASE,
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "query_pre_attn_scalar": 16,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
         "rope_scaling": {"rope_type": "dynamic", "factor": 8.0},
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match="no recipe is better than the file as it is"):
         fix(written(raw), tmp_path / "out", ALL, 16384)
     assert not (tmp_path / "out").exists()
@@ -280,9 +311,14 @@ NEW_ONLY = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e
 
 def test_text_and_numbers_of_other_keys_are_kept_exactly(tmp_path):
     kept = {
-        "_name": "a\ud800b \udfff", "\udc80": 1, "pair": "\U0001f600", "digits": 10**200,
-        "small": 5e-324, "limit": [0.0, 1e308], "escaped": "\\ud800",
-    }  # fmt: skip
+        "_name": "a\ud800b \udfff",
+        "\udc80": 1,
+        "pair": "\U0001f600",
+        "digits": 10**200,
+        "small": 5e-324,
+        "limit": [0.0, 1e308],
+        "escaped": "\\ud800",
+    }
     path, out = tmp_path / "config.json", tmp_path / "out/config.json"
     path.write_text(json.dumps({**NEW_ONLY, **kept}))
     fix(load(path), out.parent, ALL)

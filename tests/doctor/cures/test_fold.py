@@ -20,13 +20,21 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
 CARRIER = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": EIGHT, "long_factor": EIGHT,
-    "factor": 1.0, "original_max_position_embeddings": 4096, "attention_factor": 1.3,
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": EIGHT,
+    "long_factor": EIGHT,
+    "factor": 1.0,
+    "original_max_position_embeddings": 4096,
+    "attention_factor": 1.3,
+}
 YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 1.3,
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "attention_factor": 1.3,
     "original_max_position_embeddings": 1024,
-}  # fmt: skip
+}
 """vLLM and SGLang have no longrope for interleaved pairs."""
 TINY = {**BASE, "num_hidden_layers": 2, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2}
 FAMILIES = {

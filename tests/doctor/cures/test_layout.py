@@ -105,8 +105,13 @@ def test_grouped_keys_are_permuted_by_their_own_heads(tmp_path):
 
 
 def test_an_adapter_has_only_its_b_rows_permuted(tmp_path):
-    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "num_hidden_layers": 1}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+    }
     at = "base_model.model.model.layers.0.self_attn."
     rng = np.random.default_rng(0)
     tensors = {

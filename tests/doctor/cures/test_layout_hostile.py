@@ -14,9 +14,10 @@ def test_layout_runs_no_code_of_the_folder_even_if_told_to(where, tmp_path, call
     path = folder / where
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     content["auto_map"] = {
-        "AutoTokenizer": [None, "evil.Evil"], "AutoConfig": "evil.Evil",
+        "AutoTokenizer": [None, "evil.Evil"],
+        "AutoConfig": "evil.Evil",
         "AutoModelForCausalLM": "evil.Evil",
-    }  # fmt: skip
+    }
     if where == "config.json":
         content["model_type"] = "evil"
     path.write_text(json.dumps(content), encoding="utf-8")

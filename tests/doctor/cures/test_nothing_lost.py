@@ -21,13 +21,22 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 SCALINGS = [
     YARN,
     {"type": "linear", "factor": 8.0},
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-     "original_max_position_embeddings": 8192},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
     {"rope_type": "dynamic", "factor": 2.0},
-    {"rope_type": "longrope", "short_factor": EIGHT, "long_factor": EIGHT,
-     "original_max_position_embeddings": 1024},
+    {
+        "rope_type": "longrope",
+        "short_factor": EIGHT,
+        "long_factor": EIGHT,
+        "original_max_position_embeddings": 1024,
+    },
     {**YARN, "rope_theta": 5e6, "attention_factor": 1.3},
-]  # fmt: skip
+]
 VALUES = {
     "rope_scaling": SCALINGS,
     "rope_parameters": SCALINGS,

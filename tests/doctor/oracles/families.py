@@ -31,14 +31,30 @@ FAMILIES = tuple(
 )
 TOKENS = [1, *(3 + 7 * i % 90 for i in range(60))]
 TINY = {
-    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 4096,
-    "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    "query_pre_attn_scalar": 16, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
-    "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 0,
-}  # fmt: skip
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 4096,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "query_pre_attn_scalar": 16,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+    "vocab_size_per_layer_input": 97,
+    "num_kv_shared_layers": 0,
+}
 LAYERS = {"gemma3_text": 6, "gemma3n_text": 5}
 """A whole period of layers, without which mlx-lm cannot run."""
 LINEAR = {"rope_type": "linear", "factor": 3.0}

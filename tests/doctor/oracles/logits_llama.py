@@ -20,8 +20,13 @@ if __name__ == "__main__":
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = xllamacpp.Server(params)
-    request = {"prompt": ids, "n_predict": 1, "n_probs": 512, "temperature": 1.0,
-               "cache_prompt": False}  # fmt: skip
+    request = {
+        "prompt": ids,
+        "n_predict": 1,
+        "n_probs": 512,
+        "temperature": 1.0,
+        "cache_prompt": False,
+    }
     answer = server.handle_completions(request)
     top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     row = np.full(len(top), np.nan, np.float64)

@@ -13,13 +13,20 @@ OLD, HALF = {"rope_theta": 54321.0}, {"rope_theta": 54321.0, "partial_rotary_fac
 WIDE = {"head_dim": 128, "qk_rope_head_dim": 64}
 STRETCHED = {"rope_scaling": YARN}
 CONFIGS = {
-    "bamba": {}, "afmoe": OLD, "pe_audio_encoder": OLD, "recurrent_gemma": {},
-    "deepseek_v2": WIDE, "glm_moe_dsa": HALF,
+    "bamba": {},
+    "afmoe": OLD,
+    "pe_audio_encoder": OLD,
+    "recurrent_gemma": {},
+    "deepseek_v2": WIDE,
+    "glm_moe_dsa": HALF,
     "olmo3": {**OLD, "rope_scaling": {**YARN, "attention_factor": 1.2}},
     "nemotron3_diarization_audio": HALF,
-    "gemma3_text": STRETCHED, "gemma3n_text": STRETCHED, "t5gemma2_text": STRETCHED,
-    "modernbert": STRETCHED, "modernbert-decoder": STRETCHED,
-}  # fmt: skip
+    "gemma3_text": STRETCHED,
+    "gemma3n_text": STRETCHED,
+    "t5gemma2_text": STRETCHED,
+    "modernbert": STRETCHED,
+    "modernbert-decoder": STRETCHED,
+}
 
 
 def row(name: str, config: type) -> dict:

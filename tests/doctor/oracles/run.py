@@ -45,10 +45,16 @@ def random_model(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=257, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256,
-        initializer_range=0.3, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=257,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -72,10 +78,14 @@ def breaks(model: Path, folder: Path) -> Path:
     config.pop("rope_scaling", None)
     factors = [1 + 3 * i / (head_dim // 2 - 1) for i in range(head_dim // 2)]
     config["rope_parameters"] = {
-        "rope_type": "longrope", "rope_theta": theta, "short_factor": factors,
-        "long_factor": factors, "factor": 4.0, "attention_factor": TEMPERATURE,
+        "rope_type": "longrope",
+        "rope_theta": theta,
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 4.0,
+        "attention_factor": TEMPERATURE,
         "original_max_position_embeddings": config["max_position_embeddings"] // 4,
-    }  # fmt: skip
+    }
     assert len(plain(head_dim, theta)) == len(factors)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -94,8 +104,11 @@ def logits(
     out = tokens.with_name("logits.npy")
     answer = subprocess.run(
         [python, str(HERE / script), *map(str, folders), str(tokens), str(out)],
-        check=True, capture_output=True, text=True, timeout=LONGEST_RUN,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN,
+    )
     return answer.stdout.strip().splitlines()[-1], np.load(out)
 
 
@@ -136,7 +149,7 @@ def main() -> int:
             ("transformers5", "logits_transformers.py"),
             ("transformers4", "logits_transformers.py"),
             ("mlx", "logits_mlx.py"),
-        ):  # fmt: skip
+        ):
             python = getattr(given, option)
             if python is None:
                 continue

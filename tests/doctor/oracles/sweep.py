@@ -27,9 +27,12 @@ VERSION = None if RECORD[RUNTIME][2] == transformers.__version__ else transforme
 """What posenc is asked for; None for the version that it was read from."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
-}  # fmt: skip
+}
 NOT_KNOWN = frozenset(
     """
     blt clvp_encoder codegen cohere_compass_text edgetam_video gptj llama4_vision_model
@@ -54,19 +57,32 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     given = raw.get("rope_parameters") or {}
     nested = {k: v for k, v in given.items() if isinstance(v, dict)}
     if nested:
-        yield "another base, by kind", {
-            **raw, "rope_parameters": {k: {**v, "rope_theta": 54321.0} for k, v in nested.items()}
-        }  # fmt: skip
-        yield "yarn, by kind", {
-            **raw, "rope_parameters": {k: {**v, **YARN} for k, v in nested.items()},
-        }  # fmt: skip
-        yield "yarn, by kind, old dialect", {
-            **bare, "rope_scaling": {k: {**v, **YARN} for k, v in nested.items()},
-        }  # fmt: skip
+        yield (
+            "another base, by kind",
+            {
+                **raw,
+                "rope_parameters": {k: {**v, "rope_theta": 54321.0} for k, v in nested.items()},
+            },
+        )
+        yield (
+            "yarn, by kind",
+            {
+                **raw,
+                "rope_parameters": {k: {**v, **YARN} for k, v in nested.items()},
+            },
+        )
+        yield (
+            "yarn, by kind, old dialect",
+            {
+                **bare,
+                "rope_scaling": {k: {**v, **YARN} for k, v in nested.items()},
+            },
+        )
     else:
-        yield "another base, new dialect", {
-            **raw, "rope_parameters": {**given, "rope_theta": 54321.0}
-        }  # fmt: skip
+        yield (
+            "another base, new dialect",
+            {**raw, "rope_parameters": {**given, "rope_theta": 54321.0}},
+        )
         yield "yarn", {**raw, "rope_parameters": {**given, "rope_theta": 54321.0, **YARN}}
     facts = (family(raw["model_type"]) or {}).get(CELL) or {}
     for key in {facts.get("theta_key"), *facts.get("theta_keys", {}).values()} - {
@@ -77,23 +93,27 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
     linear = {"rope_type": "linear", "factor": 8.0}
     yield "linear, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": linear}
-    yield "linear, by both names", {
-        **bare, "rope_theta": 54321.0, "rope_scaling": {"type": "linear", **linear}
-    }  # fmt: skip
+    yield (
+        "linear, by both names",
+        {**bare, "rope_theta": 54321.0, "rope_scaling": {"type": "linear", **linear}},
+    )
     named = {"type" if k == "rope_type" else k: v for k, v in YARN.items()}
     yield "yarn, by type alone", {**bare, "rope_theta": 54321.0, "rope_scaling": named}
     for share in (0.25, 0.5):
-        yield f"{share:g} of each head", {
-            **bare, "rope_theta": 54321.0, "partial_rotary_factor": share
-        }  # fmt: skip
+        yield (
+            f"{share:g} of each head",
+            {**bare, "rope_theta": 54321.0, "partial_rotary_factor": share},
+        )
     if not nested:
-        yield "0.25 of each head, new dialect", {
-            **raw, "rope_parameters": {**given, "partial_rotary_factor": 0.25}
-        }  # fmt: skip
+        yield (
+            "0.25 of each head, new dialect",
+            {**raw, "rope_parameters": {**given, "partial_rotary_factor": 0.25}},
+        )
     for scaling in (LLAMA3, {"rope_type": "dynamic", "factor": 4.0}):
-        yield f"{scaling['rope_type']}, old dialect", {
-            **bare, "rope_theta": 54321.0, "rope_scaling": scaling
-        }  # fmt: skip
+        yield (
+            f"{scaling['rope_type']}, old dialect",
+            {**bare, "rope_theta": 54321.0, "rope_scaling": scaling},
+        )
     yield from mistakes(raw, bare)
     if "head_dim" in raw or "qk_rope_head_dim" in raw:
         yield "head_dim null", {**raw, "head_dim": None}

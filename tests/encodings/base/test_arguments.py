@@ -11,11 +11,24 @@ from posenc.encodings.registry import encoding_class
 SHAPE = posenc.ModelShape(64, 4, train_length=16)
 CLASSES = tuple(dict.fromkeys(encoding_class(name) for name in posenc.names()))
 MEANT = {
-    "embed_dim": 64, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "interleaved": False,
-    "window": 8, "chunk_size": 8, "local_window": 2, "max_positions": 16, "height": 4, "width": 4,
-    "train_length": 16, "inner": posenc.ALiBi(4), "floor_scale": 8, "max_distance": 8,
-    "num_layers": 2, "rotation": posenc.RoPE(16, interleaved=False),
-}  # fmt: skip
+    "embed_dim": 64,
+    "num_heads": 4,
+    "num_kv_heads": 4,
+    "head_dim": 16,
+    "interleaved": False,
+    "window": 8,
+    "chunk_size": 8,
+    "local_window": 2,
+    "max_positions": 16,
+    "height": 4,
+    "width": 4,
+    "train_length": 16,
+    "inner": posenc.ALiBi(4),
+    "floor_scale": 8,
+    "max_distance": 8,
+    "num_layers": 2,
+    "rotation": posenc.RoPE(16, interleaved=False),
+}
 WRONG = {
     "bool": ("no", 1, None),
     "int": (math.nan, math.inf, 2.5, "8", True, None),

@@ -183,22 +183,34 @@ def test_a_name_builds_the_encoding_where_the_sizes_are_known():
         (posenc.Encoder(CONFIG, "t5"), "t5", False),
         (both.encoder, "rope", False),
         (both.decoder, "t5", True),
-        (posenc.nn.MultiheadAttention(16, 2, encoding="rope:rope_theta=5e5"),
-         "rope:rope_theta=5e5", True),
+        (
+            posenc.nn.MultiheadAttention(16, 2, encoding="rope:rope_theta=5e5"),
+            "rope:rope_theta=5e5",
+            True,
+        ),
         (posenc.nn.TransformerEncoderLayer(16, 2, encoding="alibi").self_attn, "alibi", True),
-    ):  # fmt: skip
+    ):
         want = posenc.create(name, posenc.ModelShape(16, 2, causal=causal))
         assert alike(module.encoding, want), name
     assert alike(both.cross_encoding, posenc.ALiBi(2))
 
 
-@pytest.mark.parametrize(("build", "message"), [
-    (lambda: posenc.Attention(16, 2, encoding="t5"), "'t5' is built from causal, which Attention"),
-    (lambda: posenc.Decoder(CONFIG, "yarn"), "'yarn' is built from train_length, which Decoder"),
-    (lambda: posenc.Decoder(CONFIG, "learned"), "from train_length"),
-    (lambda: posenc.Decoder(CONFIG, "alibbi"), "Did you mean 'alibi'"),
-    (lambda: posenc.Attention(16, 2, encoding="sinusoidal"), "acts at the embeddings"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: posenc.Attention(16, 2, encoding="t5"),
+            "'t5' is built from causal, which Attention",
+        ),
+        (
+            lambda: posenc.Decoder(CONFIG, "yarn"),
+            "'yarn' is built from train_length, which Decoder",
+        ),
+        (lambda: posenc.Decoder(CONFIG, "learned"), "from train_length"),
+        (lambda: posenc.Decoder(CONFIG, "alibbi"), "Did you mean 'alibi'"),
+        (lambda: posenc.Attention(16, 2, encoding="sinusoidal"), "acts at the embeddings"),
+    ],
+)
 def test_a_name_is_refused_where_a_size_is_unknown(build, message):
     with pytest.raises(ValueError, match=message):
         build()
@@ -267,13 +279,18 @@ def test_linear_attention_checks_its_arguments():
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_new_tokens": 1.5}, {"max_new_tokens": 0}, {"num_beams": 2.0},
+        {"max_new_tokens": 1.5},
+        {"max_new_tokens": 0},
+        {"num_beams": 2.0},
         {"temperature": math.nan},
-        {"num_beams": 2, "length_penalty": math.nan}, {"temperature": 1.0, "top_p": math.nan},
-        {"stop_token": 99}, {"num_beams": 2, "stop_token": -1}, {"valid": [[1, 1, 1, 1]] * 2},
+        {"num_beams": 2, "length_penalty": math.nan},
+        {"temperature": 1.0, "top_p": math.nan},
+        {"stop_token": 99},
+        {"num_beams": 2, "stop_token": -1},
+        {"valid": [[1, 1, 1, 1]] * 2},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_generation_checks_its_options(options):
     model = posenc.Decoder(CONFIG, posenc.RoPE(8, interleaved=False))
     wrong = "valid" if "valid" in options else [*options][-1]

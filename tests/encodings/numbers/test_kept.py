@@ -119,9 +119,15 @@ def test_a_prepared_encoding_gives_what_the_encoding_gives(name):
 
     def attended(prepared=None, q_len=40):
         return posenc.attention(
-            q[:, :, -q_len:], k, v, encoding, q_positions=range(40 - q_len, 40),
-            kv_positions=range(40), mask=posenc.masks.causal, prepared=prepared,
-        )  # fmt: skip
+            q[:, :, -q_len:],
+            k,
+            v,
+            encoding,
+            q_positions=range(40 - q_len, 40),
+            kv_positions=range(40),
+            mask=posenc.masks.causal,
+            prepared=prepared,
+        )
 
     prepared = encoding.prepare(range(40))
     assert encoding._kept is None

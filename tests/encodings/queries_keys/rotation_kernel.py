@@ -39,9 +39,13 @@ def compiled(
     rest = head_dim - 2 * pairs
     heads = min(HEADS, triton_kernel.PROGRAM_NUMBERS // block)
     constants = {
-        "INTERLEAVED": interleaved, "HEADS": heads, "NUM_PAIRS": pairs, "PAIRS": block,
-        "HEAD_DIM": head_dim, "REST": triton.next_power_of_2(rest) if rest else 0,
-    }  # fmt: skip
+        "INTERLEAVED": interleaved,
+        "HEADS": heads,
+        "NUM_PAIRS": pairs,
+        "PAIRS": block,
+        "HEAD_DIM": head_dim,
+        "REST": triton.next_power_of_2(rest) if rest else 0,
+    }
     channels = [name for name in names if name.endswith("_channel")]
     constants |= dict.fromkeys(channels, channel_stride)
     types = {"cos": "*fp32", "sin": "*fp32"}
@@ -106,9 +110,14 @@ def interpreted() -> int:
     dtypes = {torch.float32: 1e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
     sizes = ((8, 16), (3, 16), (5, 13), (1, 2))
     for dtype, interleaved, (pairs, head_dim), batched, heads, length, memory in itertools.product(
-        dtypes, (False, True), sizes, (False, True), ((3,), (5, 1)), (1, 7),
+        dtypes,
+        (False, True),
+        sizes,
+        (False, True),
+        ((3,), (5, 1)),
+        (1, 7),
         ("heads last", "contiguous", "every other channel"),
-    ):  # fmt: skip
+    ):
         angle = torch.randn(*((2,) if batched else ()), length, pairs)
         cos, sin = 1.2 * angle.cos(), 1.2 * angle.sin()  # with an attention factor, as YaRN's
         tables = [t.unsqueeze(-3).expand(2, 1, length, pairs) for t in (cos, sin)]

@@ -22,9 +22,13 @@ def test_decoupled_rope_matches_the_paper():
         encoding, join(q_content, q_rotary), join(k_content, k_rotary), q_positions, kv_positions
     )
     want = paper.scores(
-        q_content[0].numpy(), q_rotary[0].numpy(), k_content[0].numpy(), k_rotary[0, 0].numpy(),
-        q_positions.numpy(), kv_positions.numpy(),
-    )  # fmt: skip
+        q_content[0].numpy(),
+        q_rotary[0].numpy(),
+        k_content[0].numpy(),
+        k_rotary[0, 0].numpy(),
+        q_positions.numpy(),
+        kv_positions.numpy(),
+    )
     np.testing.assert_allclose((q @ k.mT * encoding.scale(14))[0], want, rtol=1e-12, atol=1e-12)
     assert torch.equal(q[..., :8], q_content)
 
@@ -40,15 +44,27 @@ def test_decoupled_rope_matches_transformers_latent_attention(scaled: bool, inte
     if scaled:
         yarn = YaRN(8.0, 64, mscale=0.7, mscale_all_dim=1.0)
         rope = {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 0.7,
-            "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
-        }  # fmt: skip
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+        }
     config = transformers.DeepseekV3Config(
-        hidden_size=32, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=12,
-        kv_lora_rank=10, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
-        max_position_embeddings=512, rope_parameters=rope, rope_interleave=interleaved,
+        hidden_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=12,
+        kv_lora_rank=10,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        max_position_embeddings=512,
+        rope_parameters=rope,
+        rope_interleave=interleaved,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     layer = theirs.DeepseekV3Attention(config, 0).double()
     positions, x = torch.arange(40, 49), torch.randn(1, 9, 32).double()

@@ -8,9 +8,12 @@ import pytest
 import posenc
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 5e5,
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "rope_theta": 5e5,
     "max_position_embeddings": 512,
-}  # fmt: skip
+}
 MINE = {**LLAMA, "model_type": "mymodel"}
 
 

@@ -35,8 +35,10 @@ def test_repo_turns_at_the_positions_that_its_network_gives():
             for t in range(2):
                 angle = position * 100.0 ** (-t / 2)
                 a, b = q[0, h, n, t].item(), q[0, h, n, t + 2].item()
-                want = [a * math.cos(angle) - b * math.sin(angle),
-                        b * math.cos(angle) + a * math.sin(angle)]  # fmt: skip
+                want = [
+                    a * math.cos(angle) - b * math.sin(angle),
+                    b * math.cos(angle) + a * math.sin(angle),
+                ]
                 assert turned[0, h, n, [t, t + 2]].tolist() == pytest.approx(want, abs=1e-12)
 
 

@@ -37,9 +37,13 @@ def test_rnope_layers_match_the_definition(kind: str, index: int):
     nope = index % 4 == 3
     limits = {"window": options.get("window_size"), "chunk": options.get("chunk_size")}
     want = paper.attend(
-        q[0, 0].numpy(), k[0, 0].numpy(), v[0, 0].numpy(), positions.numpy(), rotates=not nope,
+        q[0, 0].numpy(),
+        k[0, 0].numpy(),
+        v[0, 0].numpy(),
+        positions.numpy(),
+        rotates=not nope,
         **({"floor_scale": options.get("floor_scale")} if nope else limits),
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(out[0, 0], want, rtol=1e-12, atol=1e-12)
 
 

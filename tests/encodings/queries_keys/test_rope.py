@@ -121,10 +121,17 @@ def test_mrope_of_text_is_rope():
 def test_mrope_positions_continue_one_past_the_largest_component():
     positions = mrope_positions([2, (1, 2, 3), 2])
     assert positions.tolist() == [
-        [0, 0, 0], [1, 1, 1],
-        [2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4],
-        [5, 5, 5], [6, 6, 6],
-    ]  # fmt: skip
+        [0, 0, 0],
+        [1, 1, 1],
+        [2, 2, 2],
+        [2, 2, 3],
+        [2, 2, 4],
+        [2, 3, 2],
+        [2, 3, 3],
+        [2, 3, 4],
+        [5, 5, 5],
+        [6, 6, 6],
+    ]
 
 
 def test_mrope_sections_of_the_released_models_are_the_defaults():

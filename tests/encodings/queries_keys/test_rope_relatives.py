@@ -64,9 +64,15 @@ def test_xpos_keeps_its_origin_while_the_cache_grows():
     def attend(part: slice, **more):
         at = positions[part]
         return attention(
-            q[:, :, part], k[:, :, part], v[:, :, part], xpos,
-            q_positions=at, kv_positions=at, mask=masks.causal, **more,
-        )  # fmt: skip
+            q[:, :, part],
+            k[:, :, part],
+            v[:, :, part],
+            xpos,
+            q_positions=at,
+            kv_positions=at,
+            mask=masks.causal,
+            **more,
+        )
 
     cache = KVCache()
     steps = [attend(slice(i, i + 1), cache=cache) for i in range(12)]

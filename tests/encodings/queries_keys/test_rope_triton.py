@@ -17,8 +17,10 @@ def test_the_kernel_equals_the_eager_rotation_in_the_interpreter():
     done = subprocess.run(
         [sys.executable, "-m", "tests.encodings.queries_keys.rotation_kernel", "interpreted"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "576 cases agree in the interpreter\n"
 

@@ -32,9 +32,14 @@ ROTATIONS: dict[str, Any] = {
     "trailing": posenc.DecoupledRoPE(8, interleaved=False, rotary_dim=6),
     "yarn": posenc.create("yarn", posenc.ModelShape(32, 4, train_length=16)),
     "longrope": posenc.create("longrope", posenc.ModelShape(32, 4, train_length=16)),
-    "exempt": posenc.RoPE(8, interleaved=False, scaling=posenc.encodings.rope_scaling.LongRoPE(
-        4.0, 16, (1.0,) * 4, (2.0,) * 4, attention_factor=1.3, exempt_tokens=3)),
-}  # fmt: skip
+    "exempt": posenc.RoPE(
+        8,
+        interleaved=False,
+        scaling=posenc.encodings.rope_scaling.LongRoPE(
+            4.0, 16, (1.0,) * 4, (2.0,) * 4, attention_factor=1.3, exempt_tokens=3
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("scores", [True, False])
@@ -79,10 +84,15 @@ def test_a_position_map_leaves_values_at_their_true_positions():
     torch.testing.assert_close(attend(q, k, v, both), want)
 
 
-@pytest.mark.parametrize("wrong", [
-    posenc.XPos(8, interleaved=True), posenc.ReRoPE(8, interleaved=False, window=4),
-    posenc.ALiBi(2), None,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        posenc.XPos(8, interleaved=True),
+        posenc.ReRoPE(8, interleaved=False, window=4),
+        posenc.ALiBi(2),
+        None,
+    ],
+)
 def test_what_is_no_plain_rotation_is_refused(wrong):
     with pytest.raises(TypeError, match="rotation must be RoPE, DecoupledRoPE, MRoPE or AxialRoPE"):
         posenc.RoVE(wrong)

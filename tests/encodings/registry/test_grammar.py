@@ -93,11 +93,14 @@ def test_wrong_text_says_what_and_where(text):
 
 _WORDS = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.text(max_size=8)
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=5,
-)  # fmt: skip
+)
 _OPTIONS = st.dictionaries(_WORDS, _VALUES, max_size=3).map(
     lambda given: tuple(Option(key, value) for key, value in sorted(given.items()))
 )

@@ -77,9 +77,12 @@ if __name__ == "__main__":
 def test_a_script_may_register_what_its_workers_load_again(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(posenc.__file__).parents[1])},
-    )  # fmt: skip
+    )
     assert done.stdout == "script.py:Mine mine_of_a_script Mine True\n", done.stderr
 
 
@@ -166,9 +169,11 @@ def test_a_real_package_is_found_in_a_new_process(tmp_path):
     """)
     path = os.pathsep.join([str(tmp_path), str(Path(posenc.__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     module, *table = done.stdout.splitlines()
     assert module == "theirs" and any(line.startswith("theirs ") for line in table)
@@ -186,11 +191,18 @@ def test_registered_is_a_position_encoding_class():
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ("rotary", "rope"), ("RotaryEmbedding", "rope"), ("RoPE", "rope"), ("PI", "linear"),
-        ("relative_position_bias", "t5"), ("PositionalEncoding", "sinusoidal"),
-        ("absolute", "learned"), ("ntk_aware", "ntk"), ("none", "nope"), ("roep", "rope"),
+        ("rotary", "rope"),
+        ("RotaryEmbedding", "rope"),
+        ("RoPE", "rope"),
+        ("PI", "linear"),
+        ("relative_position_bias", "t5"),
+        ("PositionalEncoding", "sinusoidal"),
+        ("absolute", "learned"),
+        ("ntk_aware", "ntk"),
+        ("none", "nope"),
+        ("roep", "rope"),
     ],
-)  # fmt: skip
+)
 def test_another_name_is_answered_by_its_meaning(said, meant):
     with pytest.raises(
         ValueError, match=rf"^Unknown encoding '{said}'\. Did you mean '{meant}'\?$"

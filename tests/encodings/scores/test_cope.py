@@ -96,10 +96,14 @@ def test_cope_counts_visible_keys_alone():
     positions = torch.arange(-2, 7)
     valid = ((positions >= 0) & (positions < 5))[None]
     out = posenc.attention(
-        padded(q, 2, 2), padded(k, 2, 2), padded(v, 2, 2), encoding,
-        q_positions=positions, kv_positions=positions,
+        padded(q, 2, 2),
+        padded(k, 2, 2),
+        padded(v, 2, 2),
+        encoding,
+        q_positions=positions,
+        kv_positions=positions,
         mask=masks.causal & masks.padding(valid),
-    )  # fmt: skip
+    )
     torch.testing.assert_close(out[:, :, 2:7], alone)
 
 

@@ -19,10 +19,15 @@ def build(case: Case) -> tuple[DeBERTa, posenc.Attention]:
     terms = p["pos_att_type"].split("|")
     buckets = p["position_buckets"]
     encoding = DeBERTa(
-        p["hidden"], p["heads"], head_dim=p["head_dim"],
-        max_distance=p["max_relative_positions"], num_buckets=buckets if buckets > 0 else None,
-        share_att_key=p["share_att_key"], c2p="c2p" in terms, p2c="p2c" in terms,
-    )  # fmt: skip
+        p["hidden"],
+        p["heads"],
+        head_dim=p["head_dim"],
+        max_distance=p["max_relative_positions"],
+        num_buckets=buckets if buckets > 0 else None,
+        share_att_key=p["share_att_key"],
+        c2p="c2p" in terms,
+        p2c="p2c" in terms,
+    )
     layer = posenc.Attention(p["hidden"], p["heads"], head_dim=p["head_dim"], bias=True)
     layer.encoding = encoding
     width = p["heads"] * p["head_dim"]
@@ -81,9 +86,15 @@ def test_deberta_matches_the_paper(num_buckets, paper_p2c: bool, scattered: bool
         return rows.unflatten(-1, (2, 4)).transpose(0, 1).detach().numpy()
 
     want = paper.logits(
-        q[0].numpy(), k[0].numpy(), table(encoding.pos_key), table(encoding.pos_query),
-        positions.numpy(), num_buckets, 12, paper_p2c,
-    )  # fmt: skip
+        q[0].numpy(),
+        k[0].numpy(),
+        table(encoding.pos_key),
+        table(encoding.pos_query),
+        positions.numpy(),
+        num_buckets,
+        12,
+        paper_p2c,
+    )
     np.testing.assert_allclose(got.detach().numpy(), want, rtol=1e-12, atol=1e-12)
 
 

@@ -44,9 +44,16 @@ def test_logits_and_output_equal_the_authors(case: Case):
     logits = scored(fox, q @ k.mT * case.params["sm_scale"], *where)
     case.assert_close("logits", logits.masked_fill(~seen, -torch.inf))
     out = attention(
-        q * (case.params["sm_scale"] * q.shape[-1] ** 0.5), k, v, fox, q_positions=q_positions,
-        kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask,
-    )  # fmt: skip
+        q * (case.params["sm_scale"] * q.shape[-1] ** 0.5),
+        k,
+        v,
+        fox,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        q_state=q_state,
+        kv_state=kv_state,
+        mask=mask,
+    )
     case.assert_close("output", out)
 
 

@@ -31,10 +31,18 @@ def test_a_score_is_as_exact_as_with_the_same_numbers_in_float32(name, dtype):
     def log_sum_exp(encoding: posenc.PositionEncoding, like: torch.dtype) -> torch.Tensor:
         state = encoding.state(x.to(like), positions)
         _, lse = posenc.attention(
-            q.to(like), k.to(like), v.to(like), encoding, q_positions=positions,
-            kv_positions=positions, q_state=state, kv_state=state, mask=posenc.masks.causal,
-            impl="reference", return_lse=True,
-        )  # fmt: skip
+            q.to(like),
+            k.to(like),
+            v.to(like),
+            encoding,
+            q_positions=positions,
+            kv_positions=positions,
+            q_state=state,
+            kv_state=state,
+            mask=posenc.masks.causal,
+            impl="reference",
+            return_lse=True,
+        )
         return lse.double()
 
     want = log_sum_exp(wide, torch.float64)
@@ -54,9 +62,14 @@ def test_gradients_of_parameters_are_those_of_wide_products(name):
         own = copy.deepcopy(encoding).to(torch.float64 if like == torch.float64 else torch.float32)
         state = own.state(x.to(next(own.parameters()).dtype), positions)
         out = posenc.attention(
-            *(t.to(like) for t in vectors), own, q_positions=positions, kv_positions=positions,
-            q_state=state, kv_state=state, mask=posenc.masks.causal,
-        )  # fmt: skip
+            *(t.to(like) for t in vectors),
+            own,
+            q_positions=positions,
+            kv_positions=positions,
+            q_state=state,
+            kv_state=state,
+            mask=posenc.masks.causal,
+        )
         found = torch.autograd.grad((out.double() * weight).sum(), [*own.parameters()])
         return [t.double() for t in found]
 

@@ -34,9 +34,13 @@ def test_scores_equal_the_loops(log_scaling, extent: int):
     weight = encoding.state_proj.weight.view(3, 4, 12)
     states = torch.einsum("td,hrd->htr", x[0], weight)
     want = relative_logits.logits(
-        scores[0].tolist(), states.tolist(), encoding.profiles.tolist(), positions.tolist(),
-        positions.tolist(), log_scaling,
-    )  # fmt: skip
+        scores[0].tolist(),
+        states.tolist(),
+        encoding.profiles.tolist(),
+        positions.tolist(),
+        positions.tolist(),
+        log_scaling,
+    )
     got = modified(encoding, scores, positions, state)
     torch.testing.assert_close(got[0], torch.tensor(want, dtype=torch.float64))
 

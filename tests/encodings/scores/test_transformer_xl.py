@@ -80,10 +80,15 @@ def test_transformer_xl_matches_the_paper_at_any_positions(layout: str, clamp_le
     k = torch.randn(1, 2, len(kv_positions), 4).double()
     got = logits_of(encoding, q, k, q_positions, kv_positions)[0].detach().numpy()
     want = paper.logits(
-        q[0].numpy(), k[0].numpy(), encoding.u.detach().numpy(), encoding.v.detach().numpy(),
-        encoding.projection.weight.detach().numpy(), q_positions.numpy(), kv_positions.numpy(),
+        q[0].numpy(),
+        k[0].numpy(),
+        encoding.u.detach().numpy(),
+        encoding.v.detach().numpy(),
+        encoding.projection.weight.detach().numpy(),
+        q_positions.numpy(),
+        kv_positions.numpy(),
         clamp_len,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-11)
 
 

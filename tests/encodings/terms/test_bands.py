@@ -50,9 +50,15 @@ def test_blocks_equal_the_reference(name, layout, monkeypatch):
 
     def run(impl: str) -> torch.Tensor:
         return posenc.attention(  # type: ignore[return-value]
-            q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, mask=mask,
+            q,
+            k,
+            v,
+            encoding,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            mask=mask,
             impl=impl,
-        )  # fmt: skip
+        )
 
     want, got = run("reference"), run("blocks")
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)

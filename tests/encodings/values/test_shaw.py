@@ -38,9 +38,14 @@ def test_shaw_matches_the_authors_code(case: Case):
     seen = inputs["bias"][0, 0] > -1
     mask = masks.Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
     out = posenc.attention(
-        q, inputs["k"], inputs["v"], encoding,
-        q_positions=q_positions, kv_positions=kv_positions, mask=mask,
-    )  # fmt: skip
+        q,
+        inputs["k"],
+        inputs["v"],
+        encoding,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        mask=mask,
+    )
     case.assert_close("output", out)
 
 
@@ -61,10 +66,15 @@ def test_shaw_matches_the_paper(max_distance: int, layout: str):
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, impl="reference"
     )
     want = paper.attend(
-        q[0].numpy(), k[0].numpy(), v[0].numpy(),
-        encoding.key_table.detach().numpy(), encoding.value_table.detach().numpy(),
-        q_positions.numpy(), kv_positions.numpy(), visible.numpy(),
-    )  # fmt: skip
+        q[0].numpy(),
+        k[0].numpy(),
+        v[0].numpy(),
+        encoding.key_table.detach().numpy(),
+        encoding.value_table.detach().numpy(),
+        q_positions.numpy(),
+        kv_positions.numpy(),
+        visible.numpy(),
+    )
     np.testing.assert_allclose(out[0].detach().numpy(), want, rtol=1e-12, atol=1e-12)
 
 

@@ -59,9 +59,15 @@ def outcome(limit: int = TARGET, *, rotary: bool = True) -> Outcome:
         measured[name] = (variant, evaluation(6.0 - i, limit if name == "none" else TARGET))
     checkpoint: Any = SimpleNamespace(folder=SimpleNamespace(name=NASTY), trained_length=TRAINED)
     return Outcome(
-        checkpoint, TARGET, measured, "linear", f"linear is best {NASTY}",
-        tuned=evaluation(2.3), config_diff=["+ x: 1"], proof=Proof(0.0, 1e-6, 1e-6, 1e-6, 8),
-    )  # fmt: skip
+        checkpoint,
+        TARGET,
+        measured,
+        "linear",
+        f"linear is best {NASTY}",
+        tuned=evaluation(2.3),
+        config_diff=["+ x: 1"],
+        proof=Proof(0.0, 1e-6, 1e-6, 1e-6, 8),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +170,12 @@ def test_every_number_of_the_table_is_equal_in_json_and_on_the_page():
 
 def test_figures_are_written_with_their_numbers(page):
     stems = {
-        "loss-by-position", "loss-by-context", "attention-entropy", "wavelengths", "passkeys",
-    }  # fmt: skip
+        "loss-by-position",
+        "loss-by-context",
+        "attention-entropy",
+        "wavelengths",
+        "passkeys",
+    }
     kinds = ("svg", "pdf", "png", "csv")
     written = {path.name for path in page.parent.iterdir()} - {page.name, OF_FIGURES}
     figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
@@ -197,6 +207,12 @@ def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):
         run(tmp_path / "no-model", 512, ["text"], figures=tmp_path / "taken")
     with pytest.raises(ValueError, match=r"--figures: .*taken is not a folder"):
         extend_and_show(
-            tmp_path / "no-model", 512, [], "posenc extend", None, out=None, method=None,
+            tmp_path / "no-model",
+            512,
+            [],
+            "posenc extend",
+            None,
+            out=None,
+            method=None,
             figures=tmp_path / "taken",
-        )  # fmt: skip
+        )

@@ -23,22 +23,41 @@ from tests.hf_models import (
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(f"w{(7 * i + j) % 200 + 20}" for j in range(400)) for i in range(8)]
 QUICK = Options(windows=1, search_evaluations=0, task=["none"])
-SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64,
-         "num_attention_heads": 4, "vocab_size": 257}  # fmt: skip
+SIZES = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 257,
+}
 FAMILIES = {
     "camembert": {**SIZES, "pad_token_id": 1, "max_position_embeddings": LENGTH + 2},
     "xlm-roberta": {**SIZES, "pad_token_id": 0, "max_position_embeddings": LENGTH + 1},
     "roberta": {**SIZES, "pad_token_id": 5, "max_position_embeddings": LENGTH + 6},
     "mpnet": {**SIZES, "max_position_embeddings": LENGTH + 2},
     "electra": {**SIZES, "embedding_size": 32, "max_position_embeddings": LENGTH},
-    "distilbert": {"vocab_size": 257, "dim": 32, "hidden_dim": 64, "n_layers": 1, "n_heads": 4,
-                   "max_position_embeddings": LENGTH},
-    "modernbert": {**SIZES, "num_hidden_layers": 2, "max_position_embeddings": LENGTH,
-                   "layer_types": ["full_attention", "sliding_attention"], "local_attention": 16,
-                   "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2,
-                   "bos_token_id": 1, "eos_token_id": 2},
+    "distilbert": {
+        "vocab_size": 257,
+        "dim": 32,
+        "hidden_dim": 64,
+        "n_layers": 1,
+        "n_heads": 4,
+        "max_position_embeddings": LENGTH,
+    },
+    "modernbert": {
+        **SIZES,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": LENGTH,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "local_attention": 16,
+        "pad_token_id": 0,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "nomic_bert": {**SIZES, "max_position_embeddings": LENGTH},
-}  # fmt: skip
+}
 ROTARY = ("modernbert", "nomic_bert")
 
 
@@ -156,9 +175,17 @@ def test_an_encoder_without_its_head_says_so(tmp_path):
 
 
 def test_two_stacks_are_refused_by_their_name(tmp_path):
-    sizes = {"vocab_size": 257, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
-             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
-             "decoder_ffn_dim": 16, "max_position_embeddings": LENGTH}  # fmt: skip
+    sizes = {
+        "vocab_size": 257,
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "max_position_embeddings": LENGTH,
+    }
     save("bart", tmp_path / "bart", **sizes)
     config = json.loads((tmp_path / "bart/config.json").read_text()) | {"is_encoder_decoder": True}
     (tmp_path / "bart/config.json").write_text(json.dumps(config))

@@ -53,9 +53,12 @@ def test_its_failure_is_a_failed_run(installed, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [([], "name one with --out"), (["--out", "a,b"], "a folder with a comma"),
-     (["--out", "new"], 'lm_eval is not installed: pip install "posenc[lm-eval]"')],
-)  # fmt: skip
+    [
+        ([], "name one with --out"),
+        (["--out", "a,b"], "a folder with a comma"),
+        (["--out", "new"], 'lm_eval is not installed: pip install "posenc[lm-eval]"'),
+    ],
+)
 def test_what_is_missing_is_said_first(options, message, tmp_path, monkeypatch, call):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)

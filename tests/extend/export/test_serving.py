@@ -58,9 +58,17 @@ def export_of(checkpoint, name):
     recipe, meaning = exported(saved, TARGET)
     assert meaning is not None
     return Export(
-        checkpoint.folder, "out", name, LENGTH, TARGET, recipe, meaning, saved,
-        checkpoint.folder, checkpoint.raw_config,
-    )  # fmt: skip
+        checkpoint.folder,
+        "out",
+        name,
+        LENGTH,
+        TARGET,
+        recipe,
+        meaning,
+        saved,
+        checkpoint.folder,
+        checkpoint.raw_config,
+    )
 
 
 def errors(config, named):
@@ -96,8 +104,12 @@ def test_what_only_transformers_5_reads_is_an_error(checkpoint):
 @pytest.mark.parametrize("name", ["ntk", "by-parts", "yarn", "search"])
 def test_most_methods_reach_every_runtime_of_a_llama_but_for_what_is_told(name, tmp_path):
     export = export_of(load_checkpoint(save("llama", tmp_path / "llama")), name)
-    missing = {"ntk": set(), "yarn": set(), "by-parts": {"llama.cpp"},
-               "search": {"llama.cpp", "mlx-lm"}}[name]  # fmt: skip
+    missing = {
+        "ntk": set(),
+        "yarn": set(),
+        "by-parts": {"llama.cpp"},
+        "search": {"llama.cpp", "mlx-lm"},
+    }[name]
     assert set(ALL) - set(export.right) == missing
     said = page(export)
     if "mlx-lm" in missing:
@@ -134,8 +146,9 @@ def test_the_lines_for_transformers_4_set_what_a_loaded_gpt_neox_reads(tmp_path)
     said = page(export_of(load_checkpoint(save("gpt_neox", tmp_path / "neox")), "ntk"))
     _, code = blocks(said, "transformers 4", "python")
     assert re.findall(r"config.(rope_theta|rotary_emb_base) = (\S+)", code) == [
-        ("rotary_emb_base", "90000.0"), ("rope_theta", "90000.0"),
-    ]  # fmt: skip
+        ("rotary_emb_base", "90000.0"),
+        ("rope_theta", "90000.0"),
+    ]
 
 
 def test_llama_cpp_takes_what_its_command_line_knows(tmp_path):
@@ -153,9 +166,14 @@ def test_serve_md_stands_beside_the_export(tune, tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
     options = replace(QUICK, tune=tune)
     hf.extend(
-        folder, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=options,
+        folder,
+        TARGET,
+        DOCUMENTS,
+        method="ntk",
+        out=tmp_path / "out",
+        options=options,
         as_bytes=True,
-    )  # fmt: skip
+    )
     said = (tmp_path / "out/SERVE.md").read_text()
     assert said.startswith("# Serve out\n\nIt reads 192 tokens, 64 before it was stretched.")
     assert "vllm serve out --max-model-len 192" in said
@@ -181,10 +199,11 @@ NO_DUAL_CHUNK = {
     "not for a llama model": ("llama", {}, None),
     "the plain rotation only": (
         "qwen2",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, None,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        None,
     ),
     "nothing to tune for": ("qwen2", {}, TuneConfig(1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", NO_DUAL_CHUNK)
@@ -193,9 +212,14 @@ def test_dual_chunk_is_refused_where_vllm_would_not_run_it(message, tmp_path):
     folder = save(family, tmp_path / family, **more)
     with pytest.raises(ValueError, match=message):
         hf.extend(
-            folder, TARGET, DOCUMENTS, method="dual-chunk", out=tmp_path / "out",
-            options=replace(QUICK, tune=tune), as_bytes=True,
-        )  # fmt: skip
+            folder,
+            TARGET,
+            DOCUMENTS,
+            method="dual-chunk",
+            out=tmp_path / "out",
+            options=replace(QUICK, tune=tune),
+            as_bytes=True,
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -204,9 +228,14 @@ def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
 
     folder = save("gpt2", tmp_path / "gpt2", vocab_size=257, **TABLES["gpt2"])
     hf.extend(
-        folder, TARGET, DOCUMENTS, method="tile", out=tmp_path / "out", options=QUICK,
+        folder,
+        TARGET,
+        DOCUMENTS,
+        method="tile",
+        out=tmp_path / "out",
+        options=QUICK,
         as_bytes=True,
-    )  # fmt: skip
+    )
     said = (tmp_path / "out/SERVE.md").read_text()
     assert "posenc has not read" in said
     assert "vllm" not in said
@@ -226,9 +255,15 @@ def test_a_scale_of_the_familys_own_needs_no_edit(family, keys):
     from posenc.dialects.runtimes.llama_cpp import from_metadata
 
     config = {
-        "model_type": family, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16,
-        "num_hidden_layers": 8, "max_position_embeddings": 4096, "rope_theta": 10000.0, **keys,
-    }  # fmt: skip
+        "model_type": family,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_hidden_layers": 8,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        **keys,
+    }
     meaning = meaning_of(config)
     got = from_metadata(convert(meaning.model), None).softmax_scale
     assert got == pytest.approx(meaning.computed.softmax_scale)

@@ -22,11 +22,20 @@ AFTER = 12.0
 """Both factors count from the original length, a quarter of LENGTH."""
 QUICK = Options(windows=1, search_evaluations=0, task=["none"])
 LATENT = COMMON | {
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
-    "num_experts_per_tok": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
     "n_shared_experts": 1,
-}  # fmt: skip
+}
 PAIRS = [
     {"mscale": 1.0, "mscale_all_dim": 1.0},
     {"mscale": 0.7, "mscale_all_dim": 1.2},

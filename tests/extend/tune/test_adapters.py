@@ -42,8 +42,9 @@ def test_merging_changes_nothing_that_the_adapters_did_not(family, tmp_path):
         plain = model(tokens).logits
         add_lora(model, 2, only_adapters=True)
         assert {n.rpartition(".")[2] for n, p in model.named_parameters() if p.requires_grad} == {
-            "down", "up",
-        }  # fmt: skip
+            "down",
+            "up",
+        }
         torch.testing.assert_close(model(tokens).logits, plain)
         for module in model.modules():
             if isinstance(module, LoRALinear):

@@ -15,15 +15,31 @@ _HEADS_OF_8 = COMMON | {"head_dim": 8}
 _MASKED = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
 
 INTERLEAVED: dict[str, dict[str, Any]] = {
-    "cohere": COMMON, "ernie4_5": COMMON, "glm": _HEADS_OF_8, "glm4": _HEADS_OF_8,
-    "helium": _HEADS_OF_8, "llama4_text": COMMON,
-}  # fmt: skip
+    "cohere": COMMON,
+    "ernie4_5": COMMON,
+    "glm": _HEADS_OF_8,
+    "glm4": _HEADS_OF_8,
+    "helium": _HEADS_OF_8,
+    "llama4_text": COMMON,
+}
 HALVES: dict[str, dict[str, Any]] = {
-    **ROPE, "apertus": COMMON, "arcee": COMMON, "exaone4": COMMON, "gemma": _HEADS_OF_8,
-    "granite": COMMON, "mixtral": COMMON | {"num_local_experts": 2}, "modernbert": COMMON,
-    "nemotron": COMMON, "olmo": COMMON, "olmo2": COMMON, "persimmon": COMMON, "phi": COMMON,
-    "seed_oss": _HEADS_OF_8, "stablelm": COMMON, "starcoder2": COMMON,
-}  # fmt: skip
+    **ROPE,
+    "apertus": COMMON,
+    "arcee": COMMON,
+    "exaone4": COMMON,
+    "gemma": _HEADS_OF_8,
+    "granite": COMMON,
+    "mixtral": COMMON | {"num_local_experts": 2},
+    "modernbert": COMMON,
+    "nemotron": COMMON,
+    "olmo": COMMON,
+    "olmo2": COMMON,
+    "persimmon": COMMON,
+    "phi": COMMON,
+    "seed_oss": _HEADS_OF_8,
+    "stablelm": COMMON,
+    "starcoder2": COMMON,
+}
 ROTARY = HALVES | INTERLEAVED
 """Families that rotate: pairs of halves, and pairs of neighbours."""
 TABLES = {
@@ -32,16 +48,33 @@ TABLES = {
 } | {"gpt_bigcode": OTHERS["gpt2"], "biogpt": ("AutoModelForCausalLM", _MASKED)}
 """Families with a learned table of positions."""
 _BOTH = {
-    "vocab_size": 257, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2,
-    "pad_token_id": 0, "decoder_start_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 257,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 2,
+}
 _LATENT = COMMON | {
-    "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
-    "kv_lora_rank": 16, "q_lora_rank": 16, "n_routed_experts": 2, "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
 LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("AutoModelForCausalLM", _LATENT))
 """Families that compute keys and values from one latent, which some releases cache."""
 TWO_STACKS = dict.fromkeys(("bart", "marian"), ("AutoModelForSeq2SeqLM", _BOTH))
@@ -82,12 +115,14 @@ def own_rope(model: Any) -> posenc.PositionEncoding:
     config = model.config
     ropes = {
         setting.layer_type: posenc.RoPE(
-            head_size(config, setting.layer_type), setting.rope_theta,
-            interleaved=config.model_type in INTERLEAVED, rotary_dim=setting.rotary_dim,
+            head_size(config, setting.layer_type),
+            setting.rope_theta,
+            interleaved=config.model_type in INTERLEAVED,
+            rotary_dim=setting.rotary_dim,
             scaling=setting.scaling,
         )
         for setting in read_settings(config)
-    }  # fmt: skip
+    }
     if None not in ropes:
         return posenc.PerLayer([ropes[kind] for kind in config.layer_types])
     rotated = getattr(config, "no_rope_layers", None)

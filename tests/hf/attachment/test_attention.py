@@ -75,9 +75,13 @@ def test_attention_takes_memory_that_grows_with_the_length_alone(family, padded)
         model = transformers.T5EncoderModel(config).eval()
     elif family == "llama":
         config = transformers.LlamaConfig(
-            vocab_size=90, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=4, max_position_embeddings=4096,
-        )  # fmt: skip
+            vocab_size=90,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            max_position_embeddings=4096,
+        )
         model = transformers.LlamaModel(config).eval()
     else:
         config = transformers.BloomConfig(vocab_size=90, hidden_size=16, n_layer=1, n_head=4)

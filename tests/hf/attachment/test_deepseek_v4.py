@@ -21,13 +21,27 @@ def model() -> Any:
     if not hasattr(transformers, "DeepseekV4Config"):
         pytest.skip("this transformers has no DeepSeek-V4")
     torch.manual_seed(0)
-    config = transformers.DeepseekV4Config(**COMMON | {
-        "num_key_value_heads": 1, "head_dim": HEAD_DIM, "partial_rotary_factor": ROTARY / HEAD_DIM,
-        "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8, "hc_mult": 2, "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention"] * 2, "mlp_layer_types": ["moe"] * 2,
-        "moe_intermediate_size": 32, "n_routed_experts": 2, "num_experts_per_tok": 1,
-        "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
-    })  # fmt: skip
+    config = transformers.DeepseekV4Config(
+        **COMMON
+        | {
+            "num_key_value_heads": 1,
+            "head_dim": HEAD_DIM,
+            "partial_rotary_factor": ROTARY / HEAD_DIM,
+            "q_lora_rank": 16,
+            "o_groups": 2,
+            "o_lora_rank": 8,
+            "hc_mult": 2,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention"] * 2,
+            "mlp_layer_types": ["moe"] * 2,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+            "index_topk": 4,
+        }
+    )
     model = transformers.DeepseekV4ForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
@@ -45,9 +59,16 @@ def rebuilt(layer: Any, x: Tensor, positions: Tensor, cache: posenc.KVCache | No
     q = layer.q_b_norm(q).transpose(1, 2)
     kv = layer.kv_norm(layer.kv_proj(x))[:, None]
     out = posenc.attention(
-        q, kv, kv, encoding(), q_positions=positions, kv_positions=positions, cache=cache,
-        mask=masks.causal & masks.sliding_window(WINDOW), sinks=layer.sinks,
-    )  # fmt: skip
+        q,
+        kv,
+        kv,
+        encoding(),
+        q_positions=positions,
+        kv_positions=positions,
+        cache=cache,
+        mask=masks.causal & masks.sliding_window(WINDOW),
+        sinks=layer.sinks,
+    )
     grouped = out.transpose(1, 2).flatten(2).unflatten(-1, (2, -1))
     return layer.o_b_proj(layer.o_a_proj(grouped).flatten(2))
 

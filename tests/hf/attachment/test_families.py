@@ -114,9 +114,13 @@ def test_a_vision_transformer_keeps_its_table_and_gets_an_encoding():
 
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-        image_size=16, patch_size=4,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=4,
+    )
     model = ViTModel(config).eval()
     pixels = torch.randn(2, 3, 16, 16)
     stock = model(pixels).last_hidden_state
@@ -129,8 +133,14 @@ def test_a_vision_transformer_keeps_its_table_and_gets_an_encoding():
 
 def eyes():
     """Three stock models that read images."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-             "intermediate_size": 32, "image_size": 16, "patch_size": 4}  # fmt: skip
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "image_size": 16,
+        "patch_size": 4,
+    }
     kinds = "ViT", "CLIPVision", "Dinov2"
     for kind in kinds:
         config = getattr(transformers, f"{kind}Config")(**sizes)
@@ -214,9 +224,10 @@ def test_tables_of_two_stacks_are_replaced_whatever_the_length_and_the_padding(f
     torch.testing.assert_close(got[0], alone[0], rtol=0, atol=1e-4)
     out = model(input_ids=texts, decoder_input_ids=texts[:, :30], use_cache=True)
     rest = model(
-        encoder_outputs=(out.encoder_last_hidden_state,), decoder_input_ids=texts[:, 30:],
+        encoder_outputs=(out.encoder_last_hidden_state,),
+        decoder_input_ids=texts[:, 30:],
         **continued(model, out),
-    )  # fmt: skip
+    )
     torch.testing.assert_close(rest.logits, whole[:, 30:], rtol=0, atol=1e-4)
     short = model(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9]).logits
     assert (short - stock).abs().max() > 1e-2

@@ -54,9 +54,9 @@ def test_new_tokens_beside_a_cache_are_hidden_as_in_one_pass():
 
 
 @pytest.mark.parametrize(
-    "size", [(3, 1, 5, 14), (1, 2, 5, 14), (1, 1, 4, 14), (1, 1, 14, 14), (1, 1, 5, 13),
-             (1, 1, 5, 15)]
-)  # fmt: skip
+    "size",
+    [(3, 1, 5, 14), (1, 2, 5, 14), (1, 1, 4, 14), (1, 1, 14, 14), (1, 1, 5, 13), (1, 1, 5, 15)],
+)
 def test_a_mask_of_another_size_is_refused(size):
     model = build("llama")
     posenc.hf.attach(model, "alibi")

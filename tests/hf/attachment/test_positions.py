@@ -465,8 +465,11 @@ def test_a_hole_in_one_text_is_padding():
     row = TOKENS[:1, :8]
     counted = torch.arange(8)[None]  # the hole too, as some tokenizers' models do
     kept = row[:, hole[0] > 0]
-    whole = model(kept, attention_mask=torch.ones(1, 1, 6, 6).tril().bool(),
-                  position_ids=counted[:, hole[0] > 0]).logits  # fmt: skip
+    whole = model(
+        kept,
+        attention_mask=torch.ones(1, 1, 6, 6).tril().bool(),
+        position_ids=counted[:, hole[0] > 0],
+    ).logits
     got = model(row, attention_mask=hole, position_ids=counted).logits
     close(got[:, hole[0] > 0], whole)
 

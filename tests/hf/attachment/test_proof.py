@@ -161,9 +161,10 @@ def test_a_mask_under_another_name_is_refused(monkeypatch, encoding):
 def test_a_mask_that_an_encoder_drops_is_refused(monkeypatch, family, module, options):
     modeling = getattr(getattr(transformers.models, family), f"modeling_{family}")
     planted(
-        monkeypatch, getattr(modeling, module),
+        monkeypatch,
+        getattr(modeling, module),
         lambda kwargs: {k: v for k, v in kwargs.items() if k != "attention_mask"},
-    )  # fmt: skip
+    )
     refused("next to padding on the (left|right)", family, **options)
 
 

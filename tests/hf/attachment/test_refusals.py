@@ -87,11 +87,22 @@ def test_a_second_encoding_and_none():
 def test_a_model_that_takes_sound_needs_an_example():
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 90,
-             "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_mel_bins": 8,
-             "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_source_positions": 10,
-             "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-             "decoder_start_token_id": 1}  # fmt: skip
+    sizes = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "vocab_size": 90,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "num_mel_bins": 8,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_source_positions": 10,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }
     model = WhisperForConditionalGeneration(WhisperConfig(**sizes)).eval()
     refused(model, "Give example=, the arguments of one small forward", ALIBI, decoder=ALIBI)
     sound = {"input_features": torch.randn(1, 8, 20), "decoder_input_ids": TOKENS[:1, :5] % 90}
@@ -132,8 +143,15 @@ def test_a_name_that_create_does_not_know_leaves_the_model_as_it_was():
 
 def model_of_pictures():
     sizes = COMMON | {"head_dim": 8, "rope_parameters": {"mrope_section": [2, 1, 1]}}
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16,
-              "out_hidden_size": 32, "patch_size": 4, "deepstack_visual_indexes": [0]}  # fmt: skip
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 32,
+        "patch_size": 4,
+        "deepstack_visual_indexes": [0],
+    }
     sizes["rope_parameters"] |= {"rope_type": "default", "rope_theta": 1e4}
     config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=vision)
     torch.manual_seed(0)
@@ -186,8 +204,10 @@ def test_packed_texts_of_three_components_are_apart_or_refused(use_cache, padded
     rope = posenc.MRoPE(head_dim=8, sections=(2, 1, 1), interleaved=False)
     attach(model, rope, example={"input_ids": tokens, "position_ids": places})
     told = {"use_cache": use_cache}
-    apart = [model(part, position_ids=places[..., : part.shape[1]]).last_hidden_state
-             for part in (tokens[:, :4], tokens[:, 4:])]  # fmt: skip
+    apart = [
+        model(part, position_ids=places[..., : part.shape[1]]).last_hidden_state
+        for part in (tokens[:, :4], tokens[:, 4:])
+    ]
     if padded:
         told["attention_mask"] = torch.tensor([[1] * 9 + [0] * padded])
     row = torch.cat([tokens, tokens[:, :padded]], dim=1)

@@ -195,7 +195,7 @@ def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, s
             r"builds ALiBi\(num_heads=4\) from it, and x was saved",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_record_that_says_something_else_is_refused(change, said, tmp_path):
     saved(tmp_path)
     path = tmp_path / "posenc.json"

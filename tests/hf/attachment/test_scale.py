@@ -10,9 +10,13 @@ from tests.hf_models import transformers
 
 HEADS, HEAD_DIM = 4, 8
 SIZES = {
-    "vocab_size": 90, "hidden_size": HEADS * HEAD_DIM, "intermediate_size": 16,
-    "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
-}  # fmt: skip
+    "vocab_size": 90,
+    "hidden_size": HEADS * HEAD_DIM,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+}
 TOKENS = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
 
 

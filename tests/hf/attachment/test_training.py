@@ -65,9 +65,15 @@ def test_trainer_saves_resumes_and_loads(tmp_path):
     def train(steps: int, resume: bool) -> torch.nn.Module:
         model = attached_model()
         arguments = TrainingArguments(
-            str(tmp_path), max_steps=steps, save_steps=2, per_device_train_batch_size=2,
-            report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-2,
-        )  # fmt: skip
+            str(tmp_path),
+            max_steps=steps,
+            save_steps=2,
+            per_device_train_batch_size=2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            learning_rate=1e-2,
+        )
         Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=resume)
         return model
 

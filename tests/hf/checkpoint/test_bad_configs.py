@@ -14,16 +14,26 @@ from tests.hf_models import LENGTH
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": LENGTH}
 LLAMA3 = {**YARN, "rope_type": "llama3", "factor": 2.0}
 BAD: list[tuple[str, object, str]] = [
-    *((key, value, f"{key} must be a whole number from 1")
-      for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
-                  "head_dim", "max_position_embeddings")
-      for value in (0, -4, 1.5, "32", [32], True, 10**12, float("nan"), {})),
+    *(
+        (key, value, f"{key} must be a whole number from 1")
+        for key in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "vocab_size",
+            "head_dim",
+            "max_position_embeddings",
+        )
+        for value in (0, -4, 1.5, "32", [32], True, 10**12, float("nan"), {})
+    ),
     ("hidden_size", None, "hidden_size must be"),
     ("num_key_value_heads", 0, "num_key_value_heads must be"),
     ("num_attention_heads", 8, "is stored as (32, 32), and config.json needs"),
     ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, but there are only 21 tensors"),
-    *(("rope_theta", value, "rope_theta must be a positive number")
-      for value in (0, -1e4, float("nan"), float("inf"), "10000", [1], True)),
+    *(
+        ("rope_theta", value, "rope_theta must be a positive number")
+        for value in (0, -1e4, float("nan"), float("inf"), "10000", [1], True)
+    ),
     ("rope_parameters", "yarn", "rope_parameters must be an object or null, got 'yarn'"),
     ("rope_scaling", [1], "rope_scaling must be an object or null"),
     ("rope_parameters", YARN, "yarn without factor"),
@@ -32,15 +42,24 @@ BAD: list[tuple[str, object, str]] = [
     ("rope_parameters", {**YARN, "factor": -4.0}, "factor must be a positive number, got -4.0"),
     ("rope_parameters", {**YARN, "factor": float("nan")}, "factor must be a positive number"),
     ("rope_parameters", {**YARN, "factor": 2.0, "beta_fast": "a"}, "beta_fast must be"),
-    ("rope_parameters", {**YARN, "factor": 2.0, "original_max_position_embeddings": "64"},
-     "original_max_position_embeddings must be a whole number"),
+    (
+        "rope_parameters",
+        {**YARN, "factor": 2.0, "original_max_position_embeddings": "64"},
+        "original_max_position_embeddings must be a whole number",
+    ),
     ("rope_parameters", {**YARN, "rope_type": "spiral"}, "unknown rope_type 'spiral'"),
     ("rope_parameters", {**YARN, "rope_type": 3}, "unknown rope_type 3"),
     ("rope_parameters", LLAMA3, "llama3 without low_freq_factor"),
-    ("rope_parameters", {**YARN, "rope_type": "longrope", "short_factor": [1.0]},
-     "longrope without long_factor"),
-    ("rope_parameters", {**YARN, "rope_type": "longrope", "short_factor": [1.0] * 4,
-                         "long_factor": [1.0, "2"]}, "long_factor must be a list of positive"),
+    (
+        "rope_parameters",
+        {**YARN, "rope_type": "longrope", "short_factor": [1.0]},
+        "longrope without long_factor",
+    ),
+    (
+        "rope_parameters",
+        {**YARN, "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, "2"]},
+        "long_factor must be a list of positive",
+    ),
     ("rope_parameters", {"rope_type": "default", "rope_theta": "1e4"}, "rope_theta must be"),
     ("model_type", None, "model_type must be a name, got None"),
     ("model_type", ["llama"], "model_type must be a name"),
@@ -49,7 +68,7 @@ BAD: list[tuple[str, object, str]] = [
     ("hidden_size", 33, "config.json"),
     ("architectures", 3, "architectures must be a list of names"),
     ("architectures", [3], "architectures must be a list of names"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture

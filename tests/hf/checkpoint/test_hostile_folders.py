@@ -46,9 +46,19 @@ def command(folder: Path, kind: str) -> list[str]:
         return ["inspect", "model", str(folder), "--sentence", "the fox", "--json"]
     (folder.parent / "text.txt").write_text(TEXT)
     return [
-        "extend", str(folder), "--to", str(2 * LENGTH), "--method", "ntk", "--windows", "1",
-        "--text", str(folder.parent / "text.txt"), "--out", str(folder.parent / "out"),
-    ]  # fmt: skip
+        "extend",
+        str(folder),
+        "--to",
+        str(2 * LENGTH),
+        "--method",
+        "ntk",
+        "--windows",
+        "1",
+        "--text",
+        str(folder.parent / "text.txt"),
+        "--out",
+        str(folder.parent / "out"),
+    ]
 
 
 def refused(answer) -> str:

@@ -73,16 +73,32 @@ def test_every_vendors_config_is_read_or_refused_with_the_class_to_take():
             pytest.fail(f"{name}: {errors}")
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"model_type": "lama"}, "model_type 'lama' is unknown. Build it"),
-    ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "spiral"),
-    ({"model_type": "qwen2_vl", "rope_parameters": {
-        "rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
-     r"has an mrope_section: use posenc\.MRoPE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "lama"}, "model_type 'lama' is unknown. Build it"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "spiral"),
+        (
+            {
+                "model_type": "qwen2_vl",
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e6,
+                    "mrope_section": [2, 3, 3],
+                },
+            },
+            r"has an mrope_section: use posenc\.MRoPE",
+        ),
+    ],
+)
 def test_what_is_not_known_is_refused(changes, message):
-    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
-              "max_position_embeddings": 512, **changes}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        **changes,
+    }
     with pytest.raises(ValueError, match=message):
         posenc.RoPE.from_config(config)
 

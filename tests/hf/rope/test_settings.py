@@ -176,9 +176,11 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
                 plain_base = found.scaling is None  # it names no length
                 assert found.original_length == meant.original_length or plain_base
                 torch.testing.assert_close(
-                    floats(found.frequencies().inv_freq), floats(meant.frequencies().inv_freq),
-                    rtol=1e-6, atol=0,
-                )  # fmt: skip
+                    floats(found.frequencies().inv_freq),
+                    floats(meant.frequencies().inv_freq),
+                    rtol=1e-6,
+                    atol=0,
+                )
 
 
 def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tmp_path):

@@ -31,10 +31,20 @@ from tests.hf_models import COMMON, LENGTH, save
 
 TEXT, WORDS = "The dog saw its cat.", ("dog", "cat")
 KINDS = {
-    "llama": Rotation, "qwen2": Rotation, "gpt_neox": Rotation, "bert": Table, "gpt2": Table,
-    "opt": Table, "bloom": Bias, "t5": Bias, "deberta": Disentangled, "deberta-v2": Disentangled,
-    "falcon": Rotation, "gptj": Rotation, "mpt": Bias,
-}  # fmt: skip
+    "llama": Rotation,
+    "qwen2": Rotation,
+    "gpt_neox": Rotation,
+    "bert": Table,
+    "gpt2": Table,
+    "opt": Table,
+    "bloom": Bias,
+    "t5": Bias,
+    "deberta": Disentangled,
+    "deberta-v2": Disentangled,
+    "falcon": Rotation,
+    "gptj": Rotation,
+    "mpt": Bias,
+}
 LLAMA2XS = Path(__file__).parents[3].parent / "shared/checkpoints/llama2xs"
 
 
@@ -106,8 +116,9 @@ def test_the_last_state_is_that_before_the_final_norm(folders, family, norm):
         assert (state - out.hidden_states[-1][0]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(("last", "message"), [((2, 8), "hand on states of different shapes"),
-                                               ((8,), None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("last", "message"), [((2, 8), "hand on states of different shapes"), ((8,), None)]
+)
 def test_layers_that_hand_on_several_streams_are_refused(last, message):
     """As hyper-connections do, whose last state is one stream again."""
 

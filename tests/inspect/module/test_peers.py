@@ -119,8 +119,15 @@ def test_llama_is_right_in_float32():
     yes, no = split(measured(LLAMA, "cos-sin", {"config": CONFIG}))
     known = {STILL, PAIRS, FREQUENCIES, UNTOUCHED}
     assert yes == known | {
-        APART, ACTIVATIONS, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS,
-    }  # fmt: skip
+        APART,
+        ACTIVATIONS,
+        HISTORY,
+        GROWTH,
+        ALONE,
+        BESIDE,
+        REACH,
+        GRAPHS,
+    }
     assert no == {CAST}
 
 

@@ -20,12 +20,28 @@ def warps(pairs: int) -> int:
 
 @triton.jit
 def _heads_of(
-    x, out, c, s, row, length, head, heads,
-    x_batch, x_head, x_token, x_channel,
-    out_batch, out_head, out_token, out_channel,
-    INTERLEAVED: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    c,
+    s,
+    row,
+    length,
+    head,
+    heads,
+    x_batch,
+    x_head,
+    x_token,
+    x_channel,
+    out_batch,
+    out_head,
+    out_token,
+    out_channel,
+    INTERLEAVED: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    REST: tl.constexpr,
+):
     """Rotate the heads `head` of one token by cosines c and sines s."""
     batch, token = row // length, row % length
     source = x + batch * x_batch + token * x_token + head.to(tl.int64)[:, None] * x_head
@@ -56,16 +72,41 @@ def _heads_of(
 
 @triton.jit
 def _kernel(
-    q, q_out, k, k_out, cos, sin,
-    length, q_heads, q_blocks, k_heads,
-    q_batch, q_head, q_token, q_channel,
-    q_out_batch, q_out_head, q_out_token, q_out_channel,
-    k_batch, k_head, k_token, k_channel,
-    k_out_batch, k_out_head, k_out_token, k_out_channel,
-    table_batch, table_token,
-    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_out,
+    k,
+    k_out,
+    cos,
+    sin,
+    length,
+    q_heads,
+    q_blocks,
+    k_heads,
+    q_batch,
+    q_head,
+    q_token,
+    q_channel,
+    q_out_batch,
+    q_out_head,
+    q_out_token,
+    q_out_channel,
+    k_batch,
+    k_head,
+    k_token,
+    k_channel,
+    k_out_batch,
+    k_out_head,
+    k_out_token,
+    k_out_channel,
+    table_batch,
+    table_token,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    REST: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, PAIRS)
@@ -74,18 +115,52 @@ def _kernel(
     s = tl.load(sin + table, mask=pair < NUM_PAIRS, other=0.0)[None, :]
     if block < q_blocks:
         _heads_of(
-            q, q_out, c, s, row, length, block * HEADS + tl.arange(0, HEADS), q_heads,
-            q_batch, q_head, q_token, q_channel,
-            q_out_batch, q_out_head, q_out_token, q_out_channel,
-            INTERLEAVED, NUM_PAIRS, PAIRS, HEAD_DIM, REST,
-        )  # fmt: skip
+            q,
+            q_out,
+            c,
+            s,
+            row,
+            length,
+            block * HEADS + tl.arange(0, HEADS),
+            q_heads,
+            q_batch,
+            q_head,
+            q_token,
+            q_channel,
+            q_out_batch,
+            q_out_head,
+            q_out_token,
+            q_out_channel,
+            INTERLEAVED,
+            NUM_PAIRS,
+            PAIRS,
+            HEAD_DIM,
+            REST,
+        )
     else:
         _heads_of(
-            k, k_out, c, s, row, length, (block - q_blocks) * HEADS + tl.arange(0, HEADS), k_heads,
-            k_batch, k_head, k_token, k_channel,
-            k_out_batch, k_out_head, k_out_token, k_out_channel,
-            INTERLEAVED, NUM_PAIRS, PAIRS, HEAD_DIM, REST,
-        )  # fmt: skip
+            k,
+            k_out,
+            c,
+            s,
+            row,
+            length,
+            (block - q_blocks) * HEADS + tl.arange(0, HEADS),
+            k_heads,
+            k_batch,
+            k_head,
+            k_token,
+            k_channel,
+            k_out_batch,
+            k_out_head,
+            k_out_token,
+            k_out_channel,
+            INTERLEAVED,
+            NUM_PAIRS,
+            PAIRS,
+            HEAD_DIM,
+            REST,
+        )
 
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
@@ -125,14 +200,31 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     kernel: Any = _kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
         kernel[(batch * length, sum(blocks))](
-            q, q_out, k, k_out, cos, sin, length, q.shape[1], blocks[0], k.shape[1],
-            *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(),
-            cos.stride(0), cos.stride(2),
-            INTERLEAVED=interleaved, HEADS=block_heads, NUM_PAIRS=pairs, PAIRS=block_pairs,
-            HEAD_DIM=head_dim, REST=triton.next_power_of_2(rest) if rest else 0,
+            q,
+            q_out,
+            k,
+            k_out,
+            cos,
+            sin,
+            length,
+            q.shape[1],
+            blocks[0],
+            k.shape[1],
+            *q.stride(),
+            *q_out.stride(),
+            *k.stride(),
+            *k_out.stride(),
+            cos.stride(0),
+            cos.stride(2),
+            INTERLEAVED=interleaved,
+            HEADS=block_heads,
+            NUM_PAIRS=pairs,
+            PAIRS=block_pairs,
+            HEAD_DIM=head_dim,
+            REST=triton.next_power_of_2(rest) if rest else 0,
             num_warps=warps(block_heads * block_pairs),
             enable_fp_fusion=True,  # Triton's default changes with its version
-        )  # fmt: skip
+        )
     return outs
 
 
