@@ -41,10 +41,10 @@ def seal(content: dict[str, Any]) -> str:
 def unseal(text: str) -> dict[str, Any]:
     """Return the content that `seal` was given. Raises ValueError if it has been changed."""
     content = parse_object(text)
-    found = content.pop(SEAL, None)
-    if found is None:
+    sealed_hash = content.pop(SEAL, None)
+    if sealed_hash is None:
         raise ValueError(f"it has no {SEAL}")
-    if found != _hash(content):
+    if sealed_hash != _hash(content):
         raise ValueError("it is not what was written: its hash differs")
     return content
 
@@ -86,16 +86,24 @@ def bounded_json(text: str, **hooks: Any) -> Any:
     """Parse JSON that is nested at most DEEPEST times and whose whole numbers fit into a float.
     `hooks` are json's. Raises: ValueError."""
     try:
-        found = json.loads(text, parse_int=_whole, **hooks)
+        content = json.loads(text, parse_int=_whole, **hooks)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [found] if isinstance(found, dict | list) else []
+    containers = [content] if isinstance(content, dict | list) else []
     for _ in range(DEEPEST):
-        level = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [value for values in level for value in values if isinstance(value, dict | list)]
-        if not level:
-            return found
+        containers = _one_level_deeper(containers)
+        if not containers:
+            return content
     raise ValueError(f"it is nested more than {DEEPEST} times")
+
+
+def _one_level_deeper(containers: list[Any]) -> list[Any]:
+    """Return the dicts and lists that are items of these dicts and lists."""
+    inner = []
+    for container in containers:
+        items = container.values() if isinstance(container, dict) else container
+        inner += [item for item in items if isinstance(item, dict | list)]
+    return inner
 
 
 def _whole(digits: str) -> int:
@@ -160,29 +168,27 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     where: what a message calls the value. Raises: ValueError if it is of another type or too large.
     """
     origin = typing.get_origin(kind)
-    inner = typing.get_args(kind)
     if origin is types.UnionType:
-        if value is None and type(None) in inner:
-            return None
-        some = next(each for each in inner if each is not type(None))
-        return _typed(some, value, where)
+        return _typed_optional(kind, value, where)
     _refuse_large(value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return _typed_dict(inner[1], value, where)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if isinstance(value, dict):
-            return _typed_dataclass(kind, value, where)
-    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= LARGEST:  # NaN fails, too
-            raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
-        return float(value)
-    elif kind is int and isinstance(value, bool):  # which isinstance(value, int) would let through
+    if origin is tuple:
+        return _typed_tuple(kind, value, where)
+    if origin is dict:
+        return _typed_dict(kind, value, where)
+    if dataclasses.is_dataclass(kind):
+        return _typed_dataclass(kind, value, where)
+    if kind is float:
+        return _typed_float(value, where)
+    if kind is int and isinstance(value, bool):  # which isinstance(value, int) would let through
         raise ValueError(f"{where}: expected a number, got {value}.")
-    elif isinstance(kind, type) and isinstance(value, kind):
+    if isinstance(kind, type) and isinstance(value, kind):
         return value
-    raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
+    raise _wrong_type(kind, value, where)
+
+
+def _wrong_type(kind: Any, value: Any, where: str) -> ValueError:
+    """Return the error that names the expected type and the one that came."""
+    return ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
 
 
 def _refuse_large(value: Any, where: str) -> None:
@@ -195,17 +201,66 @@ def _refuse_large(value: Any, where: str) -> None:
         )
 
 
-def _typed_dict(kind: Any, value: dict[Any, Any], where: str) -> dict[str, Any]:
-    """Convert the values of a dict to the type `kind`, and check its keys."""
-    found: dict[str, Any] = {}
-    for key, each in value.items():
+def _typed_optional(kind: Any, value: Any, where: str) -> Any:
+    """Convert a value to the first type of a union that is not None, or leave None as it is."""
+    alternatives = typing.get_args(kind)
+    if value is None and types.NoneType in alternatives:
+        return None
+    for alternative in alternatives:
+        if alternative is not types.NoneType:
+            return _typed(alternative, value, where)
+    raise AssertionError(f"{kind} allows nothing but None")
+
+
+def _typed_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
+    """Convert a list to the type `kind`, a tuple of any number of values of one type."""
+    if not isinstance(value, list):
+        raise _wrong_type(kind, value, where)
+    item_kind = typing.get_args(kind)[0]
+    return tuple(_typed(item_kind, item, f"{where}[{i}]") for i, item in enumerate(value))
+
+
+def _typed_dict(kind: Any, value: Any, where: str) -> dict[str, Any]:
+    """Convert the values of a dict to the second type of `kind`, and check its keys."""
+    if not isinstance(value, dict):
+        raise _wrong_type(kind, value, where)
+    item_kind = typing.get_args(kind)[1]
+    converted: dict[str, Any] = {}
+    for key, item in value.items():
         name = _typed(str, key, f"{where}: a key")
-        found[name] = _typed(kind, each, f"{where}[{key[:60]!r}]")
-    return found
+        converted[name] = _typed(item_kind, item, f"{where}[{key[:60]!r}]")
+    return converted
 
 
-def _typed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+def _typed_float(value: Any, where: str) -> float:
+    """Convert a number to a float, and refuse what is too large, NaN or a bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong_type(float, value, where)
+    if not abs(value) <= LARGEST:  # NaN fails, too
+        raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
+    return float(value)
+
+
+def _typed_dataclass(kind: Any, value: Any, where: str) -> Any:
     """Build the dataclass `kind` of the fields in `value`, and let its `check` look at it."""
+    if not isinstance(value, dict):
+        raise _wrong_type(kind, value, where)
+    _check_fields(kind, value, where)
+    hints = typing.get_type_hints(kind)
+    fields = {name: _typed(hints[name], v, f"{where}.{name}") for name, v in value.items()}
+    instance = kind(**fields)
+    check = getattr(instance, "check", None)
+    if check is None:
+        return instance
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return instance
+
+
+def _check_fields(kind: Any, value: dict[str, Any], where: str) -> None:
+    """Raise ValueError for fields that the dataclass `kind` needs or does not have."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     needed = {
         name for name, field in fields.items() if field.default is field.default_factory is MISSING
@@ -216,13 +271,3 @@ def _typed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
         short = [name[:60] for name in wrong]
         names = ", ".join(name if name.isidentifier() else repr(name) for name in short)
         raise ValueError(f"{where}: missing or unknown fields: {names}.")
-    hints = typing.get_type_hints(kind)
-    made = kind(**{name: _typed(hints[name], v, f"{where}.{name}") for name, v in value.items()})
-    check = getattr(made, "check", None)
-    if check is None:
-        return made
-    try:
-        check()
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    return made
