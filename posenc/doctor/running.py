@@ -27,6 +27,7 @@ from posenc.doctor import asking, comparing
 from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
+from posenc.doctor.refusals import check_options, ignored_codes
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
@@ -51,16 +52,16 @@ class Answers(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def run(options: Options, own: Answers | None = None) -> tuple[str, int]:
+def run(options: Options, answers: Answers | None = None) -> tuple[str, int]:
     """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ; 3 if posenc knows of no named runtime what it computes for the family.
 
-    own: what the runtimes at hand answered for the one file; None to ask them here.
+    answers: what the runtimes at hand answered for the one file; None to ask them here.
 
     Raises: ValueError and OSError for bad input.
     """
     try:
-        said, code = _run(options, own)
+        output, code = _run(options, answers)
     except BadConfigError as bad:
         raise ValueError(f"{options.paths[0]}: {str(bad).removeprefix('config.json: ')}") from bad
     except UnknownFamilyError as unknown:
@@ -69,31 +70,28 @@ def run(options: Options, own: Answers | None = None) -> tuple[str, int]:
             return _json({"judged": False, "why": str(unknown)}), 3
         return f"{where}{unknown}. Nothing was judged, fixed or proved.", 3
     if options.as_json and options.out is not None:
-        said = _json({"written": str(options.out), "said": said})
-    return said, code
+        output = _json({"written": str(options.out), "said": output})
+    return output, code
 
 
-def _run(options: Options, own: Answers | None = None) -> tuple[str, int]:
-    """own: what the runtimes at hand answered for the file; None to ask them here."""
-    _check(options)
+def _run(options: Options, answers: Answers | None) -> tuple[str, int]:
+    """Do what the options ask for; return what to print, and the exit code."""
+    check_options(options)
     if options.explain is not None:
-        rule = RULES[check_choice("--explain", options.explain.upper(), RULES)]
-        said = terminal.explain(rule)
-        answer = {"code": rule.code, "title": rule.title, "text": said}
-        return _json(answer) if options.as_json else said, 0
+        return _explain(options.explain, options.as_json), 0
     if options.each:
-        return _each(options)
+        return _judge_each(options)
     if len(options.paths) == 2:
         return _compare(options)
     if is_adapter(options.paths[0]):
-        return _adapter(options), 0
+        return _write_adapter(options), 0
     if options.layout or options.convert_layout is not None:
         return _layout(options)
     source = _loaded(options.paths[0])
     case = _case(source, options)
     if options.positions is not None:
         case.require_known()
-        return _positions(case, options.positions, options.as_json)
+        return _compare_positions(case, options.positions, options.as_json)
     if options.overrides is not None:
         case.require_known()
         return _overrides(source, options)
@@ -101,8 +99,19 @@ def _run(options: Options, own: Answers | None = None) -> tuple[str, int]:
         case.require_known()
         return _fixed(case, options)
     if options.with_ is not None:  # a server's override; who is asked reads the file alone
-        return _judged(case, options, Answers())
-    return _judged(case, options, _answers([source], options)[0] if own is None else own)
+        answers = Answers()
+    elif answers is None:
+        answers = _answers([source], options)[0]
+    return _judged(case, options, answers)
+
+
+def _explain(code: str, as_json: bool) -> str:
+    """Return what a rule finds, and why it matters."""
+    rule = RULES[check_choice("--explain", code.upper(), RULES)]
+    explanation = terminal.explain(rule)
+    if as_json:
+        return _json({"code": rule.code, "title": rule.title, "text": explanation})
+    return explanation
 
 
 def _overrides(source: Source, options: Options) -> tuple[str, int]:
@@ -115,9 +124,9 @@ def _overrides(source: Source, options: Options) -> tuple[str, int]:
 
     meaning = meaning_of(source.config, options.length)
     require_no_guess(source, meaning, "no options can say it")
-    said = override(source.raw, meaning, options.overrides)
-    answer = {"server": options.overrides, "options": said}
-    return _json(answer) if options.as_json else said, 0
+    command_line = override(source.raw, meaning, options.overrides)
+    answer = {"server": options.overrides, "options": command_line}
+    return _json(answer) if options.as_json else command_line, 0
 
 
 def _fixed(case: Case, options: Options) -> tuple[str, int]:
@@ -125,13 +134,14 @@ def _fixed(case: Case, options: Options) -> tuple[str, int]:
     from posenc.doctor.cures.fixing import fix
 
     assert options.out is not None
-    if found := _by_hand(case, findings(case)):
+    if finding := _by_hand(case, findings(case)):
         raise ValueError(
             f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
-            f"{found.code}: {found.message}. {found.cure}"
+            f"{finding.code}: {finding.message}. {finding.cure}"
         )
-    named, versions = _named(options), _versions(options)
-    return fix(case.source, options.out, named, options.length, options.like, versions)
+    runtimes = _named(options)
+    versions = _versions(options)
+    return fix(case.source, options.out, runtimes, options.length, options.like, versions)
 
 
 def _answers(sources: Sequence[Source], options: Options) -> list[Answers]:
@@ -140,40 +150,59 @@ def _answers(sources: Sequence[Source], options: Options) -> list[Answers]:
         if options.ask is not None:
             raise ValueError(f"--ask asks {asking.RUNTIME}, which --for leaves out.")
         return [Answers() for _ in sources]
-    given, notes = asking.answers(sources, options.length, options.ask)
-    named = _named(options)
+    answers_by_file, notes_by_file = asking.answers(sources, options.length, options.ask)
+    runtimes = _named(options)
     versions = _versions(options)
     return [
-        Answers(asking.matching(each, named, versions), tuple(lines))
-        for each, lines in zip(given, notes, strict=True)
+        Answers(asking.matching(answers, runtimes, versions), tuple(notes))
+        for answers, notes in zip(answers_by_file, notes_by_file, strict=True)
     ]
 
 
-def _judged(case: Case, options: Options, own: Answers) -> tuple[str, int]:
+def _judged(case: Case, options: Options, answers: Answers) -> tuple[str, int]:
     """Judge a file, with what the runtimes at hand answered themselves."""
-    case, notes = replace(case, asked=own.by_runtime), own.notes
+    case = replace(case, asked=answers.by_runtime)
     try:
         case.require_known()
     except UnknownFamilyError as unknown:
-        if not case.asked:
-            told = " ".join(notes).rstrip(".")  # run() ends the sentence
-            raise UnknownFamilyError(f"{unknown}. {told}" if told else f"{unknown}") from None
-        if options.as_json:
-            runtimes = {name: case.computed[name].as_json() for name in case.asked}
-            answer = {"judged": False, "why": str(unknown), "runtimes": runtimes}
-            return _json({**answer, "notes": list(notes)} if notes else answer), 3
-        return "\n".join([*notes, terminal.asked_only(case, str(unknown))]), 3
-    every, codes = findings(case), _ignored(options)
-    if not every and case.why_unclear:
+        return _not_judged(case, options, answers.notes, unknown)
+    all_findings = findings(case)
+    if not all_findings and case.why_unclear:
         raise ValueError(f"{case.source.path}: {case.why_unclear}.")
-    found = [each for each in every if each.code not in codes]
-    silenced = [each for each in every if each.code in codes]
-    code = 1 if any(f.severity == "E" for f in found) else 0
+    ignored = ignored_codes(options)
+    counted = [finding for finding in all_findings if finding.code not in ignored]
+    silenced = [finding for finding in all_findings if finding.code in ignored]
+    code = 1 if any(finding.severity == "E" for finding in counted) else 0
     if options.as_json:
-        answer = terminal.as_json(case, found, silenced)
-        return _json({**answer, "notes": list(notes)} if notes else answer), code
-    said = terminal.text(case, found, silenced, fixes=_by_hand(case, every) is None)
-    return "\n".join([*notes, *([""] if notes else []), said]), code
+        return _json_with_notes(terminal.as_json(case, counted, silenced), answers.notes), code
+    fixes = _by_hand(case, all_findings) is None
+    judgement = terminal.text(case, counted, silenced, fixes=fixes)
+    if not answers.notes:
+        return judgement, code
+    return "\n".join([*answers.notes, "", judgement]), code
+
+
+def _not_judged(
+    case: Case, options: Options, notes: Sequence[str], unknown: UnknownFamilyError
+) -> tuple[str, int]:
+    """Return what the runtimes at hand compute for a family whose meaning posenc does not know.
+
+    Raises: UnknownFamilyError if none of them answered.
+    """
+    if not case.asked:
+        why_nobody_answered = " ".join(notes).rstrip(".")  # run() ends the sentence
+        if not why_nobody_answered:
+            raise unknown
+        raise UnknownFamilyError(f"{unknown}. {why_nobody_answered}") from None
+    if options.as_json:
+        runtimes = {name: case.computed[name].as_json() for name in case.asked}
+        answer = {"judged": False, "why": str(unknown), "runtimes": runtimes}
+        return _json_with_notes(answer, notes), 3
+    return "\n".join([*notes, terminal.asked_only(case, str(unknown))]), 3
+
+
+def _json_with_notes(answer: dict[str, Any], notes: Sequence[str]) -> str:
+    return _json({**answer, "notes": list(notes)} if notes else answer)
 
 
 def _json(answer: Any) -> str:
@@ -182,105 +211,28 @@ def _json(answer: Any) -> str:
 
 def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
     """Return the first finding that --fix leaves to the file's author."""
-    for each in found if case.metadata is None else ():
-        guessed = each.severity == "E" and (case.why_unclear or each.code in UNCLEAR)
-        if each.contradiction or guessed:
-            return each
+    if case.metadata is not None:
+        return None
+    for finding in found:
+        guessed = finding.severity == "E" and (case.why_unclear or finding.code in UNCLEAR)
+        if finding.contradiction or guessed:
+            return finding
     return None
 
 
-def _check(options: Options) -> None:
-    """Raise ValueError for options that do not go together, before any file is read."""
-    _ignored(options)
-    if unclear := [str(path) for path in options.paths if "\n" in str(path)]:
-        raise ValueError(f"{unclear[0]!r}: a line break in its name; rename it.")
-    if options.explain is not None:
-        if options != Options((), explain=options.explain, as_json=options.as_json):
-            raise ValueError("--explain takes a rule's code, --json, no path and nothing else.")
-    elif options.each:
-        _check_each(options)
-    else:
-        _check_one_or_two(options)
-
-
-def _check_each(options: Options) -> None:
-    """Raise ValueError for what --each does not take."""
-    allowed = Options(
-        options.paths,
-        options.length,
-        options.for_,
-        options.ask,
-        options.ignore,
-        each=True,
-        strict=options.strict,
-    )
-    if options != allowed:
-        raise ValueError(
-            "--each takes --length, --for, --ask, --ignore and --strict, and no other option."
-        )
-    if not options.paths:
-        raise ValueError("--each: expected one path or more, got none.")
-
-
-def _check_one_or_two(options: Options) -> None:
-    """Raise ValueError for what cannot be asked of one path, or of two that are compared."""
-    if options.strict:
-        raise ValueError("--strict goes with --each.")
-    if not 1 <= len(options.paths) <= 2:
-        raise ValueError(
-            f"expected one path, or two to compare, got {len(options.paths)}; see posenc doctor "
-            "--help."
-        )
-    writes = options.fix or options.convert_layout is not None
-    if writes != (options.out is not None):
-        raise ValueError("--fix or --convert-layout, and --out go together: --fix --out NEW.")
-    if options.layout != (options.text is not None):
-        raise ValueError("--layout and --text go together: --layout --text FILE.")
-    actions = _actions(options)
-    if len(actions) > 1:
-        raise ValueError(f"give {actions[0]} or {actions[1]}, not both.")
-    compares = len(options.paths) == 2
-    adapter = not compares and is_adapter(options.paths[0])
-    if options.like is not None and not (options.fix or (adapter and writes)):
-        raise ValueError(
-            "--like goes with --fix of a GGUF file, or with --fix or --convert-layout of a LoRA "
-            "adapter."
-        )
-    judges = not (actions or adapter or compares)
-    if options.ask is not None and not judges:
-        raise ValueError("--ask goes with judging a file, and with no other action.")
-    if options.ignore is not None and not judges:
-        raise ValueError("--ignore goes with judging a file, and with no other action.")
-    if options.overrides is not None and options.for_ is not None:
-        raise ValueError("--overrides names its server itself: leave out --for.")
-    if compares and actions:
-        raise ValueError(f"{actions[0]} takes one path, got two.")
-
-
-def _actions(options: Options) -> list[str]:
-    """Return the options given that ask for something else than judging a file."""
-    given = {
-        "--positions": options.positions is not None,
-        "--overrides": options.overrides is not None,
-        "--with": options.with_ is not None,
-        "--fix": options.fix,
-        "--layout": options.layout,
-        "--convert-layout": options.convert_layout is not None,
-    }
-    return [name for name, is_given in given.items() if is_given]
-
-
-def _each(options: Options) -> tuple[str, int]:
+def _judge_each(options: Options) -> tuple[str, int]:
     """Judge files one by one; return what to print and the gravest exit code. What is not known
     passes with a notice, unless --strict is given."""
-    pages, codes = [], [0]
-    for path, own in zip(options.paths, _asked_about_each(options), strict=True):
-        said, code = _one(path, options, own)
-        pages.append(said)
+    pages: list[str] = []
+    codes = [0]
+    for path, answers in zip(options.paths, _asked_about_each(options), strict=True):
+        page, code = _judge_or_skip(path, options, answers)
+        pages.append(page)
         codes.append(code)
     if unknown := codes.count(3):
         pages.append(f"notice: {unknown} of {len(options.paths)} files were not judged, see above.")
-        codes = codes if options.strict else [0 if code == 3 else code for code in codes]
+        if not options.strict:
+            codes = [0 if code == 3 else code for code in codes]
     # Names and values of a stranger's files must not command the runner that prints them.
     return inert("\n\n".join(pages)), max(codes, key=GRAVITY.index)
 
@@ -300,11 +252,12 @@ def _describes_no_model(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}
 
 
-def _one(path: Path, options: Options, own: Answers) -> tuple[str, int]:
+def _judge_or_skip(path: Path, options: Options, answers: Answers) -> tuple[str, int]:
+    """Judge one of several files; return its page, which may be an error, and its exit code."""
     try:
         if _describes_no_model(path):
             return f"{path}: skipped, it describes no model.", 0
-        return run(replace(options, paths=(path,), each=False, strict=False), own)
+        return run(replace(options, paths=(path,), each=False, strict=False), answers)
     except NoRotationError as nothing:
         return f"skipped: {nothing}", 0
     except OSError as error:
@@ -313,19 +266,22 @@ def _one(path: Path, options: Options, own: Answers) -> tuple[str, int]:
         return f"{error}" if str(path) in str(error) else f"{path}: {error}", 2
 
 
-def _adapter(options: Options) -> str:
+def _write_adapter(options: Options) -> str:
     """Write a fixed LoRA adapter and return what to print. An adapter has nothing to judge."""
     from posenc.doctor.cures import adapters, layout
 
     folder = options.paths[0]
     if options.fix:
         assert options.out is not None
-        named, versions = _named(options), _versions(options)
-        return adapters.fix(folder, options.like, options.out, named, options.length, versions)
+        runtimes = _named(options)
+        versions = _versions(options)
+        return adapters.fix(folder, options.like, options.out, runtimes, options.length, versions)
     if options.convert_layout is not None:
         assert options.out is not None
-        to = layout.is_interleaved(options.convert_layout)
-        return adapters.convert_layout(folder, options.like, options.out, to_interleaved=to)
+        interleaved = layout.is_interleaved(options.convert_layout)
+        return adapters.convert_layout(
+            folder, options.like, options.out, to_interleaved=interleaved
+        )
     raise ValueError(
         f"{folder} is a LoRA adapter: its positions are its model's. --fix or --convert-layout, "
         "with --like MODEL --out NEW, write the one that goes with a fixed model."
@@ -359,11 +315,14 @@ def _versions(options: Options) -> dict[str, str]:
 
     Raises: ValueError for two versions of one runtime.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name, version in _asked(options):
-        if version is not None and found.setdefault(name, version) != version:
-            raise ValueError(f"--for: one version of {name} at a time, {found[name]} or {version}.")
-    return found
+        if version is None:
+            continue
+        earlier = versions.setdefault(name, version)
+        if earlier != version:
+            raise ValueError(f"--for: one version of {name} at a time, {earlier} or {version}.")
+    return versions
 
 
 def _need_config(source: Source, what: str) -> None:
@@ -371,7 +330,7 @@ def _need_config(source: Source, what: str) -> None:
         raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
 
 
-def _positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
+def _compare_positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
     """Return how a batch's position ids differ from the family's own, and 1 if they do."""
     from posenc.dialects.position_ids import judged
 
@@ -381,35 +340,32 @@ def _positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
     code = int(bool(lines))
     if as_json:
         return _json({"same": not lines, "differences": lines, "notes": notes}), code
+    details = [*lines, *(f"note: {note}" for note in notes)]
+    indented = [f"  {line}" for line in details]
+    if lines:
+        return "\n".join([f"{path}:", *indented]), code
     who = "the paper makes" if notes else f"the code of {case.model.model_type} makes"
-    said = "" if lines else f"position ids are as {who} them."
-    more = [*lines, *(f"note: {note}" for note in notes)]
-    return "\n".join([f"{path}: {said}".rstrip(), *(f"  {line}" for line in more)]), code
+    return "\n".join([f"{path}: position ids are as {who} them.", *indented]), code
 
 
 def _case(source: Source, options: Options) -> Case:
-    named = _named(options)
+    """Return what the rules judge: the file, or with --with, the file as a server reads it."""
+    runtimes = _named(options)
     if options.with_ is None:
-        return Case(source, named, options.length, versions=_versions(options))
+        return Case(source, runtimes, options.length, versions=_versions(options))
     _need_config(source, "--with")
     try:
-        given = bounded_json(options.with_)
+        overrides = bounded_json(options.with_)
     except ValueError as error:
         raise ValueError(f"--with: expected JSON, {error}.") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"--with: expected a JSON object, got {type(given).__name__}.")
-    server = "sglang" if named == ("sglang",) else "vllm"
-    check_override(source.config, given, server)
-    served = overridden(source.config, given, server)
-    raw = {**source.raw, OVERRIDES: given}
-    source = replace(source, raw=raw, config=intended(source.config, given))
+    if not isinstance(overrides, dict):
+        raise ValueError(f"--with: expected a JSON object, got {type(overrides).__name__}.")
+    server = "sglang" if runtimes == ("sglang",) else "vllm"
+    check_override(source.config, overrides, server)
+    served = overridden(source.config, overrides, server)
+    raw = {**source.raw, OVERRIDES: overrides}
+    source = replace(source, raw=raw, config=intended(source.config, overrides))
     return Case(source, (server,), options.length, served, _versions(options))
-
-
-def _ignored(options: Options) -> frozenset[str]:
-    """Return the codes of --ignore. Raises: ValueError for a name that is no rule's."""
-    parts = [part.strip().upper() for part in (options.ignore or "").split(",")]
-    return frozenset(check_choice("--ignore", part, RULES) for part in parts if part)
 
 
 def _loaded(path: Path) -> Source:
