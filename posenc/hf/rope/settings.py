@@ -59,18 +59,19 @@ class RopeSetting:
         """Return the frequencies at a length in tokens; None means the training length."""
         if length is not None:
             length = max(1, round(length / self.compression))
-        found = rs.rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
+        scaled = rs.rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
         if self.compression == 1.0:
-            return found
+            return scaled
         divisor = Decimal(self.compression)
-        return found._replace(inv_freq=tuple(f / divisor for f in found.inv_freq))
+        return scaled._replace(inv_freq=tuple(f / divisor for f in scaled.inv_freq))
 
 
 def head_size(config: Any, layer_type: str | None = None) -> int:
     """Return the head dimension of a layer type; some configs omit it, Gemma 4 has two."""
-    kinds = getattr(config, "layer_types", None) or ()
-    if (each := getattr(config, "per_layer_config", None)) and layer_type in kinds:
-        config = each[kinds.index(layer_type)]
+    layer_types = getattr(config, "layer_types", None) or ()
+    per_layer = getattr(config, "per_layer_config", None)
+    if per_layer and layer_type in layer_types:
+        config = per_layer[layer_types.index(layer_type)]
     elif layer_type == "full_attention" and (size := getattr(config, "global_head_dim", None)):
         return size  # early transformers 5 has no per_layer_config
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -84,45 +85,85 @@ def read_settings(config: Any) -> tuple[RopeSetting, ...]:
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
         return ()
-    nested = {k: v for k, v in parameters.items() if isinstance(v, dict)}
-    return tuple(_setting(kind, p, config) for kind, p in (nested or {None: parameters}).items())
+    nested = {key: value for key, value in parameters.items() if isinstance(value, dict)}
+    by_layer_type = nested or {None: parameters}
+    return tuple(_setting(layer_type, p, config) for layer_type, p in by_layer_type.items())
 
 
 def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) -> RopeSetting:
-    head_dim = head_size(config, layer_type)
-    share = parameters.get("partial_rotary_factor") or 1.0
+    """Read the setting of one layer type from its rotary keys."""
     kind = parameters["rope_type"]
-    rotary_dim = head_dim if kind == "proportional" else int(head_dim * share)
+    rotary_dim = _rotary_dim(parameters, head_size(config, layer_type))
+    maximum = _max_positions(config)
+    original = _original_length(parameters, config)
+    length = int(original or maximum)
+    setting = RopeSetting(layer_type, float(parameters["rope_theta"]), rotary_dim, None, length)
+    if kind == "linear" and original is None:
+        return replace(setting, compression=float(parameters["factor"]))
+    if kind == "yarn":
+        return _yarn_setting(setting, parameters, config, maximum)
+    alpha = parameters.get("alpha")
+    if kind == "dynamic" and config.model_type in ALPHA and alpha:
+        exponent = rotary_dim / (rotary_dim - 2)
+        return replace(setting, rope_theta=setting.rope_theta * float(alpha) ** exponent)
+    attention_factor = parameters.get("attention_factor")
+    scaling = rs.scaling_of(parameters, length, maximum, attention_factor)
+    return replace(setting, scaling=scaling)
+
+
+def _rotary_dim(parameters: dict[str, Any], head_dim: int) -> int:
+    """Return how many channels of a head rotate. Raises: ValueError for an odd number."""
+    share = parameters.get("partial_rotary_factor") or 1.0
+    if parameters["rope_type"] == "proportional":  # its other pairs have the frequency 0
+        rotary_dim = head_dim
+    else:
+        rotary_dim = int(head_dim * share)
     if rotary_dim % 2:
         raise ValueError(
             f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, an "
             "odd number, which runtimes round differently."
         )
+    return rotary_dim
+
+
+def _max_positions(config: Any) -> int:
+    """Return the longest length of a config, in tokens. Raises: ValueError if it gives none."""
     maximum = getattr(config, "max_position_embeddings", None)
     if maximum is None:
         raise ValueError(
             f"a {config.model_type} config has rotary keys and no max_position_embeddings: nothing "
             "says at what length its rotation was trained."
         )
-    original = parameters.get("original_max_position_embeddings") or (
-        getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
+    return maximum
+
+
+def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
+    """Return the length of the frequencies without scaling, in tokens; None if no key gives it."""
+    original = parameters.get("original_max_position_embeddings") or None
+    if parameters["rope_type"] != "longrope":
+        return original
+    # The original length may be the longest one, so that longrope never switches: export keeps the
+    # length of the training in a key of posenc's own.
+    trained = getattr(config, TRAINED_KEY, None)
+    if is_length(trained):
+        return trained
+    return original or getattr(config, "original_max_position_embeddings", None)
+
+
+def _yarn_setting(
+    setting: RopeSetting, parameters: dict[str, Any], config: Any, maximum: int
+) -> RopeSetting:
+    """Add YaRN's scaling and temperatures to a setting without scaling."""
+    setting = replace(
+        setting,
+        mscale=parameters.get("mscale"),
+        mscale_all_dim=parameters.get("mscale_all_dim"),
     )
-    if kind == "longrope":  # its original length may be the longest one; then it never switches
-        kept = getattr(config, TRAINED_KEY, None)
-        original = kept if is_length(kept) else original
-    theta, length = float(parameters["rope_theta"]), int(original or maximum)
-    if kind == "linear" and original is None:
-        return RopeSetting(layer_type, theta, rotary_dim, None, length, float(parameters["factor"]))
-    if kind == "yarn":  # transformers 5 looks for it outside of the layer types
-        truncate = config.rope_parameters.get("truncate", True)
-        parameters = {**parameters, "truncate": True if truncate is None else truncate}
-    if kind == "dynamic" and config.model_type in ALPHA and (alpha := parameters.get("alpha")):
-        theta *= float(alpha) ** (rotary_dim / (rotary_dim - 2))
-        return RopeSetting(layer_type, theta, rotary_dim, None, length)
-    setting = RopeSetting(layer_type, theta, rotary_dim, None, length)
-    given = parameters.get("attention_factor")
-    if kind == "yarn":
-        pair = {key: parameters.get(key) for key in ("mscale", "mscale_all_dim")}
-        setting = replace(setting, **pair)
-        given = setting.yarn_temperature(parameters["factor"]) if given is None else given
-    return replace(setting, scaling=rs.scaling_of(parameters, length, maximum, given))
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = setting.yarn_temperature(parameters["factor"])
+    # transformers 5 looks for it outside of the layer types
+    truncate = config.rope_parameters.get("truncate", True)
+    parameters = {**parameters, "truncate": True if truncate is None else truncate}
+    scaling = rs.scaling_of(parameters, setting.original_length, maximum, attention_factor)
+    return replace(setting, scaling=scaling)

@@ -19,22 +19,23 @@ STANDSTILL = 1e30
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Write settings and the new maximum length into a transformers config, in place."""
     few_words = config.model_type in FEW_WORDS
-    said = config.rope_parameters
+    all_before = config.rope_parameters
     written = {}
-    for s in settings:
-        own = said[s.layer_type] if s.layer_type else said
-        cut = own["rope_type"] == "proportional"
-        head_dim = head_size(config, s.layer_type)
-        sections = {key: own[key] for key in SECTIONS if key in own}
-        written[s.layer_type] = {**rope_parameters(s, head_dim, few_words, cut=cut), **sections}
-    if None in written and "partial_rotary_factor" in config.rope_parameters:
+    for setting in settings:
+        before = all_before[setting.layer_type] if setting.layer_type else all_before
+        cut = before["rope_type"] == "proportional"
+        head_dim = head_size(config, setting.layer_type)
+        sections = {key: before[key] for key in SECTIONS if key in before}
+        parameters = rope_parameters(setting, head_dim, few_words, cut=cut)
+        written[setting.layer_type] = {**parameters, **sections}
+    if None in written and "partial_rotary_factor" in all_before:
         # Phi-3 needs the key even if all channels are rotated.
         share = settings[0].rotary_dim / head_size(config)
         written[None].setdefault("partial_rotary_factor", share)
     if None in written:
         config.rope_parameters = written[None]
     else:  # keep the entries of layers that do not rotate, None
-        config.rope_parameters = {**config.rope_parameters, **written}
+        config.rope_parameters = {**all_before, **written}
     config.max_position_embeddings = max_positions
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = settings[0].original_length
@@ -51,53 +52,85 @@ def rope_parameters(
 
     Raises: ValueError if no type can express the setting.
     """
-    scaling, theta, squeeze = setting.scaling, setting.rope_theta, setting.compression
-    common: dict[str, Any] = {"rope_theta": theta}
+    scaling = setting.scaling
+    compressed = setting.compression != 1.0
+    common: dict[str, Any] = {"rope_theta": setting.rope_theta}
     if setting.rotary_dim != head_dim:
         common["partial_rotary_factor"] = setting.rotary_dim / head_dim
+
+    # The types that every family has come first.
+    if isinstance(scaling, rs.LongRoPE):
+        return {**common, **_longrope(setting, scaling)}
+    if scaling is None and not compressed:
+        return {**common, "rope_type": "default"}
+    if isinstance(scaling, rs.NTK) and not compressed:
+        return {**common, "rope_type": "default", "rope_theta": _base(setting, scaling)}
+
+    # The compression is a linear scaling, too, and two of them are one by their product.
+    if scaling is None and not few_words:
+        return {**common, "rope_type": "linear", "factor": setting.compression}
+    if isinstance(scaling, rs.Linear) and not few_words:
+        factor = scaling.factor * setting.compression
+        return {**common, "rope_type": "linear", "factor": factor}
+    if few_words or compressed:  # no rope type has the rest on top of a linear scaling
+        _refuse_change_with_length(scaling)
+        return {**common, **_as_longrope(setting)}
+    own_type = _own_type(setting, cut)
+    if own_type is None:
+        return {**common, **_as_longrope(setting)}
+    return {**common, **own_type}
+
+
+def _longrope(setting: RopeSetting, scaling: rs.LongRoPE) -> dict[str, Any]:
+    """Return the keys of LongRoPE, which divides frequencies by a factor for each pair."""
+    pairs = setting.rotary_dim // 2
+    short = scaling.short_factor or (1.0,) * pairs
+    long = scaling.long_factor or (scaling.factor,) * pairs
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": setting.original_length,
+        "factor": scaling.factor,
+        "short_factor": [factor * setting.compression for factor in short],
+        "long_factor": [factor * setting.compression for factor in long],
+        "attention_factor": setting.frequencies().attention_factor,
+    }
+
+
+def _base(setting: RopeSetting, scaling: rs.NTK) -> float:
+    """Return the base of NTK's frequencies, rope_theta * factor^(dim / (dim - 2))."""
+    exponent = setting.rotary_dim / (setting.rotary_dim - 2)
+    return setting.rope_theta * scaling.factor**exponent
+
+
+def _refuse_change_with_length(scaling: rs.Scaling | None) -> None:
+    """Raise ValueError for a scaling that equal short and long factors cannot express."""
+    if scaling is not None and scaling.depends_on_length:
+        raise ValueError(
+            f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
+            "or in this family no config can say so"
+        )
+
+
+def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any] | None:
+    """Return the keys of the type that transformers has for this scaling; None if it has none.
+
+    cut: whether the type may be proportional, see `rope_parameters`.
+    """
     length = {"original_max_position_embeddings": setting.original_length}
-    match scaling:
-        case None if squeeze == 1.0:
-            return {"rope_type": "default", **common}
-        case None if not few_words:
-            return {"rope_type": "linear", **common, "factor": squeeze}
-        case rs.Linear(factor=factor) if not few_words:
-            return {"rope_type": "linear", **common, "factor": factor * squeeze}
-        case rs.LongRoPE(factor=factor):
-            pairs = setting.rotary_dim // 2
-            short, long = scaling.short_factor, scaling.long_factor
-            return {
-                "rope_type": "longrope",
-                **common,
-                **length,
-                "factor": factor,
-                "short_factor": [f * squeeze for f in short or (1.0,) * pairs],
-                "long_factor": [f * squeeze for f in long or (factor,) * pairs],
-                "attention_factor": setting.frequencies().attention_factor,
-            }
-        case rs.NTK(factor=factor) if squeeze == 1.0:
-            base = theta * factor ** (setting.rotary_dim / (setting.rotary_dim - 2))
-            return {"rope_type": "default", **common, "rope_theta": base}
-    if few_words or squeeze != 1.0:  # no rope type has the rest on top of a linear scaling
-        if scaling is not None and scaling.depends_on_length:
-            raise ValueError(
-                f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
-                "or in this family no config can say so"
-            )
-        return {**common, **_carrier(setting), **length}
-    match scaling:
+    match setting.scaling:
         case rs.DynamicNTK(factor=factor):
-            return {"rope_type": "dynamic", **common, "factor": factor}
-        case rs.Llama3():
-            bounds = {
+            return {"rope_type": "dynamic", "factor": factor}
+        case rs.Llama3() as scaling:
+            return {
+                "rope_type": "llama3",
+                **length,
+                "factor": scaling.factor,
                 "low_freq_factor": scaling.low_freq_factor,
                 "high_freq_factor": scaling.high_freq_factor,
             }
-            return {"rope_type": "llama3", **common, **length, "factor": scaling.factor, **bounds}
-        case rs.YaRN():
+        case rs.YaRN() as scaling:
             return {
                 "rope_type": "yarn",
-                **common,
                 **length,
                 "factor": scaling.factor,
                 "beta_fast": scaling.beta_fast,
@@ -106,9 +139,8 @@ def rope_parameters(
                 **_temperatures(setting, scaling.factor),
             }
         case rs.Proportional(p=share, factor=factor) if cut:
-            kept = {"partial_rotary_factor": share, "factor": factor}
-            return {"rope_type": "proportional", **common, **kept}
-    return {**common, **_carrier(setting), **length}
+            return {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
+    return None
 
 
 def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
@@ -116,13 +148,14 @@ def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
     means the same: next to attention_factor 1, vLLM omits it in DeepSeek's scores."""
     meant = setting.frequencies().attention_factor
     pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
-    given = {key: value for key, value in pair.items() if value is not None}
-    if len(given) == len(pair) and math.isclose(meant, setting.yarn_temperature(factor)):
-        return given
-    return {"attention_factor": meant, **given}
+    present = {key: value for key, value in pair.items() if value is not None}
+    if len(present) == len(pair) and math.isclose(meant, setting.yarn_temperature(factor)):
+        return present
+    return {"attention_factor": meant, **present}
 
 
-def _carrier(setting: RopeSetting) -> dict[str, Any]:
+def _as_longrope(setting: RopeSetting) -> dict[str, Any]:
+    """Return any frequencies as longrope, which divides those without scaling by factors."""
     frequencies = setting.frequencies()
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     # longrope divides, so a pair that does not rotate gets a wavelength beyond any text.
@@ -131,6 +164,7 @@ def _carrier(setting: RopeSetting) -> dict[str, Any]:
     ]
     return {
         "rope_type": "longrope",
+        "original_max_position_embeddings": setting.original_length,
         "short_factor": factors,
         "long_factor": factors,
         "factor": max(1.0, *(f for f in factors if f < STANDSTILL)),
