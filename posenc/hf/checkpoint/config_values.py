@@ -58,20 +58,32 @@ def text_config(path: Path) -> dict[str, Any]:
 def check_values(raw: dict[str, Any], path: Path) -> None:
     """Raise ValueError, naming file and key, if config.json has a value that no model can have."""
     for key, value in raw.items():
-        if key in COUNTS and not (value is None and key not in REQUIRED) and not is_count(value):
-            raise ValueError(
-                f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}."
-            )
-        kind, expected = KINDS.get(key, (object, ""))
-        if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
-        if key in POSITIVE and value is not None and not is_positive(value):
-            raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
-    named = raw.get("architectures")
-    if named is not None and not (
-        isinstance(named, list) and all(isinstance(name, str) for name in named)
-    ):
-        raise ValueError(f"{path}: architectures must be a list of names, got {named!r}.")
+        if value is not None:
+            _check_value(key, value, path)
+        elif key in REQUIRED:
+            raise _no_count(key, value, path)
+    names = raw.get("architectures")
+    if names is not None and not _is_list_of_names(names):
+        raise ValueError(f"{path}: architectures must be a list of names, got {names!r}.")
+
+
+def _check_value(key: str, value: Any, path: Path) -> None:
+    """Raise ValueError for the value of a key, not null, that no model can have."""
+    if key in COUNTS and not is_count(value):
+        raise _no_count(key, value, path)
+    kind, expected = KINDS.get(key, (object, ""))
+    if not isinstance(value, kind):
+        raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
+    if key in POSITIVE and not is_positive(value):
+        raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
+
+
+def _no_count(key: str, value: Any, path: Path) -> ValueError:
+    return ValueError(f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}.")
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:

@@ -20,6 +20,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
 }
 """Keys that each known rope_type requires. "su" and "mrope" are old names."""
+NEED_ORIGINAL_LENGTH = ("yarn", "llama3", "longrope")
 NUMBERS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
@@ -31,27 +32,32 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
 
     Raises: ValueError naming the file, the keys and what to do.
     """
-    new, old = raw.get("rope_parameters"), raw.get("rope_scaling")
-    for key, given in (("rope_parameters", new), ("rope_scaling", old)):
-        if given is not None and not isinstance(given, dict):
-            raise ValueError(f"{path}: {key} must be an object or null, got {given!r}.")
+    for key in ("rope_parameters", "rope_scaling"):
+        value = raw.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise ValueError(f"{path}: {key} must be an object or null, got {value!r}.")
+    new = raw.get("rope_parameters") or {}
+    old = raw.get("rope_scaling") or {}
     if new and old and _canonical(_flat(new, old)) != _canonical(old):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
         )
-    source = new or old or {}
-    nested = {kind: value for kind, value in source.items() if isinstance(value, dict)}
-    for kind, parameters in (nested or {FAR: source}).items():
+    source = new or old
+    nested = {key: value for key, value in source.items() if isinstance(value, dict)}
+    by_layer_type = nested or {FAR: source}
+    for layer_type, parameters in by_layer_type.items():
         if parameters:
+            _check_parameters(parameters, raw, path)
             # The rope_theta outside belongs to the full-attention layers.
-            outer = raw.get("rope_theta") if kind == FAR else None
-            _check_parameters(parameters, raw, path, outer, is_new=bool(new))
+            outer_theta = raw.get("rope_theta") if layer_type == FAR else None
+            _check_one_theta(parameters, outer_theta, path)
+            if new:
+                _check_some_theta(parameters, raw, path)
 
 
-def _check_parameters(
-    parameters: dict[str, Any], raw: dict[str, Any], path: Path, outer: Any, *, is_new: bool
-) -> None:
+def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+    """Raise ValueError for a rope_type or keys that transformers does not read as written."""
     if "attn_factor" in parameters:
         raise ValueError(
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
@@ -70,20 +76,29 @@ def _check_parameters(
             f"{path}: unknown rope_type {kind!r}; known are {', '.join(sorted(NEEDED))}."
         )
     _check_values(parameters, kind, path)
-    if kind in ("yarn", "llama3", "longrope") and not (
+    names_original_length = bool(
         parameters.get("original_max_position_embeddings")
         or raw.get("original_max_position_embeddings")
-    ):
+    )
+    if kind in NEED_ORIGINAL_LENGTH and not names_original_length:
         raise ValueError(
             f"{path}: {kind} without original_max_position_embeddings; transformers would take the "
             "extended length for the trained one. Add the length the model was trained at."
         )
+
+
+def _check_one_theta(parameters: dict[str, Any], outer_theta: Any, path: Path) -> None:
+    """Raise ValueError for two different bases, one in the rotary keys and one outside of them."""
     theta = parameters.get("rope_theta")
-    if theta is not None and outer is not None and float(theta) != float(outer):
+    if theta is not None and outer_theta is not None and float(theta) != float(outer_theta):
         raise ValueError(
-            f"{path}: rope_theta is {outer} outside and {theta} inside of the rotary keys."
+            f"{path}: rope_theta is {outer_theta} outside and {theta} inside of the rotary keys."
         )
-    if is_new and theta is None and raw.get("rope_theta") is None:
+
+
+def _check_some_theta(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+    """Raise ValueError if neither the rotary keys nor the config has a base."""
+    if parameters.get("rope_theta") is None and raw.get("rope_theta") is None:
         raise ValueError(
             f"{path}: rope_parameters without rope_theta; transformers would assume its default of "
             "10000. Add the base the model was trained with."
@@ -91,13 +106,14 @@ def _check_parameters(
 
 
 def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
+    """Raise ValueError for a key that the rope_type lacks, or a value that no model can have."""
     for key in NEEDED[kind]:
         if parameters.get(key) is None:
             raise ValueError(f"{path}: {kind} without {key}.")
     for key in NUMBERS:
         value = parameters.get(key)
-        # transformers takes a zero mscale for none
-        if value is not None and not is_positive(value) and not (value == 0 and "mscale" in key):
+        means_none = value is None or (value == 0 and "mscale" in key)  # in transformers, too
+        if not means_none and not is_positive(value):
             raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
     length = parameters.get("original_max_position_embeddings")
     if length is not None and not is_count(length):
@@ -107,10 +123,13 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
         )
     for key in ("short_factor", "long_factor"):
         factors = parameters.get(key)
-        if factors is not None and not (
-            isinstance(factors, list) and factors and all(map(is_positive, factors))
-        ):
+        if factors is not None and not _is_positive_list(factors):
             raise ValueError(f"{path}: {key} must be a list of positive numbers, got {factors!r}.")
+
+
+def _is_positive_list(value: Any) -> bool:
+    """Return True for a list of one positive number or more."""
+    return isinstance(value, list) and bool(value) and all(map(is_positive, value))
 
 
 def _flat(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

@@ -52,33 +52,35 @@ def rope_parameters(
 
     Raises: ValueError if no type can express the setting.
     """
-    scaling = setting.scaling
-    compressed = setting.compression != 1.0
     common: dict[str, Any] = {"rope_theta": setting.rope_theta}
     if setting.rotary_dim != head_dim:
         common["partial_rotary_factor"] = setting.rotary_dim / head_dim
+    return {**common, **_keys_of_scaling(setting, few_words, cut)}
 
-    # The types that every family has come first.
+
+def _keys_of_scaling(setting: RopeSetting, few_words: bool, cut: bool) -> dict[str, Any]:
+    """Return the rope type and what belongs to it, see `rope_parameters`."""
+    scaling = setting.scaling
+    compressed = setting.compression != 1.0
+
+    # Every family has the types longrope and default.
     if isinstance(scaling, rs.LongRoPE):
-        return {**common, **_longrope(setting, scaling)}
+        return _longrope(setting, scaling)
     if scaling is None and not compressed:
-        return {**common, "rope_type": "default"}
+        return {"rope_type": "default"}
     if isinstance(scaling, rs.NTK) and not compressed:
-        return {**common, "rope_type": "default", "rope_theta": _base(setting, scaling)}
+        return {"rope_type": "default", "rope_theta": _ntk_base(setting, scaling)}
+    if few_words:
+        return _constant_as_longrope(setting)
 
-    # The compression is a linear scaling, too, and two of them are one by their product.
-    if scaling is None and not few_words:
-        return {**common, "rope_type": "linear", "factor": setting.compression}
-    if isinstance(scaling, rs.Linear) and not few_words:
-        factor = scaling.factor * setting.compression
-        return {**common, "rope_type": "linear", "factor": factor}
-    if few_words or compressed:  # no rope type has the rest on top of a linear scaling
-        _refuse_change_with_length(scaling)
-        return {**common, **_as_longrope(setting)}
-    own_type = _own_type(setting, cut)
-    if own_type is None:
-        return {**common, **_as_longrope(setting)}
-    return {**common, **own_type}
+    # The compression is a linear scaling, and two of them are one by their product.
+    if scaling is None:
+        return {"rope_type": "linear", "factor": setting.compression}
+    if isinstance(scaling, rs.Linear):
+        return {"rope_type": "linear", "factor": scaling.factor * setting.compression}
+    if compressed:  # no rope type has the rest on top of a linear scaling
+        return _constant_as_longrope(setting)
+    return _own_type(setting, cut)
 
 
 def _longrope(setting: RopeSetting, scaling: rs.LongRoPE) -> dict[str, Any]:
@@ -96,23 +98,14 @@ def _longrope(setting: RopeSetting, scaling: rs.LongRoPE) -> dict[str, Any]:
     }
 
 
-def _base(setting: RopeSetting, scaling: rs.NTK) -> float:
+def _ntk_base(setting: RopeSetting, scaling: rs.NTK) -> float:
     """Return the base of NTK's frequencies, rope_theta * factor^(dim / (dim - 2))."""
     exponent = setting.rotary_dim / (setting.rotary_dim - 2)
     return setting.rope_theta * scaling.factor**exponent
 
 
-def _refuse_change_with_length(scaling: rs.Scaling | None) -> None:
-    """Raise ValueError for a scaling that equal short and long factors cannot express."""
-    if scaling is not None and scaling.depends_on_length:
-        raise ValueError(
-            f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
-            "or in this family no config can say so"
-        )
-
-
-def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any] | None:
-    """Return the keys of the type that transformers has for this scaling; None if it has none.
+def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any]:
+    """Return the keys of the type that transformers has for this scaling, or longrope's.
 
     cut: whether the type may be proportional, see `rope_parameters`.
     """
@@ -140,7 +133,7 @@ def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any] | None:
             }
         case rs.Proportional(p=share, factor=factor) if cut:
             return {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
-    return None
+    return _as_longrope(setting)
 
 
 def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
@@ -152,6 +145,20 @@ def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
     if len(present) == len(pair) and math.isclose(meant, setting.yarn_temperature(factor)):
         return present
     return {"attention_factor": meant, **present}
+
+
+def _constant_as_longrope(setting: RopeSetting) -> dict[str, Any]:
+    """Return frequencies that do not change with the length as longrope.
+
+    Raises: ValueError for others.
+    """
+    scaling = setting.scaling
+    if scaling is not None and scaling.depends_on_length:
+        raise ValueError(
+            f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
+            "or in this family no config can say so"
+        )
+    return _as_longrope(setting)
 
 
 def _as_longrope(setting: RopeSetting) -> dict[str, Any]:
