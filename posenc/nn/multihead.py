@@ -103,16 +103,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         counted: keys, and in self-attention queries. With is_causal, attn_mask is assumed to be
         causal.
         """
-        if query.is_nested or key.is_nested or value.is_nested:
+        if any(x.is_nested for x in (query, key, value)):
             raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
         batched = query.ndim == 3
         to_itself = key is query
-        if not batched:
-            query, key, value = (x[None] for x in (query, key, value))
-            if key_padding_mask is not None:
-                key_padding_mask = key_padding_mask[None]
-        elif not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        query = self._with_batch_first(query, batched)
+        key = self._with_batch_first(key, batched)
+        value = self._with_batch_first(value, batched)
+        if key_padding_mask is not None and not batched:
+            key_padding_mask = key_padding_mask[None]
         if positions is None:
             positions = _counted(query, key_padding_mask if to_itself else None)
         if key_positions is None:
@@ -122,13 +121,23 @@ class MultiheadAttention(nn.MultiheadAttention):
         out, weights = self._attend(
             query, key, value, positions, key_positions, mask, to_itself, need_weights
         )
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
         if weights is not None:
+            weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.to(out.dtype)
+            weights = weights if batched else weights[0]
+        return self._in_order_of_torch(out, batched), weights
+
+    def _with_batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        """Return an argument of a call as (batch, len, dim)."""
         if not batched:
-            return out[0], None if weights is None else weights[0]
-        return out if self.batch_first else out.transpose(0, 1), weights
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _in_order_of_torch(self, out: Tensor, batched: bool) -> Tensor:
+        """Return an output (batch, len, embed_dim) with its dimensions as the call gave them."""
+        if not batched:
+            return out[0]
+        return out if self.batch_first else out.transpose(0, 1)
 
     def _attend(
         self,
@@ -181,6 +190,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return mask
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """Project to queries, keys and values (batch, len, embed_dim), at once if they are of one
+        tensor."""
         if self._qkv_same_embed_dim:
             if key is query and value is query:
                 return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
@@ -220,7 +231,7 @@ def mask_of(
     sizes: batch, num_heads, q_len, kv_len. in_order: True if positions grow with the order in
     memory, which is_causal assumes.
     """
-    batch, heads, q_len, kv_len = sizes
+    batch, _, q_len, kv_len = sizes
     parts: list[Mask] = []
     if is_causal:
         if q_len != kv_len:
@@ -228,19 +239,7 @@ def mask_of(
         by_index = Mask(lambda sight: sight.q_idx >= sight.kv_idx, separates=False)
         parts.append(causal if in_order else by_index)
     elif attn_mask is not None:
-        seen = ~_hidden("attn_mask", attn_mask)
-        if seen.shape == (q_len, kv_len):
-            parts.append(Mask(lambda sight: seen[sight.q_idx, sight.kv_idx]))
-        elif seen.shape == (batch * heads, q_len, kv_len):
-            of_heads = seen.view(batch, heads, q_len, kv_len)
-            parts.append(
-                Mask(lambda sight: of_heads[sight.batch, sight.head, sight.q_idx, sight.kv_idx])
-            )
-        else:
-            raise ValueError(
-                f"attn_mask must be ({q_len}, {kv_len}) or ({batch * heads}, {q_len}, {kv_len}), "
-                f"got {tuple(attn_mask.shape)}."
-            )
+        parts.append(_mask_of_pairs(attn_mask, sizes))
     if key_padding_mask is not None:
         if key_padding_mask.shape != (batch, kv_len):
             raise ValueError(
@@ -251,6 +250,21 @@ def mask_of(
     if len(parts) == 2:
         return parts[0] & parts[1]
     return parts[0] if parts else None
+
+
+def _mask_of_pairs(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
+    """Return the mask of an attn_mask (q_len, kv_len) or (batch * num_heads, q_len, kv_len)."""
+    batch, heads, q_len, kv_len = sizes
+    seen = ~_hidden("attn_mask", attn_mask)
+    if seen.shape == (q_len, kv_len):
+        return Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
+    if seen.shape != (batch * heads, q_len, kv_len):
+        raise ValueError(
+            f"attn_mask must be ({q_len}, {kv_len}) or ({batch * heads}, {q_len}, {kv_len}), "
+            f"got {tuple(attn_mask.shape)}."
+        )
+    of_heads = seen.view(batch, heads, q_len, kv_len)
+    return Mask(lambda sight: of_heads[sight.batch, sight.head, sight.q_idx, sight.kv_idx])
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:

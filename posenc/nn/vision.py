@@ -167,20 +167,29 @@ def attach_to_vit(
             f"attach_to_vit: {type(model).__name__} has no blocks with an attn, as timm's Vision "
             "Transformers have; those with windows, such as Swin, have stages."
         )
-    whole = one_per_model(check_encoding("attach_to_vit", encoding), len(blocks))
-    made = []
+    of_model = one_per_model(check_encoding("attach_to_vit", encoding), len(blocks))
+    attentions = []
     for index, block in enumerate(blocks):
-        own = whole.for_layer(index)
-        attn = VisionAttention(block.attn, own, positions)
-        if type(own) is not PositionEncoding or own.claims.num_axes > 1:
-            _check_places(model, own, positions)
-        if own.claims.num_axes > 1 and positions is None:
-            normalized = own.claims.coordinates == "normalized"
-            attn._grid = _Grid(model.patch_embed, model.num_prefix_tokens, normalized)
-        made.append(attn)
-    for block, attn in zip(blocks, made, strict=True):
+        attentions.append(_attention_of(block, of_model.for_layer(index), model, positions))
+    # All are built before the first is put in, so that an error changes nothing.
+    for block, attn in zip(blocks, attentions, strict=True):
         block.attn = attn
     return model
+
+
+def _attention_of(
+    block: Any, encoding: PositionEncoding, model: Any, positions: Tensor | None
+) -> VisionAttention:
+    """Return the attention that replaces a block's; raise if its tokens have no fixed place."""
+    attn = VisionAttention(block.attn, encoding, positions)
+    several_axes = encoding.claims.num_axes > 1
+    ignores_places = type(encoding) is PositionEncoding and not several_axes
+    if not ignores_places:
+        _check_places(model, encoding, positions)
+    if several_axes and positions is None:
+        normalized = encoding.claims.coordinates == "normalized"
+        attn._grid = _Grid(model.patch_embed, model.num_prefix_tokens, normalized)
+    return attn
 
 
 def _difference(attention: Any) -> str:
@@ -194,8 +203,8 @@ def _difference(attention: Any) -> str:
             return f"with {name}"
     for name in inspect.signature(type(attention).forward).parameters:
         if name not in _ARGUMENTS:
-            own = ": it rotates queries and keys itself" if name == "rope" else ""
-            return f"whose forward takes {name}{own}"
+            why = ": it rotates queries and keys itself" if name == "rope" else ""
+            return f"whose forward takes {name}{why}"
     for name, _ in attention.named_parameters(recurse=False):
         return f"with parameters of its own, such as {name}"
     return ""
@@ -209,11 +218,13 @@ def _check_same(attention: nn.Module, ours: VisionAttention) -> None:
     if width is None or not weights or weights[0].is_meta:
         return
     x = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(0)).to(weights[0])
-    name, training = type(attention).__name__, {m: m.training for m in attention.modules()}
+    name = type(attention).__name__
+    training = {module: module.training for module in attention.modules()}
     attention.eval()
     ours.eval()
     try:
-        want, got = attention.forward(x), ours(x)
+        expected = attention.forward(x)
+        actual = ours(x)
     except Exception as error:
         raise ValueError(
             f"VisionAttention: a {name} cannot be called with tokens (batch, len, {width}), as "
@@ -224,16 +235,22 @@ def _check_same(attention: nn.Module, ours: VisionAttention) -> None:
         for module, before in training.items():
             module.training = before
     allowed = max(1e-3, 50 * torch.finfo(x.dtype).eps)
-    if got.shape != want.shape or not (got - want).abs().max() <= allowed * want.abs().max():
+    same_shape = actual.shape == expected.shape
+    if not same_shape or not _is_near(actual, expected, allowed):
         raise ValueError(
             f"VisionAttention: a {name} has the parts of timm.layers.Attention and computes "
             "something else from them."
         )
 
 
+def _is_near(actual: Tensor, expected: Tensor, allowed: float) -> bool:
+    """Return True if no number differs by more than a share of the largest; False for NaN."""
+    return bool((actual - expected).abs().max() <= allowed * expected.abs().max())
+
+
 def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | None) -> None:
     """Raise unless each token of the model has a fixed place that the encoding can take."""
-    name, kind, axes = type(model).__name__, type(encoding).__name__, encoding.claims.num_axes
+    name = type(model).__name__
     if getattr(getattr(model, "patch_drop", None), "prob", 0):
         raise ValueError(
             f"attach_to_vit: {name} drops patches in training, and its attention does not see "
@@ -245,18 +262,20 @@ def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | No
     one_size = has_grid and patches.grid_size and getattr(patches, "strict_img_size", True)
     if positions is not None:
         _check_given(model, encoding, positions, patches.grid_size if one_size else None)
-    elif not has_grid:
+        return
+    if not has_grid:
         raise TypeError(
             f"attach_to_vit: {name} has no patch_embed with a grid_size and no num_prefix_tokens, "
             "as timm's VisionTransformer has, so the places of its tokens are unknown. Give "
             "positions=, if all its pictures have one size."
         )
-    elif axes > 2:
+    axes = encoding.claims.num_axes
+    if axes > 2:
         raise ValueError(
-            f"attach_to_vit: {kind} takes {axes} components, and a patch has a row and a column. "
-            "Give positions=."
+            f"attach_to_vit: {type(encoding).__name__} takes {axes} components, and a patch has a "
+            "row and a column. Give positions=."
         )
-    elif axes == 2 and not one_size:
+    if axes == 2 and not one_size:
         raise ValueError(
             f"attach_to_vit: {name} takes pictures of any size, and its attention does not see the "
             "grid of patches. Build it with dynamic_img_size=False and call its set_input_size "
@@ -297,7 +316,8 @@ def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
     seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
 
     def visible(sight: Any) -> Tensor:
-        batch, head = sight.batch % seen.shape[0], sight.head % seen.shape[1]
+        batch = sight.batch % seen.shape[0]  # 0 where one mask is for all
+        head = sight.head % seen.shape[1]
         rows = sight.q_idx % seen.shape[2]
         shown = seen[batch, head, rows, sight.kv_idx]
         return shown & (sight.q_idx >= sight.kv_idx) if is_causal else shown
