@@ -257,10 +257,11 @@ def _check(
 
 
 def _check_prompts(tokens: Tensor, valid: Tensor | None) -> None:
-    for name, t in (("tokens", tokens), ("valid", valid)):
-        may_lack = name == "valid" and t is None
-        if not may_lack and not isinstance(t, Tensor):
-            raise TypeError(f"generate: {name} must be a tensor, got {type(t).__name__}.")
+    """Raise unless the prompts are padded on the left and have one token or more."""
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"generate: tokens must be a tensor, got {type(tokens).__name__}.")
+    if valid is not None and not isinstance(valid, Tensor):
+        raise TypeError(f"generate: valid must be a tensor, got {type(valid).__name__}.")
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise ValueError(
             f"generate: tokens must be (batch, len) with at least one token, "

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -54,18 +54,20 @@ class Stack(nn.Module):
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
         """Return hidden states from the token embeddings x, to which positions are applied here."""
-        owner, past = type(self).__name__, caches[0].length if caches else 0
+        owner = type(self).__name__
+        past = caches[0].length if caches else 0
         check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])
         if positions is None:
             positions = default_positions(x, past, self.encoding)
-        if not isinstance(length, int | torch.SymInt | None):
-            raise TypeError(f"{owner}: length must be a whole number of tokens, got {length!r}.")
+        _check_length(owner, length)
         positions = check_embedded(owner, x, positions, num_axes=self.encoding.claims.num_axes)
         encoding = self.encoding.prepare(positions, length)
         mask = bind(mask, positions, past, encoding)
         x = encoding.embed(x, tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
+        cache_of_layer = _one_per_layer(caches, len(self.layers))
+        context_cache_of_layer = _one_per_layer(context_caches, len(self.layers))
         with ExitStack() as unchanged:  # if a layer fails, all caches are restored
             for cache in (*(caches or ()), *(context_caches or ())):
                 unchanged.enter_context(cache.unchanged_on_error())
@@ -75,11 +77,22 @@ class Stack(nn.Module):
                     positions,
                     encoding.for_layer(index),
                     mask,
-                    None if caches is None else caches[index],
+                    cache_of_layer[index],
                     None if context is None else context.for_layer(index),
-                    None if context_caches is None else context_caches[index],
+                    context_cache_of_layer[index],
                 )
         return x if self.norm is None else self.norm(x)
+
+
+def _check_length(owner: str, length: Any) -> None:
+    """Raise TypeError unless `length` is None or a whole number, which torch.compile may trace."""
+    if not isinstance(length, int | torch.SymInt | None):
+        raise TypeError(f"{owner}: length must be a whole number of tokens, got {length!r}.")
+
+
+def _one_per_layer(caches: Sequence[KVCache] | None, num_layers: int) -> Sequence[KVCache | None]:
+    """Return the cache of each layer; None for each if there are none."""
+    return [None] * num_layers if caches is None else caches
 
 
 def default_positions(
