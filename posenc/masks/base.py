@@ -139,17 +139,17 @@ class Mask:
         Raises: TypeError for anything but numbers, ValueError for other shapes or batch sizes.
         """
         _check_places(q_positions, kv_positions)
-        q, k = (  # differences of small integers would wrap
-            p if isinstance(p, range) or p.is_floating_point() else p.long()
-            for p in (q_positions, kv_positions)
+        return replace(
+            self,
+            q_positions=_without_overflow(q_positions),
+            kv_positions=_without_overflow(kv_positions),
         )
-        return replace(self, q_positions=q, kv_positions=k)
 
     def _bound_like(self, a: "Mask", b: "Mask") -> "Mask":
+        """Return the mask, bound to the positions of the two masks that it joins."""
         if not (a.bound or b.bound):
             return self
-        alike = zip((a.q_positions, a.kv_positions), (b.q_positions, b.kv_positions), strict=True)
-        if a.bound and b.bound and not all(same(mine, other) for mine, other in alike):  # type: ignore[arg-type]
+        if a.bound and b.bound and not _bound_alike(a, b):
             raise ValueError(
                 "Masks bound to different positions cannot be combined: combine, then bind."
             )
@@ -184,32 +184,42 @@ class Mask:
         tensor([[0, 1, 1, 0],
                 [0, 0, 1, 1]], dtype=torch.int32)
         """
-        if self.bound:
-            if length is not None or queries is not None:
-                raise ValueError(
-                    "Mask.tensor: this mask is bound to positions, which say how many tokens there "
-                    "are: leave out length and queries."
-                )
-            mask = self
-        else:
-            kv_len = _count("length", length)
-            q_len = kv_len if queries is None else _count("queries", queries)
-            if q_len > kv_len:
-                raise ValueError(
-                    f"Mask.tensor: queries are the last of the {kv_len} tokens, got {q_len}. For "
-                    "others bind the mask to positions: mask.bind(q_positions, kv_positions)."
-                )
-            mask = self.bind(range(kv_len - q_len, kv_len), range(kv_len))
-        assert mask.q_positions is not None and mask.kv_positions is not None
-        q_len, kv_len = length_of(mask.q_positions), length_of(mask.kv_positions)
-        read = [(read.tensor, read.axes[0] == "batch") for read in mask.reads]
-        read += [
-            (t, t.ndim == 2) for t in (mask.q_positions, mask.kv_positions) if isinstance(t, Tensor)
-        ]
-        batch = max((len(t) for t, batched in read if batched), default=1)
-        device = read[0][0].device if read else torch.device("cpu")
-        check_mask("Mask.tensor", mask, batch, q_len, kv_len)
-        seen = mask.rows(batch, 1, 0, q_len, kv_len, device)[:, 0].expand(-1, q_len, kv_len)
+        if not self.bound:
+            return self._bound_in_order(length, queries)._at_its_positions()
+        if length is not None or queries is not None:
+            raise ValueError(
+                "Mask.tensor: this mask is bound to positions, which say how many tokens there "
+                "are: leave out length and queries."
+            )
+        return self._at_its_positions()
+
+    def _bound_in_order(self, length: int | None, queries: int | None) -> "Mask":
+        """Bind to `length` keys at positions 0, 1, ..., and to the last `queries` of them."""
+        kv_len = _count("length", length)
+        q_len = kv_len if queries is None else _count("queries", queries)
+        if q_len > kv_len:
+            raise ValueError(
+                f"Mask.tensor: queries are the last of the {kv_len} tokens, got {q_len}. For "
+                "others bind the mask to positions: mask.bind(q_positions, kv_positions)."
+            )
+        return self.bind(range(kv_len - q_len, kv_len), range(kv_len))
+
+    def _at_its_positions(self) -> Tensor:
+        """Return a bound mask as booleans, see `tensor`."""
+        assert self.q_positions is not None and self.kv_positions is not None
+        q_len = length_of(self.q_positions)
+        kv_len = length_of(self.kv_positions)
+        tensors = [read.tensor for read in self.reads]
+        batches = [len(read.tensor) for read in self.reads if read.axes[0] == "batch"]
+        for positions in (self.q_positions, self.kv_positions):
+            if isinstance(positions, Tensor):
+                tensors.append(positions)
+                if positions.ndim == 2:
+                    batches.append(len(positions))
+        batch = max(batches, default=1)
+        device = tensors[0].device if tensors else torch.device("cpu")
+        check_mask("Mask.tensor", self, batch, q_len, kv_len)
+        seen = self.rows(batch, 1, 0, q_len, kv_len, device)[:, 0].expand(-1, q_len, kv_len)
         return seen[0] if len(seen) == 1 else seen
 
     def rows(
@@ -316,10 +326,10 @@ def _sees_others(mask: Mask, inverted: bool = False) -> _Others:
     if not mask.parts:
         kinds = {True: _Others.NONE, None: _Others.ANY, False: _Others.BY_POSITION}
         return kinds[mask.separates]
-    found = [_sees_others(part, inverted) for part in mask.parts]
-    if _needs_all(mask, inverted) and _Others.NONE in found:
+    of_parts = [_sees_others(part, inverted) for part in mask.parts]
+    if _needs_all(mask, inverted) and _Others.NONE in of_parts:
         return _Others.NONE
-    return max(found)
+    return max(of_parts)
 
 
 def _valid_keys(mask: Mask, inverted: bool = False) -> Tensor | None:
@@ -328,15 +338,21 @@ def _valid_keys(mask: Mask, inverted: bool = False) -> Tensor | None:
     if mask.operator == "~":
         return _valid_keys(mask.parts[0], not inverted)
     if not mask.parts:
-        padding = [read.tensor for read in mask.reads if read.name == "padding"]
-        if not padding:
-            return None
-        return ~padding[0] if inverted else padding[0]
-    found = [_valid_keys(part, inverted) for part in mask.parts]
-    known = [valid for valid in found if valid is not None]
+        padding = _padding_of(mask)
+        return ~padding if inverted and padding is not None else padding
+    of_parts = [_valid_keys(part, inverted) for part in mask.parts]
+    known = [valid for valid in of_parts if valid is not None]
     if _needs_all(mask, inverted):
         return torch.stack(known).all(0) if known else None
-    return torch.stack(known).any(0) if len(known) == len(found) else None
+    return torch.stack(known).any(0) if len(known) == len(of_parts) else None
+
+
+def _padding_of(mask: Mask) -> Tensor | None:
+    """Return the tensor of masks.padding, True for tokens, if a mask without parts reads one."""
+    for read in mask.reads:
+        if read.name == "padding":
+            return read.tensor
+    return None
 
 
 def _needs_all(mask: Mask, inverted: bool) -> bool:
@@ -362,17 +378,23 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
                     f"{owner}: the mask's {read.name} has shape {tuple(read.tensor.shape)}, and "
                     f"axis {axis} must be {name} = {sizes[name]}."
                 )
-    for name, positions in (("q", mask.q_positions), ("kv", mask.kv_positions)):
-        if positions is None:
-            continue
-        shape = (len(positions),) if isinstance(positions, range) else tuple(positions.shape)
-        length, rows = shape[-1], shape[0] if len(shape) == 2 else 1
-        if length != sizes[f"{name}_len"] or rows not in (1, batch):
-            raise ValueError(
-                f"{owner}: the mask is bound to {name}_positions of shape "
-                f"{shape}, and attention has {sizes[f'{name}_len']} tokens in "
-                f"{batch} rows. Bind it to these, or pass it unbound. {_NO_COMPONENTS}"
-            )
+    _check_bound(owner, "q_positions", mask.q_positions, batch, q_len)
+    _check_bound(owner, "kv_positions", mask.kv_positions, batch, kv_len)
+
+
+def _check_bound(
+    owner: str, name: str, positions: Tensor | range | None, batch: int, length: int
+) -> None:
+    """Raise ValueError if a mask is bound to positions of other sizes than those of attention."""
+    if positions is None:
+        return
+    shape = (len(positions),) if isinstance(positions, range) else tuple(positions.shape)
+    rows = shape[0] if len(shape) == 2 else 1
+    if shape[-1] != length or rows not in (1, batch):
+        raise ValueError(
+            f"{owner}: the mask is bound to {name} of shape {shape}, and attention has {length} "
+            f"tokens in {batch} rows. Bind it to these, or pass it unbound. {_NO_COMPONENTS}"
+        )
 
 
 def _kind(mask: Any) -> str:
@@ -403,28 +425,45 @@ def _count(name: str, count: Any) -> int:
     return int(count)
 
 
+def _without_overflow(positions: Tensor | range) -> Tensor | range:
+    """Return positions in numbers whose differences do not wrap, as those of small integers do."""
+    if isinstance(positions, range) or positions.is_floating_point():
+        return positions
+    return positions.long()
+
+
+def _bound_alike(a: Mask, b: Mask) -> bool:
+    """Return True if two bound masks are known to be bound to the same positions."""
+    same_queries = same(a.q_positions, b.q_positions)  # type: ignore[arg-type]
+    return same_queries and same(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
+
+
 def _check_places(q_positions: Any, kv_positions: Any) -> None:
     """Raise unless both are positions that a mask can compare, see `Mask.bind`."""
-    rows = []
-    for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
-        if isinstance(positions, range):
-            continue
-        if not isinstance(positions, Tensor) or positions.dtype == torch.bool:
-            got = "booleans" if isinstance(positions, Tensor) else type(positions).__name__
-            raise TypeError(
-                f"Mask.bind: {name} must be a tensor of positions or a range, got {got}."
-            )
-        if positions.ndim not in (1, 2):
-            raise ValueError(
-                f"Mask.bind: {name} must have shape (len) or (batch, len), got "
-                f"{tuple(positions.shape)}. {_NO_COMPONENTS}"
-            )
-        if positions.ndim == 2:
-            rows.append(positions.shape[0])
-    if len(rows) == 2 and rows[0] != rows[1] and 1 not in rows:
+    _check_one("q_positions", q_positions)
+    _check_one("kv_positions", kv_positions)
+    if isinstance(q_positions, range) or isinstance(kv_positions, range):
+        return
+    both_have_rows = q_positions.ndim == kv_positions.ndim == 2
+    rows = (q_positions.shape[0], kv_positions.shape[0])
+    if both_have_rows and rows[0] != rows[1] and 1 not in rows:
         raise ValueError(
             f"Mask.bind: q_positions and kv_positions must have the same batch size, got shapes "
             f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. {_NO_COMPONENTS}"
+        )
+
+
+def _check_one(name: str, positions: Any) -> None:
+    """Raise unless these are positions with one component, (len), (batch, len) or a range."""
+    if isinstance(positions, range):
+        return
+    if not isinstance(positions, Tensor) or positions.dtype == torch.bool:
+        got = "booleans" if isinstance(positions, Tensor) else type(positions).__name__
+        raise TypeError(f"Mask.bind: {name} must be a tensor of positions or a range, got {got}.")
+    if positions.ndim not in (1, 2):
+        raise ValueError(
+            f"Mask.bind: {name} must have shape (len) or (batch, len), got "
+            f"{tuple(positions.shape)}. {_NO_COMPONENTS}"
         )
 
 
