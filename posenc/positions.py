@@ -96,9 +96,10 @@ def as_range(positions: Known) -> range | None:
         return positions if positions.step == 1 and len(positions) else None
     if not _readable(positions) or positions.is_floating_point() or not positions.numel():
         return None
-    start, length = int(positions[(0,) * positions.ndim]), positions.shape[-1]
-    known = torch.arange(start, start + length).expand_as(positions)
-    return range(start, start + length) if torch.equal(positions.long(), known) else None
+    start = int(positions[(0,) * positions.ndim])
+    stop = start + positions.shape[-1]
+    consecutive = torch.arange(start, stop).expand_as(positions)
+    return range(start, stop) if torch.equal(positions.long(), consecutive) else None
 
 
 def run_shift(q_positions: Known, kv_positions: Known) -> int | None:
@@ -182,7 +183,8 @@ def goes_back(
     padded = ~moves.any(-1, keepdim=True)  # the first run has one position
     ordered, index = positions.sort(dim=-1, stable=True)
     run = run.gather(-1, index)
-    here, before = run[..., 1:], run[..., :-1]
+    here = run[..., 1:]
+    before = run[..., :-1]
     repeated = (ordered[..., 1:] == ordered[..., :-1]) & (here != before)
     padding = padded & (before == 0) & (here == 1)
     return bool((repeated & ~padding).any())
@@ -229,8 +231,11 @@ def ends_differ(
     are read as by `goes_back`; tokens without a place are at one place."""
     if q_positions is kv_positions or not (_readable(q_positions) and _readable(kv_positions)):
         return False
-    count = min(q_positions.shape[-2], kv_positions.shape[-2])
-    q, k = (t[..., t.shape[-2] - count :, :] for t in (q_positions, kv_positions))
+    q_len = q_positions.shape[-2]
+    kv_len = kv_positions.shape[-2]
+    count = min(q_len, kv_len)
+    q = q_positions[..., q_len - count :, :]
+    k = kv_positions[..., kv_len - count :, :]
     return not bool(((q == k) | (q.isnan() & k.isnan())).all())
 
 
@@ -238,21 +243,28 @@ def held_already(cached: Known, new: Known) -> int | float | None:
     """Return a position of a new token that an earlier token of its row has; None if there is none,
     or if positions are not known, see `as_range`."""
     if isinstance(cached, range) and isinstance(new, range):
-        both = range(max(cached.start, new.start), min(cached.stop, new.stop))
-        return both.start if len(both) else None
+        in_both = range(max(cached.start, new.start), min(cached.stop, new.stop))
+        return in_both.start if len(in_both) else None
     if torch.compiler.is_compiling():
         return None
-    cached, new = (tensor(t).expand(1, -1) if isinstance(t, range) else t for t in (cached, new))
+    cached = tensor(cached)
+    new = tensor(new)
     if not (_readable(cached) and _readable(new)) or not cached.numel() or not new.numel():
         return None
-    cached, new = (t[None] if t.ndim == 1 else t for t in (cached, new))
-    if bool((new.amin(-1) > cached.amax(-1)).all()):  # as nearly always
+    cached_rows = cached[None] if cached.ndim == 1 else cached
+    new_rows = new[None] if new.ndim == 1 else new
+    if bool((new_rows.amin(-1) > cached_rows.amax(-1)).all()):  # as nearly always
         return None
+    return _first_repeated(cached_rows, new_rows)
+
+
+def _first_repeated(cached: Tensor, new: Tensor) -> int | float | None:
+    """Return a position of `new` (rows or 1, new_len) that the same row of `cached` has, if any."""
     rows = max(len(cached), len(new))
-    for held, came in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):
-        again = came[torch.isin(came, held)]
-        if again.numel():
-            return again[0].item()
+    for cached_row, new_row in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):
+        repeated = new_row[torch.isin(new_row, cached_row)]
+        if repeated.numel():
+            return repeated[0].item()
     return None
 
 
@@ -271,9 +283,10 @@ def same(a: Known, b: Known) -> bool:
         return a == b
     if torch.compiler.is_compiling():
         return False
-    if isinstance(a, range) or isinstance(b, range):
-        other, known = (b, a) if isinstance(a, range) else (a, b)
-        return len(known) > 0 and as_range(other) == known
+    if isinstance(a, range):
+        return len(a) > 0 and as_range(b) == a
+    if isinstance(b, range):
+        return len(b) > 0 and as_range(a) == b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return _readable(a) and _readable(b) and _equal(a, b)
