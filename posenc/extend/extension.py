@@ -1,11 +1,12 @@
 """Extend a checkpoint's context: measure all methods alike, recommend, tune, export, prove."""
 
 import copy
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_folders, check_request
 from posenc.extend.restart import locked, own_state
+from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import save_adapter
 from posenc.extend.tune.tuning import tune
 from posenc.extend.variants.candidates import (
@@ -67,23 +69,23 @@ class Outcome:
         if before is None or self.short_documents is None:
             return {}
         return {
-            name: regression(before, each.short_text, self.short_documents)
-            for name, each in self.evaluations().items()
-            if each.short_text is not None and name != "none"
+            name: regression(before, evaluation.short_text, self.short_documents)
+            for name, evaluation in self.evaluations().items()
+            if evaluation.short_text is not None and name != "none"
         }
 
     def counts(self, task: str, length: int) -> bool:
         """Return True unless no method answers the task at the shortest length: fractions of right
         answers in longer texts then say nothing."""
-        asked = [each.tasks for each in self.evaluations().values()]
-        shortest = min(at for tasks in asked for name, at in tasks if name == task)
-        scores = [tasks[task, shortest] for tasks in asked if (task, shortest) in tasks]
+        score_tables = [evaluation.tasks for evaluation in self.evaluations().values()]
+        shortest = min(at for scores in score_tables for name, at in scores if name == task)
+        scores = [table[task, shortest] for table in score_tables if (task, shortest) in table]
         return length == shortest or any(score.exact.mean >= LEARNED for score in scores)
 
     def evaluations(self) -> dict[str, Evaluation]:
         """Return all evaluations by name, the tuned checkpoint last."""
-        found = {name: evaluation for name, (_, evaluation) in self.measured.items()}
-        return found if self.tuned is None else {**found, "tuned": self.tuned}
+        untuned = {name: evaluation for name, (_, evaluation) in self.measured.items()}
+        return untuned if self.tuned is None else {**untuned, "tuned": self.tuned}
 
 
 class NotExported(RunFailed):
@@ -92,6 +94,28 @@ class NotExported(RunFailed):
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the steps of one extension read.
+
+    windows: to measure on. fitting: windows for search and tuning; None if there is neither.
+    encode: text to tokens, for tasks in words; None without a tokenizer.
+    """
+
+    checkpoint: Checkpoint
+    windows: Windows
+    fitting: Windows | None
+    options: Options
+    progress: Progress
+    encode: Encode | None
+
+    def measure(self, variant: Variant, progress: Progress) -> Evaluation:
+        """Measure one variant of the checkpoint."""
+        return measure_variant(
+            self.checkpoint, variant, self.windows, self.options, progress, self.encode
+        )
 
 
 def extend(
@@ -121,8 +145,8 @@ def extend(
         foreign: the documents were not chosen for this model, which may not know such text.
 
     Raises: TypeError unless `to` is a whole number. ValueError, with the reason, for anything that
-    cannot be extended. RunFailed if `method`
-    cannot be measured on this checkpoint; NotExported if the export cannot be proved.
+    cannot be extended. RunFailed if `method` cannot be measured on this checkpoint; NotExported if
+    the export cannot be proved.
     """
     if type(to) is not int:
         raise TypeError(f"extend: to must be a whole number of tokens, got {to!r}.")
@@ -134,42 +158,90 @@ def extend(
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     to_fit, to_measure = halves(documents, to)
     windows = sample_windows(encode, to_measure, to, options.windows)
-    fitting, searches = None, bool(checkpoint.rotary) and needs_search(method, options)
-    if searches or options.tune is not None:
-        read = options.tune.steps * options.tune.batch if options.tune else 0
-        fitting = sample_windows(encode, to_fit, to, max(SEARCH_WINDOWS, read))
+    fitting = _fitting_windows(checkpoint, encode, to_fit, to, method, options)
     if options.state is None and out is not None:
         options = replace(options, state=own_state(out))
-    with ExitStack() as held:
-        if fitting is not None and options.state is not None:
-            held.enter_context(locked(options.state))
-        prover = held.enter_context(Prover())
+    run = _Run(checkpoint, windows, fitting, options, progress, None if as_ids else encode)
+    with _lock_of_state(run), Prover() as prover:
         if out is not None and options.tune is None:
             prover.start()  # imports while variants are measured; during tuning it would only wait
         builders = candidates(checkpoint, to, method, fitting, options, progress)
-        measured, failed = _measure_all(
-            checkpoint, builders, method, windows, options, progress, None if as_ids else encode
+        measured, failed = _measure_all(run, builders, method)
+        judge = partial(
+            recommend,
+            measured,
+            checkpoint.trained_length,
+            options,
+            windows.documents.numpy(),
+            foreign=foreign,
         )
-        given = (measured, checkpoint.trained_length, options, windows.documents.numpy())
-        recommended, reason = recommend(*given, foreign=foreign)
+        recommended, reason = judge()
         short = short_pieces(windows, checkpoint.trained_length).documents.numpy()
         outcome = Outcome(checkpoint, to, measured, recommended, reason, failed, short)
-        # Tuning may make a method better than what is best before it.
-        chosen = method or (best_method(measured, options) if options.tune else recommended)
-        if out is not None and chosen not in (None, "", "none"):
-            variant, words = measured[chosen][0], None if as_ids else encode
-            try:
-                export_variant(
-                    outcome, variant, out, prover, fitting, windows, options, progress, words
-                )
-            except RunFailed as error:
-                raise NotExported(str(error), outcome) from error
-            finally:
-                if outcome.tuned is not None:
-                    tuned = (chosen, outcome.tuned)
-                    outcome.recommended, outcome.reason = recommend(*given, tuned, foreign=foreign)
+        chosen = _method_to_export(outcome, method, options)
+        if out is not None and chosen is not None:
+            _export_and_judge(run, outcome, chosen, out, prover, judge)
             remove_folder(own_state(out))
     return outcome
+
+
+def _fitting_windows(
+    checkpoint: Checkpoint,
+    encode: Encode,
+    documents: Sequence[str],
+    to: int,
+    method: str | None,
+    options: Options,
+) -> Windows | None:
+    """Sample the windows that search and tuning read; None if there is neither."""
+    searches = bool(checkpoint.rotary) and needs_search(method, options)
+    if not searches and options.tune is None:
+        return None
+    count = SEARCH_WINDOWS
+    if options.tune is not None:
+        count = max(count, options.tune.steps * options.tune.batch)
+    return sample_windows(encode, documents, to, count)
+
+
+def _lock_of_state(run: _Run) -> AbstractContextManager[object]:
+    """Return a lock on the restart state, which only search and tuning write."""
+    if run.fitting is None or run.options.state is None:
+        return nullcontext()
+    return locked(run.options.state)
+
+
+def _method_to_export(outcome: Outcome, method: str | None, options: Options) -> str | None:
+    """Return the method to tune and export; None to leave the model as it is."""
+    if method is not None:
+        chosen = method
+    elif options.tune is not None:
+        # Tuning may make a method better than what is best before it.
+        chosen = best_method(outcome.measured, options)
+    else:
+        chosen = outcome.recommended
+    return None if chosen in ("", "none") else chosen
+
+
+def _export_and_judge(
+    run: _Run,
+    outcome: Outcome,
+    chosen: str,
+    out: Path,
+    prover: Prover,
+    judge: Callable[[tuple[str, Evaluation]], tuple[str, str]],
+) -> None:
+    """Tune, write and prove a method. judge: recommends again once it is tuned.
+
+    Raises: NotExported.
+    """
+    try:
+        export_variant(run, outcome, outcome.measured[chosen][0], out, prover)
+    except RunFailed as error:
+        raise NotExported(str(error), outcome) from error
+    finally:
+        # What was tuned is judged also where its export failed.
+        if outcome.tuned is not None:
+            outcome.recommended, outcome.reason = judge((chosen, outcome.tuned))
 
 
 def evaluate(
@@ -206,30 +278,25 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
 
 
 def _measure_all(
-    checkpoint: Checkpoint,
-    builders: Builders,
-    method: str | None,
-    windows: Windows,
-    options: Options,
-    progress: Progress,
-    encode: Encode | None,
+    run: _Run, builders: Builders, method: str | None
 ) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
     """Measure every variant, and note why some could not be measured. A method that this model's
     code refuses must not cost hours of measuring."""
-    measured, failed = {}, {}
+    measured: dict[str, tuple[Variant, Evaluation]] = {}
+    failed: dict[str, str] = {}
     for done, (name, build) in enumerate(builders.items()):
 
         def report(what: str, share: float, done: int = done, name: str = name) -> None:
-            progress(f"{name}: {what}", (done + share) / len(builders))
+            run.progress(f"{name}: {what}", (done + share) / len(builders))
 
         try:
             variant = build()
-            evaluation = measure_variant(checkpoint, variant, windows, options, report, encode)
+            evaluation = run.measure(variant, report)
         except Exception as error:  # a family's code may raise anything for what it does not expect
             is_own = isinstance(error, ValueError)
             reason = " ".join(str(error).split()) if is_own else one_line(error)
             if name == "none" and isinstance(error, NotFinite):
-                raise ValueError(f"{checkpoint.folder}: as it is, {reason}.") from error
+                raise ValueError(f"{run.checkpoint.folder}: as it is, {reason}.") from error
             if isinstance(error, OSError) and name == method:  # of the disk, not of the model
                 raise
             if name in ("none", method):
@@ -240,57 +307,87 @@ def _measure_all(
     return measured, failed
 
 
-def export_variant(
-    outcome: Outcome,
-    chosen: Variant,
-    out: Path,
-    prover: Prover,
-    fitting: Windows | None,
-    windows: Windows,
-    options: Options,
-    progress: Progress = lambda what, share: None,
-    encode: Encode | None = None,
-) -> None:
+def export_variant(run: _Run, outcome: Outcome, chosen: Variant, out: Path, prover: Prover) -> None:
     """Tune a measured variant if requested, write it and prove it; the results go into the
     outcome."""
-    checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
-    teacher, state = None, options.state
-    assert state is not None
-    changed = options.tune is not None or not checkpoint.rotary
-    if options.tune is not None and options.tune.distill and not checkpoint.masked:
+    checkpoint = run.checkpoint
+    recipe = run.options.tune
+    changed = recipe is not None or not checkpoint.rotary
+    teacher = None
+    if recipe is not None and recipe.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
     stretched = applied(checkpoint.model, chosen.settings, outcome.target)
     with stretched if chosen.extra else chosen.active():
-        if options.tune is not None:
-            assert fitting is not None
-            masked = mask_token(checkpoint.folder) if checkpoint.masked else None
-            short = 1.0 if chosen.name == DROPE else options.tune.short_share
-            recipe, model = replace(options.tune, short_share=short), checkpoint.model
-            keep = partial(save_adapter, model, state / "tune" / ADAPTER, checkpoint.folder)
-            outcome.tuning_losses = tune(
-                model, fitting, trained, recipe, state / "tune", progress, masked, teacher, keep
-            )
+        if recipe is not None:
+            outcome.tuning_losses = _tune(run, chosen, recipe, teacher)
         if changed:
-            for weight in checkpoint.model.parameters():  # what is measured is what is written
-                weight.data = weight.data.to(getattr(torch, checkpoint.stored))
-        if options.tune is not None:
+            _round_as_stored(checkpoint)
+        if recipe is not None:
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
-            outcome.tuned = measure_variant(checkpoint, same, windows, options, progress, encode)
+            outcome.tuned = run.measure(same, run.progress)
         # Slightly beyond the training length, so that the proof is quick for large models.
-        tokens = windows.tokens[:1, : trained + 64].to(torch.int64).contiguous()
-        plan = Plan(
-            f"{chosen.name}, {chosen.summary}",
-            outcome.target,
-            chosen.cache_safe,
-            changed=changed,
-            extra=chosen.extra,
-            adapter=state / "tune" / ADAPTER if options.tune and options.tune.adapter else None,
-        )
+        tokens = run.windows.tokens[:1, : checkpoint.trained_length + 64]
+        tokens = tokens.to(torch.int64).contiguous()
+        plan = _plan(run, outcome, chosen, changed=changed)
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
-        copied = {path.name for path in out.iterdir()}
-        outcome.left_behind = sorted(
-            path.name for path in checkpoint.folder.iterdir() if path.name not in copied
-        )
+        outcome.left_behind = _not_copied(checkpoint.folder, out)
+
+
+def _plan(run: _Run, outcome: Outcome, chosen: Variant, *, changed: bool) -> Plan:
+    """Return what to write. changed: True if the weights are not those of the checkpoint."""
+    recipe = run.options.tune
+    return Plan(
+        f"{chosen.name}, {chosen.summary}",
+        outcome.target,
+        chosen.cache_safe,
+        changed=changed,
+        extra=chosen.extra,
+        adapter=_adapter(run) if recipe is not None and recipe.adapter else None,
+    )
+
+
+def _not_copied(folder: Path, out: Path) -> list[str]:
+    """Return the names of all in the old folder that the new one lacks."""
+    copied = {path.name for path in out.iterdir()}
+    return sorted(path.name for path in folder.iterdir() if path.name not in copied)
+
+
+def _tune(run: _Run, chosen: Variant, recipe: TuneConfig, teacher: Any) -> list[float]:
+    """Tune the stretched model in place and return the losses. teacher: the model before it was
+    stretched, whose predictions are kept; None to learn from the text alone."""
+    checkpoint = run.checkpoint
+    assert run.fitting is not None
+    masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+    short_share = 1.0 if chosen.name == DROPE else recipe.short_share
+    return tune(
+        checkpoint.model,
+        run.fitting,
+        checkpoint.trained_length,
+        replace(recipe, short_share=short_share),
+        _tuning_folder(run),
+        run.progress,
+        masked,
+        teacher,
+        partial(save_adapter, checkpoint.model, _adapter(run), checkpoint.folder),
+    )
+
+
+def _tuning_folder(run: _Run) -> Path:
+    """Return the folder of the restart state of tuning."""
+    assert run.options.state is not None
+    return run.options.state / "tune"
+
+
+def _adapter(run: _Run) -> Path:
+    """Return where tuning keeps the adapter until the export copies it."""
+    return _tuning_folder(run) / ADAPTER
+
+
+def _round_as_stored(checkpoint: Checkpoint) -> None:
+    """Round the weights to the dtype of the files: what is measured is what is written."""
+    stored = getattr(torch, checkpoint.stored)
+    for weight in checkpoint.model.parameters():
+        weight.data = weight.data.to(stored)
