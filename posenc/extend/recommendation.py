@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,41 +60,93 @@ def recommend(
             f"{perplexity:,.0f} within its training length. Give --text with text like the model's "
             "own."
         )
-    name = tuned[0] if tuned else best_method(measured, options)
-    chosen = tuned[1] if tuned else measured[name][1] if name else base
-    label = f"{name}, tuned," if tuned else f"{name}"
-    window = measured[WINDOW][1] if WINDOW in measured else None
-    hint = "" if tuned else " Tuning may change that (--tune)."
-    cut = f"cutting to the last {trained} tokens"
+    if tuned is not None:
+        name, chosen = tuned
+    else:
+        name = best_method(measured, options)
+        chosen = base if name is None else measured[name][1]
+    case = _Case(measured, trained, documents, tuned is not None)
     if name is None or not chosen.average() < base.average():
-        if window is not None and _lower(difference(window, base, documents)):
-            return "none", (
-                f"Do not extend this one: {cut} reads better. Against the unchanged model it "
-                f"{_beyond(window, base, trained)}, and no method saves anything over all "
-                f"positions.{hint}"
-            )
-        said = "Leave this one as it is: no method that stock tools load lowers its mean loss."
-        return "none", f"{said}{hint}{_better_map(measured, base)}"
+        return "none", _why_no_method(case)
+    return _against_rival(case, name, chosen)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What a method is judged by. documents: the document of every measured token, or None. tuned:
+    True if the method was tuned."""
+
+    measured: Measured
+    trained: int
+    documents: np.ndarray | None
+    tuned: bool
+
+    @property
+    def base(self) -> Evaluation:
+        """The unchanged model."""
+        return self.measured["none"][1]
+
+    @property
+    def window(self) -> Evaluation | None:
+        """The unchanged model on the last tokens alone, None if it was not measured."""
+        return self.measured[WINDOW][1] if WINDOW in self.measured else None
+
+    @property
+    def cut(self) -> str:
+        """The window in words."""
+        return f"cutting to the last {self.trained} tokens"
+
+    @property
+    def hint(self) -> str:
+        """A sentence on what else to try before the model is left as it is, after a space."""
+        return "" if self.tuned else " Tuning may change that (--tune)."
+
+
+def _why_no_method(case: _Case) -> str:
+    """Return the reason to leave a model whose mean loss no method lowers."""
+    base, window = case.base, case.window
+    if window is not None and _lower(difference(window, base, case.documents)):
+        return (
+            f"Do not extend this one: {case.cut} reads better. Against the unchanged model it "
+            f"{_beyond(window, base, case.trained)}, and no method saves anything over all "
+            f"positions.{case.hint}"
+        )
+    leave_it = "Leave this one as it is: no method that stock tools load lowers its mean loss."
+    return f"{leave_it}{case.hint}{_better_map(case.measured, base)}"
+
+
+def _against_rival(case: _Case, name: str, chosen: Evaluation) -> tuple[str, str]:
+    """Compare a method that lowers the mean loss with the window, without one with the unchanged
+    model; return what to use and the reason."""
+    base, trained = case.base, case.trained
     within = _saved(chosen.short(trained) - base.short(trained))
     against = (
         f"against the unchanged model it {within} within {trained} tokens and "
         f"{_beyond(chosen, base, trained)}."
     )
-    rest = f"{_better_map(measured, chosen)}{_retrieval(chosen)}"
-    rival, other = ("the unchanged model", base) if window is None else (cut, window)
-    gap = difference(chosen, other, documents)
-    if gap.mean == -math.inf:
-        return name, f"Extend it with {label.rstrip(',')}: {against}{rest}"
-    said, interval = f"{label} is {abs(gap.mean):.2f} nats per token", _interval(gap)
+    rest = f"{_better_map(case.measured, chosen)}{_retrieval(chosen)}"
+    label = f"{name}, tuned," if case.tuned else name
+    extend_it = f"Extend it with {label.rstrip(',')}"
+    if case.window is None:
+        rival, rival_evaluation = "the unchanged model", base
+    else:
+        rival, rival_evaluation = case.cut, case.window
+    gap = difference(chosen, rival_evaluation, case.documents)
+    if gap.mean == -math.inf:  # the rival cannot read the longest texts
+        return name, f"{extend_it}: {against}{rest}"
+    interval = _interval(gap)
+    distance = f"{label} is {abs(gap.mean):.2f} nats per token"
     if gap.mean > LEVEL and gap.low > 0:
-        worse = f"{said} worse over all positions{interval}; {against}"
-        return "none", f"Do not extend this one: {rival} reads better. {worse}{hint}{rest}"
+        worse = f"{distance} worse over all positions{interval}; {against}"
+        return "none", f"Do not extend this one: {rival} reads better. {worse}{case.hint}{rest}"
     if not _lower(gap):
         alike = f"{label} and {rival} differ by {gap.mean:+z.2f} nats per token{interval}"
-        return "none", f"Do not extend this one on this evidence: {alike}; {against}{hint}{rest}"
+        return "none", (
+            f"Do not extend this one on this evidence: {alike}; {against}{case.hint}{rest}"
+        )
     return name, (
-        f"Extend it with {label.rstrip(',')}: it reads better than {rival}. {said} better over all "
-        f"positions{interval}; {against}{rest}"
+        f"{extend_it}: it reads better than {rival}. {distance} better over all positions"
+        f"{interval}; {against}{rest}"
     )
 
 
@@ -119,10 +172,11 @@ def _lower(gap: Estimate) -> bool:
     return gap.mean < -LEVEL and gap.high < 0
 
 
-def _interval(found: Estimate) -> str:
-    if math.isnan(found.low):
+def _interval(gap: Estimate) -> str:
+    """Return the interval of a difference in brackets, after a space."""
+    if math.isnan(gap.low):
         return " (too few documents for an interval)"
-    return f" (95 % interval {found.low:+z.2f} to {found.high:+z.2f})"
+    return f" (95 % interval {gap.low:+z.2f} to {gap.high:+z.2f})"
 
 
 def _saved(change: float) -> str:
@@ -150,8 +204,10 @@ def _better_map(measured: Measured, chosen: Evaluation) -> str:
         for name, (variant, evaluation) in measured.items()
         if variant.needs_runtime and variant.window is None
     }
-    first = min(maps, key=lambda name: maps[name], default=None)
-    if first is None or not chosen.average() - maps[first] > LEVEL:  # NaN is none
+    best_map = min(maps, key=lambda name: maps[name], default=None)
+    if best_map is None or not chosen.average() - maps[best_map] > LEVEL:  # NaN is none
         return ""
-    gain = chosen.average() - maps[first]
-    return f" {first} reads {gain:.2f} nats better over all positions, but no stock tool runs it."
+    gain = chosen.average() - maps[best_map]
+    return (
+        f" {best_map} reads {gain:.2f} nats better over all positions, but no stock tool runs it."
+    )
