@@ -62,16 +62,22 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
         raise ValueError(f"{out} exists already{_stopped(out)}; give a new folder.")
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
-    state = options.state
-    if state is not None and state.exists() and not state.is_dir():
-        raise ValueError(f"--state: {state} is not a folder.")
-    if out is not None and _inside(state, out):
-        raise ValueError(f"--state: {state} is in the new folder, which must not exist yet.")
+    _check_state(options.state, out)
     if out is not None:
         parent = next(path for path in out.absolute().parents if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ValueError(f"{out}: no folder can be written in {parent}.")
         _check_copied(folder, raw, tuned=options.tune is not None)
+
+
+def _check_state(state: Path | None, out: Path | None) -> None:
+    """Raise ValueError for a --state that cannot be a folder beside the new one."""
+    if state is None:
+        return
+    if state.exists() and not state.is_dir():
+        raise ValueError(f"--state: {state} is not a folder.")
+    if out is not None and _inside(state, out):
+        raise ValueError(f"--state: {state} is in the new folder, which must not exist yet.")
 
 
 def _check_copied(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
@@ -100,10 +106,13 @@ def places(
     if out is not None and written:
         page = page or out / "extend.html"
     elif out is not None:
-        wrong = page is not None and (page.suffix != ".html" or not _inside(page.parent, out))
-        if _inside(page, out) and wrong:
-            raise ValueError(f"{page}: a page in the new folder must be a file NAME.html.")
-        page, figures = (None if _inside(path, out) else path for path in (page, figures))
+        if page is not None and _inside(page, out):
+            is_file_in_it = _inside(page.parent, out)  # and not the new folder itself
+            if page.suffix != ".html" or not is_file_in_it:
+                raise ValueError(f"{page}: a page in the new folder must be a file NAME.html.")
+            page = None
+        if _inside(figures, out):
+            figures = None
     check_outputs(figures, page)
     return page, figures
 
@@ -170,23 +179,35 @@ def _check_positions(checkpoint: Checkpoint) -> None:
 
 def _check_method(checkpoint: Checkpoint, method: str, writes: bool, options: Options) -> None:
     """Raise ValueError for a method that this model or these options rule out."""
-    if method == "none" and writes:
-        raise ValueError(
-            "none stretches nothing, so that there is nothing to write; leave out --out."
-        )
     if method == "search" and not options.search_evaluations:
         raise ValueError("--search-evaluations 0 leaves nothing to search; give more.")
-    if method == DUAL_CHUNK and writes and (reason := _no_dual_chunk(checkpoint, options)):
-        raise ValueError(f"{checkpoint.folder}: {reason}.")
-    if method == DROPE and not rotating_switches(checkpoint.model):
+    if method == DROPE:
+        _check_drope(checkpoint, options)
+    if writes:
+        _check_written_method(checkpoint, method, options)
+
+
+def _check_drope(checkpoint: Checkpoint, options: Options) -> None:
+    """Raise ValueError if the rotation of this model cannot be dropped."""
+    if not rotating_switches(checkpoint.model):
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} config has no no_rope_layers, "
             "so that it cannot say that no layer rotates, and no stock tool would load it."
         )
-    if method == DROPE and options.tune is None:
+    if options.tune is None:
         raise ValueError("drope: without its rotation a model must be recalibrated; give --tune.")
+
+
+def _check_written_method(checkpoint: Checkpoint, method: str, options: Options) -> None:
+    """Raise ValueError for a method that can be measured on this model, but not written."""
+    if method == "none":
+        raise ValueError(
+            "none stretches nothing, so that there is nothing to write; leave out --out."
+        )
+    if method == DUAL_CHUNK and (reason := _no_dual_chunk(checkpoint, options)):
+        raise ValueError(f"{checkpoint.folder}: {reason}.")
     breaks_cache = method in METHODS and not METHODS[method].cache_safe
-    if writes and breaks_cache and not options.allow_cache_unsafe:
+    if breaks_cache and not options.allow_cache_unsafe:
         raise ValueError(
             f"{method} changes its frequencies with the length: keys in the cache keep the old "
             "rotation, and step-by-step decoding differs from a full pass. Give "
