@@ -21,6 +21,8 @@ from posenc.report.files.opened import beside, bytes_of, make_inside
 from posenc.report.page.failure import RunFailed
 
 SAVE_EVERY = 50
+Trainable = dict[str, nn.Parameter]
+"""The weights that are tuned, by name."""
 
 
 def tune(
@@ -59,27 +61,46 @@ def tune(
     model.train()
     for step in range(len(losses), config.steps):
         torch.manual_seed(config.seed * 1_000_003 + step)  # dropout, too, follows from the step
-        for group in optimizer.param_groups:
-            group["lr"] = config.rate(size) * config.schedule(step)
+        _set_rate(optimizer, config.rate(size) * config.schedule(step))
         tokens = step_tokens(windows, trained, config, step)
-        loss = (
-            next_token_loss(model, tokens, trained, teacher)
-            if mask_token is None
-            else masked_token_loss(model, tokens, mask_token)
-        )
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(trainable.values(), 1.0)
-        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
-            raise RunFailed(
-                f"tuning: the loss is {loss.item()}, its gradient {norm.item()} long at step "
-                f"{step}; lower the learning rate."
-            )
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        if mask_token is None:
+            loss = next_token_loss(model, tokens, trained, teacher)
+        else:
+            loss = masked_token_loss(model, tokens, mask_token)
+        _descend(loss, trainable, optimizer, step)
         losses.append(loss.item())
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
             save_tuning(folder, whose, trainable, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
+    _finish(model, config, keep_adapter)
+    return losses
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _descend(
+    loss: Tensor, trainable: Trainable, optimizer: torch.optim.Optimizer, step: int
+) -> None:
+    """Change the weights by one step down the gradient of the loss.
+
+    Raises: RunFailed, before any weight changes, if the loss or the gradient is not finite.
+    """
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(trainable.values(), 1.0)
+    if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+        raise RunFailed(
+            f"tuning: the loss is {loss.item()}, its gradient {norm.item()} long at step "
+            f"{step}; lower the learning rate."
+        )
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _finish(model: Any, config: TuneConfig, keep_adapter: Callable[[], None]) -> None:
+    """Let the tuned model predict again: without recomputing, and with its adapters merged."""
     model.eval()
     if config.recompute:
         _recompute(model, False)
@@ -87,7 +108,6 @@ def tune(
         keep_adapter()
     if config.lora_rank:
         merge_lora(model)
-    return losses
 
 
 def _recompute(model: Any, on: bool) -> None:
@@ -143,7 +163,6 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
 STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of each weight."""
-Trainable = dict[str, nn.Parameter]
 
 
 def save_tuning(
