@@ -1,6 +1,7 @@
 """Measure the entropy of attention through transformers' attention interface, without keeping
 weights."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ BLOCK = 256
 """Queries at a time."""
 SCORES_BUDGET = 1 << 23
 """Scores in memory at once."""
+NAME = "posenc_entropy"
+"""Of the implementation of attention that is registered with transformers."""
 
 
 @torch.inference_mode()
@@ -37,42 +40,15 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        causal = getattr(module, "is_causal", True) and attention_mask is None
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        keys = key.float().mT
-        out = torch.empty_like(query[..., : value.shape[-1]])
-        entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
-        first = key.shape[2] - query.shape[2]
-        step = max(1, min(BLOCK, SCORES_BUDGET // (query.shape[:2].numel() * key.shape[2])))
-        for start in range(0, query.shape[2], step):
-            rows = slice(start, start + step)
-            scores = query[:, :, rows].float() @ keys * scale
-            if kwargs.get("softcap") is not None:
-                scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
-            if attention_mask is not None:
-                mask = attention_mask[:, :, rows]
-                if mask.dtype != torch.bool:  # OPT's, in early releases of transformers 5
-                    mask = mask == 0
-                scores = scores.masked_fill(~mask, -torch.inf)
-            elif causal:
-                seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-                scores = scores.masked_fill(~seen.tril(first + start), -torch.inf)
-            if (sinks := kwargs.get("s_aux")) is not None:
-                sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-                scores = torch.cat([scores, sinks], dim=-1)
-            weights = scores.softmax(-1)
-            entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
-            out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value
+        out, entropy = _attend(module, query, key, value, attention_mask, kwargs)
         layers.append(entropy)
         return out.transpose(1, 2).contiguous(), None
 
-    name, before = "posenc_entropy", model.config._attn_implementation
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    before = model.config._attn_implementation
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     try:
-        model.set_attn_implementation(name)
+        model.set_attn_implementation(NAME)
         pieces: list[Tensor] = []
         cache: dict[str, Any] = {} if whole else {"use_cache": True}
         for piece in [tokens] if whole else tokens.split(BLOCK, dim=1):
@@ -87,3 +63,54 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     finally:
         model.set_attn_implementation(before)
     return torch.cat(pieces)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    options: Mapping[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Return what transformers' attention returns, (batch, num_heads, rows, head_dim), and the mean
+    entropy of each row, (rows). options: the other arguments of its interface."""
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    is_causal = getattr(module, "is_causal", True) and mask is None
+    groups = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(groups, 1)
+    value = value.repeat_interleave(groups, 1)
+    keys = key.float().mT
+    out = torch.empty_like(query[..., : value.shape[-1]])
+    entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
+    first = key.shape[2] - query.shape[2]  # of the queries, among the keys
+    step = max(1, min(BLOCK, SCORES_BUDGET // (query.shape[:2].numel() * key.shape[2])))
+    for start in range(0, query.shape[2], step):
+        rows = slice(start, start + step)
+        scores = query[:, :, rows].float() @ keys * scale
+        if options.get("softcap") is not None:
+            scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
+        if mask is not None:
+            scores = scores.masked_fill(~_allowed(mask[:, :, rows]), -torch.inf)
+        elif is_causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(~seen.tril(first + start), -torch.inf)
+        weights = _with_sinks(scores, options.get("s_aux")).softmax(-1)
+        entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
+        out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value
+    return out, entropy
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    """Return the mask as booleans, True where a query sees a key."""
+    if mask.dtype == torch.bool:
+        return mask
+    return mask == 0  # OPT's, in early releases of transformers 5
+
+
+def _with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Append the sink logit of each head to its scores as one more key."""
+    if sinks is None:
+        return scores
+    sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sinks], dim=-1)
