@@ -107,11 +107,8 @@ def measure_reader(
     began = time.perf_counter()
     length = windows.tokens.shape[1]
     edges = position_edges(trained, length)
-    losses = []
-    for part in windows.tokens.split(max(1, len(windows) // 8)):
-        losses.append(reader.all_losses(part).numpy())
-        progress("loss by position", sum(map(len, losses)) / len(windows))
-    loss, documents = np.concatenate(losses), windows.documents.numpy()
+    loss = _losses_of_windows(reader, windows, progress)
+    documents = windows.documents.numpy()
     by_position = tuple(
         estimate(loss[:, low:high], documents[:, low:high])
         for low, high in itertools.pairwise(edges)
@@ -119,30 +116,57 @@ def measure_reader(
     by_context = {}
     half = slice((len(windows) + 1) // 2)
     for i, context in enumerate(contexts):
-        # With all of the window before them, the targets were read above.
-        read = (
-            loss[half]
-            if context == length
-            else reader.all_losses(windows.tokens[half, -context:]).numpy()
-        )
+        if context == length:
+            # With all of the window before them, the targets were read above.
+            read = loss[half]
+        else:
+            read = reader.all_losses(windows.tokens[half, -context:]).numpy()
         by_context[context] = estimate(read[:, -targets:], documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
-    grid = passkey.shares(reader, windows, progress) if passkey is not None else {}
-    shown = windows.tokens[:1, : reader.limit]
-    whole = reader.whole or reader.mask_token is not None
-    curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None
-    means: tuple[float, ...] = ()
-    if curve is not None:
-        means = tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
+    passkey_shares = {} if passkey is None else passkey.shares(reader, windows, progress)
+    entropy_means = _entropy_by_bucket(reader, windows, edges) if entropy else ()
     scores, left_out = {}, {}
     if tasks is not None:
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
-    pieces = short_pieces(windows, trained).tokens if short_text else None
-    short = None if pieces is None else reader.all_losses(pieces).numpy()
-    took = time.perf_counter() - began
+    short_losses = None
+    if short_text:
+        short_losses = reader.all_losses(short_pieces(windows, trained).tokens).numpy()
     return Evaluation(
-        edges, by_position, by_context, grid, means, scores, left_out, short, loss, took
+        edges,
+        by_position,
+        by_context,
+        passkey_shares,
+        entropy_means,
+        scores,
+        left_out,
+        short_losses,
+        loss,
+        seconds=time.perf_counter() - began,
     )
+
+
+def _losses_of_windows(
+    reader: Reader, windows: Windows, progress: Callable[[str, float], None]
+) -> np.ndarray:
+    """Return the loss of every token, (windows, length)."""
+    losses = []
+    for part in windows.tokens.split(max(1, len(windows) // 8)):
+        losses.append(reader.all_losses(part).numpy())
+        progress("loss by position", sum(map(len, losses)) / len(windows))
+    return np.concatenate(losses)
+
+
+def _entropy_by_bucket(
+    reader: Reader, windows: Windows, edges: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Return the mean entropy of attention in the first window, by bucket; () if the model does not
+    expose it."""
+    tokens = windows.tokens[:1, : reader.limit]
+    whole = reader.whole or reader.mask_token is not None
+    curve = attention_entropy(reader.model, tokens, whole=whole)
+    if curve is None:
+        return ()
+    return tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
 
 
 MOST = 64

@@ -52,31 +52,39 @@ class Told(NamedTuple):
 def told(name: str, rng: np.random.Generator, depth: float) -> Told:
     """Write a puzzle. A list of words has no depth."""
     if name == COMMON_WORDS:
-        words = _names(rng, COMMON + RARE)
-        question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
-        text = (words[i] for i in frequent(rng, COMMON, RARE))
-        return Told((), question, " ".join(sorted(words[:COMMON])), text)
+        return _common_words(rng)
     draw, fact, question = SENTENCES[name]
     puzzle = draw(rng, depth)
     keys = dict.fromkeys(key for _, (key, _) in puzzle.facts)
-    others = [s for s in dict.fromkeys(v for _, (_, v) in puzzle.facts) if s not in keys]
+    values = dict.fromkeys(value for _, (_, value) in puzzle.facts)
+    only_values = [value for value in values if value not in keys]
+    words: dict[int, str]  # of each symbol
     if name == "needle-by-meaning":
-        said = dict(zip(keys, rng.permutation(list(CITIES)), strict=False))
-        asked = [CITIES[said[key]] for key in puzzle.asked]
-        said |= zip(others, _names(rng, len(others)), strict=True)
+        words = dict(zip(keys, rng.permutation(list(CITIES)), strict=False))
+        words |= zip(only_values, _names(rng, len(only_values)), strict=True)
+        asked = [CITIES[words[city]] for city in puzzle.asked]
     else:
-        said = dict(zip(keys, _names(rng, len(keys)), strict=True))
-        numbers = (str(10000 + int(i)) for i in rng.choice(90000, len(others), replace=False))
-        said |= zip(others, numbers, strict=True)
-        asked = [said[symbol] for symbol in puzzle.asked]
-    facts = tuple((at, fact.format(said[key], said[value])) for at, (key, value) in puzzle.facts)
-    return Told(facts, question.format(*asked), " ".join(said[s] for s in puzzle.answer))
+        words = dict(zip(keys, _names(rng, len(keys)), strict=True))
+        draws = rng.choice(90000, len(only_values), replace=False)
+        words |= zip(only_values, (str(10000 + int(i)) for i in draws), strict=True)
+        asked = [words[symbol] for symbol in puzzle.asked]
+    facts = tuple((at, fact.format(words[key], words[value])) for at, (key, value) in puzzle.facts)
+    answer = " ".join(words[symbol] for symbol in puzzle.answer)
+    return Told(facts, question.format(*asked), answer)
+
+
+def _common_words(rng: np.random.Generator) -> Told:
+    """Write a text of words of which some stand in it often, and ask for these."""
+    words = _names(rng, COMMON + RARE)
+    question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
+    text = (words[i] for i in frequent(rng, COMMON, RARE))
+    return Told((), question, " ".join(sorted(words[:COMMON])), text)
 
 
 def _names(rng: np.random.Generator, count: int) -> list[str]:
     """Return different three-syllable words of no language."""
-    found: dict[str, None] = {}
-    while len(found) < count:
+    names: dict[str, None] = {}  # a set in the order of drawing
+    while len(names) < count:
         letters = [rng.choice(list(kind)) for kind in (CONSONANTS, VOWELS) * 3]
-        found["".join(letters)] = None
-    return list(found)
+        names["".join(letters)] = None
+    return list(names)
