@@ -114,6 +114,14 @@ def _text_of_more(checkpoint: Checkpoint, *, changed: bool) -> bool:
     return isinstance(checkpoint.raw_config.get("text_config"), dict) and not changed
 
 
+def _with_rest(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the text's new config into that of the whole model: its images keep their weights, so
+    they keep their config."""
+    outer = ("architectures", "transformers_version")
+    text = {key: value for key, value in text_config.items() if key not in outer}
+    return {**raw, "text_config": text}
+
+
 def _described(
     checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
 ) -> tuple[dict[str, Any], str]:
@@ -124,10 +132,7 @@ def _described(
     saved |= {k: v for k, v in described.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)
     if nested:
-        # Its images keep their weights, so they keep their config.
-        outer = ("architectures", "transformers_version")
-        text = {k: v for k, v in recipe.config.items() if k not in outer}
-        recipe = replace(recipe, config={**raw, "text_config": text})
+        recipe = replace(recipe, config=_with_rest(raw, recipe.config))
     if meaning is None:
         kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         sentences = (checkpoint.folder / MODULES).is_file()

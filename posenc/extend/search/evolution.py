@@ -187,7 +187,8 @@ class Search:
     def _best(self, count: int) -> list[Tried]:
         return sorted(self.tried.values(), key=lambda tried: tried.score)[:count]
 
-    def _seeds(self) -> list[Genome]:
+    def _searched_setting(self) -> RopeSetting:
+        """Return the rotation whose frequencies are searched, which must turn every pair."""
         searched = next(
             s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
         )
@@ -196,6 +197,11 @@ class Search:
                 "some of its pairs of channels do not rotate, and no config says what is searched "
                 "of the others only"
             )
+        return searched
+
+    def _seeds(self) -> list[Genome]:
+        """Return the known methods, then those with one band of pairs moved."""
+        searched = self._searched_setting()
         plain = rs.rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
         turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
         seeds, banded = [], []

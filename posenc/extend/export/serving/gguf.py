@@ -58,6 +58,22 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
     """
     if set(meaning.parameters) != {"all"} or changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
+    dim = _unscaled_dim(before)
+    wanted = meaning.computed.layers["all"]
+    parameters = meaning.parameters["all"]
+    for option in (_base_option, _linear_option, _yarn_option):
+        text = option(wanted, dim, parameters)
+        if text is not None:
+            return text
+    raise ValueError("its options cover only a base, linear and yarn")
+
+
+def _unscaled_dim(before: Mapping[str, Any]) -> int:
+    """Return the number of rotary channels in the original's GGUF file.
+
+    Raises: ValueError if the converter refuses the config, or writes a scaling: the options would
+    come on top of it.
+    """
     try:
         meta = convert(model_of(before))
     except RefusedError as refused:
@@ -65,25 +81,44 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
     plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
     if not plain_file or meta.scaling_type == "yarn" or meta.scaling_factor != 1:
         raise ValueError("the original already has a scaling")
-    wanted, p = meaning.computed.layers["all"], meaning.parameters["all"]
-    theta, factor = float(p["rope_theta"]), float(p.get("factor") or 1.0)
-    dim = meta.dimension_count
+    return meta.dimension_count
+
+
+def _base_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str | None:
+    """Return the option of another base; None if no base gives the frequencies."""
     base = _base(wanted, dim)
-    if base is not None:
-        return f"--rope-freq-base {base:.9g}"
-    plain = formulas.plain(dim, theta)
-    if _same(wanted, Layer(formulas.divided(plain, [factor] * len(plain)))):
-        return f"--rope-scaling linear --rope-scale {factor:.9g}"
-    if p["rope_type"] == "yarn":
-        original = p["original_max_position_embeddings"]
-        fast, slow = float(p.get("beta_fast") or 32), float(p.get("beta_slow") or 1)
-        yarn = formulas.yarn(dim, theta, factor, original, fast, slow)
-        if _same(wanted, Layer(yarn, formulas.yarn_scale(factor))):
-            return (
-                f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
-                f"--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
-            )
-    raise ValueError("its options cover only a base, linear and yarn")
+    return None if base is None else f"--rope-freq-base {base:.9g}"
+
+
+def _linear_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str | None:
+    """Return the options that divide all frequencies alike; None if that does not give them."""
+    factor = _factor(parameters)
+    plain = formulas.plain(dim, float(parameters["rope_theta"]))
+    if not _same(wanted, Layer(formulas.divided(plain, [factor] * len(plain)))):
+        return None
+    return f"--rope-scaling linear --rope-scale {factor:.9g}"
+
+
+def _yarn_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str | None:
+    """Return the options of YaRN; None if it does not give the frequencies."""
+    if parameters["rope_type"] != "yarn":
+        return None
+    factor = _factor(parameters)
+    original = parameters["original_max_position_embeddings"]
+    fast = float(parameters.get("beta_fast") or 32)
+    slow = float(parameters.get("beta_slow") or 1)
+    yarn = formulas.yarn(dim, float(parameters["rope_theta"]), factor, original, fast, slow)
+    if not _same(wanted, Layer(yarn, formulas.yarn_scale(factor))):
+        return None
+    return (
+        f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
+        f"--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
+    )
+
+
+def _factor(parameters: Mapping[str, Any]) -> float:
+    """Return how many times longer the wavelengths of a scaling become."""
+    return float(parameters.get("factor") or 1.0)
 
 
 def _base(wanted: Layer, dim: int) -> float | None:
