@@ -45,26 +45,40 @@ def candidates(
 ) -> Builders:
     """Return the variants to measure: the unchanged model, `method` (None: every method) and a
     sliding window."""
-    found: Builders = {"none": partial(as_is, checkpoint)}
+    builders: Builders = {"none": partial(as_is, checkpoint)}
     if checkpoint.rotary:
-        for name in METHODS if method is None else {method} & METHODS.keys():
-            if name != "none":
-                found[name] = partial(rope_variant, checkpoint, name, to)
-        if needs_search(method, options):
-            assert fitting is not None
-            found["search"] = partial(_search, checkpoint, to, fitting, options, progress)
-        if method == DROPE:
-            found[DROPE] = partial(dropped_variant, checkpoint, to)
-        if method in (None, DUAL_CHUNK):
-            for variant in position_maps(checkpoint, to):
-                if method in (None, variant.name):
-                    found[variant.name] = lambda variant=variant: variant
+        builders |= _rotary_candidates(checkpoint, to, method, fitting, options, progress)
     else:
         for name in tables.METHODS if method is None else {method} & tables.METHODS.keys():
-            found[name] = partial(table_variant, checkpoint, name, to)
+            builders[name] = partial(table_variant, checkpoint, name, to)
     if not checkpoint.masked:
-        found[WINDOW] = partial(window_variant, checkpoint)
-    return found
+        builders[WINDOW] = partial(window_variant, checkpoint)
+    return builders
+
+
+def _rotary_candidates(
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    fitting: Windows | None,
+    options: Options,
+    progress: Progress,
+) -> Builders:
+    """Return the variants that change frequencies or positions of rotary layers."""
+    builders: Builders = {}
+    for name in METHODS if method is None else {method} & METHODS.keys():
+        if name != "none":
+            builders[name] = partial(rope_variant, checkpoint, name, to)
+    if needs_search(method, options):
+        assert fitting is not None
+        builders["search"] = partial(_search, checkpoint, to, fitting, options, progress)
+    if method == DROPE:
+        builders[DROPE] = partial(dropped_variant, checkpoint, to)
+    if method in (None, DUAL_CHUNK):
+        for variant in position_maps(checkpoint, to):
+            if method in (None, variant.name):
+                builders[variant.name] = lambda variant=variant: variant
+    return builders
 
 
 def _search(
@@ -92,32 +106,50 @@ def measure_variant(
 ) -> Evaluation:
     """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
     None without a tokenizer."""
-    length, trained = windows.tokens.shape[1], checkpoint.trained_length
-    contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
-    lengths = tuple(_doublings(trained, length))
+    trained = checkpoint.trained_length
+    longest = windows.tokens.shape[1] if variant.limit is None else variant.limit
+    lengths = [n for n in _doublings(trained, windows.tokens.shape[1]) if n <= longest]
+    contexts = [
+        n
+        for n in _doublings(trained // 4, windows.tokens.shape[1])
+        if options.targets < n <= longest
+    ]
     masked = mask_token(checkpoint.folder) if checkpoint.masked else None
-    if variant.limit is not None:
-        contexts = tuple(c for c in contexts if c <= variant.limit)
-        lengths = tuple(n for n in lengths if n <= variant.limit)
-    names, trials = check_tasks(options.task), options.task_trials
-    grid = PasskeyGrid(lengths, trials=trials) if PASSKEY in names else None
-    in_words = tuple(name for name in names if name != PASSKEY)
-    tasks = None if encode is None else TaskGrid(in_words, lengths, encode, trials)
+    passkey, tasks = _task_grids(tuple(lengths), options, encode)
+    # Neither a masked model nor a window is asked for what stands far back.
     only_losses = masked is not None or variant.window is not None
+    if only_losses:
+        contexts = []
+        passkey = None
+        tasks = None
     with variant.active() as model:
         reader = Reader(model, masked, not variant.cache_safe, variant.limit, variant.window)
         return measure_reader(
             reader,
             windows,
             trained,
-            contexts=() if only_losses else contexts,
+            contexts=tuple(contexts),
             targets=options.targets,
-            passkey=None if only_losses else grid,
-            tasks=None if only_losses else tasks,
+            passkey=passkey,
+            tasks=tasks,
             short_text=variant.window is None,
             entropy=not variant.needs_runtime,
             progress=progress,
         )
+
+
+def _task_grids(
+    lengths: tuple[int, ...], options: Options, encode: Encode | None
+) -> tuple[PasskeyGrid | None, TaskGrid | None]:
+    """Return the lengths and depths at which --task asks for keys and for answers in words."""
+    names = check_tasks(options.task)
+    passkey: PasskeyGrid | None = None
+    if PASSKEY in names:
+        passkey = PasskeyGrid(lengths, trials=options.task_trials)
+    if encode is None:
+        return passkey, None
+    in_words = tuple(name for name in names if name != PASSKEY)
+    return passkey, TaskGrid(in_words, lengths, encode, options.task_trials)
 
 
 def _doublings(start: int, stop: int) -> list[int]:
