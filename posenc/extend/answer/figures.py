@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from posenc.extend.extension import Outcome
+from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.measure.intervals import Estimate
 from posenc.hf.rope.settings import RopeSetting
 from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
 from posenc.report.page.drawing import (
@@ -29,10 +31,11 @@ Lines = Mapping[str, Mapping[Any, float]]
 
 
 def curves(outcome: Outcome) -> Iterator[Plot]:
-    named = outcome.evaluations()
-    styles = line_styles(list(named))
+    """Draw what was measured of each method: loss by position, loss by context and entropy."""
+    evaluations = outcome.evaluations()
+    styles = line_styles(list(evaluations))
     trained = outcome.checkpoint.trained_length
-    edges = next(iter(named.values())).edges
+    edges = next(iter(evaluations.values())).edges
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
 
     def draw(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Chart:
@@ -41,37 +44,53 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
         return Chart(data, partial(curves_by_length, **look))
 
     where = "position in the window, tokens"
-    losses = {name: [e.mean for e in each.by_position] for name, each in named.items()}
-    by_position = {name: dict(zip(middles, each, strict=True)) for name, each in losses.items()}
+    by_position = {
+        name: dict(zip(middles, _means(evaluation.by_position), strict=True))
+        for name, evaluation in evaluations.items()
+    }
     yield Plot(
         draw(where, "loss, nats per token", by_position, edges[1:]),
         "Loss by position, mean of each bucket; lower is better.",
         name="loss-by-position",
     )
-    by_context = {
-        name: {context: e.mean for context, e in each.by_context.items()}
-        for name, each in named.items()
-        if each.by_context
-    }
+    by_context = _losses_by_context(evaluations)
     if by_context:
-        lengths = sorted({n for line in by_context.values() for n in line})
+        lengths = sorted(set().union(*by_context.values()))
         yield Plot(
             draw("context, tokens", "loss of the same last tokens, nats", by_context, lengths),
             "Loss of the same target tokens as their context grows; it falls where it is used.",
             name="loss-by-context",
         )
-    shown = {name: e.entropy for name, e in named.items() if e.entropy}
-    if shown:
-        lines = {name: dict(zip(middles, each, strict=True)) for name, each in shown.items()}
+    entropies = {
+        name: dict(zip(middles, evaluation.entropy, strict=True))
+        for name, evaluation in evaluations.items()
+        if evaluation.entropy
+    }
+    if entropies:
         yield Plot(
-            draw(where, "entropy of attention, nats", lines, edges[1:]),
+            draw(where, "entropy of attention, nats", entropies, edges[1:]),
             "Mean entropy of attention over layers and heads: how widely a token looks. Its "
             "exponential is a number of tokens: 3 nats are about 20.",
             name="attention-entropy",
         )
 
 
+def _means(estimates: Iterable[Estimate]) -> list[float]:
+    return [estimate.mean for estimate in estimates]
+
+
+def _losses_by_context(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[int, float]]:
+    """Return, for each method of which it was measured, the mean loss by length of the context."""
+    losses = {}
+    for name, evaluation in evaluations.items():
+        by_context = evaluation.by_context
+        if by_context:
+            losses[name] = dict(zip(by_context, _means(by_context.values()), strict=True))
+    return losses
+
+
 def frequencies(outcome: Outcome) -> Iterator[Plot]:
+    """Draw the wavelengths of each kind of layers."""
     for setting in outcome.measured["none"][0].settings:
         yield Plot(
             wavelengths(outcome, setting),
@@ -120,27 +139,27 @@ def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int)
 
 def passkeys(outcome: Outcome) -> Iterator[Plot]:
     """Draw one grid of depth by length for each method that was asked for keys."""
-    named = {name: e.passkey for name, e in outcome.evaluations().items() if e.passkey}
-    if not named:
+    grids = {name: e.passkey for name, e in outcome.evaluations().items() if e.passkey}
+    if not grids:
         return
-    lengths = sorted({length for grid in named.values() for length, _ in grid})
-    depths = sorted({depth for grid in named.values() for _, depth in grid})
-    cells = [
-        (name, length, f"{100 * depth:.0f} %", grid.get((length, depth), math.nan))
-        for name, grid in named.items()
-        for depth in depths
-        for length in lengths
-    ]
+    places = set().union(*grids.values())
+    lengths = sorted({length for length, _ in places})
+    depths = sorted({depth for _, depth in places})
+    cells = []
+    for name, grid in grids.items():
+        for depth, length in itertools.product(depths, lengths):
+            share = grid.get((length, depth), math.nan)
+            cells.append((name, length, f"{100 * depth:.0f} %", share))
     header = (PANEL, "length of the text, tokens", "depth of the key", "tokens right")
     data: Data = dict[str, Any](zip(header, zip(*cells, strict=True), strict=True))
-    means = {name: sum(grid.values()) / len(grid) for name, grid in named.items()}
+    means = {name: sum(grid.values()) / len(grid) for name, grid in grids.items()}
     yield Plot(
         Chart(data, _draw_passkeys),
         "Percent of a random key's tokens that are right, by depth of the key (0 %: at the start) "
         "and length of the text.",
         "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
         name="passkeys",
-        wide=len(named) > 2,
+        wide=len(grids) > 2,
     )
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from posenc.extend.answer import figures
@@ -10,6 +10,7 @@ from posenc.extend.answer.facts import facts_of
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.intervals import Estimate
+from posenc.extend.measure.tasks import Score
 from posenc.extend.variants.variant import Variant
 from posenc.report.page.report import Block, Code, Facts, Report, Section
 from posenc.report.page.table import Cell, Heading, Number, Table, Value
@@ -106,48 +107,66 @@ def task_table(outcome: Outcome) -> Table | None:
     For each task and length it has the fraction of prompts answered exactly and the loss of the
     answer.
     """
-    evaluations, short = outcome.evaluations(), outcome.short_text()
-    asked = list(dict.fromkeys(key for e in evaluations.values() for key in e.tasks))
+    short_texts = outcome.short_text()
+    asked: list[tuple[str, int]] = []
+    for evaluation in outcome.evaluations().values():
+        asked += [key for key in evaluation.tasks if key not in asked]
+    if not asked and not short_texts:
+        return None
+    header = _task_header(asked, bool(short_texts))
+    rows = []
+    for name, evaluation in outcome.evaluations().items():
+        row: list[Value] = [name]
+        for task, length in asked:
+            score = evaluation.tasks.get((task, length))
+            row += _task_cells(score, learned=outcome.counts(task, length))
+        if short_texts:
+            row.append(_rise(short_texts[name]) if name in short_texts else None)
+        rows.append(row)
+    return Table(header, rows, _task_caption(bool(asked), bool(short_texts)), name="tasks")
+
+
+def _task_header(asked: Iterable[tuple[str, int]], has_short_texts: bool) -> list[str | Heading]:
+    """Return the headings: two columns for each task and length that were asked for."""
     header: list[str | Heading] = ["method"]
     for task, length in asked:
-        header += [
-            Heading(f"{task}, {length:,}", "answered exactly"),
-            Heading(f"{task}, {length:,}: loss", "of the answer, nats"),
-        ]
-    header += [Heading("short texts", "change of perplexity")] * bool(short)
-    if len(header) == 1:
-        return None
-    rows = []
-    for name, evaluation in evaluations.items():
-        row: list[Value] = [name]
-        for key in asked:
-            score = evaluation.tasks.get(key)
-            if score is None:
-                row += [None, None]
-                continue
-            e = score.exact
-            exact = Number(e.mean, e.low, e.high, ".0%")
-            row.append(exact if outcome.counts(*key) else "not learned")
-            row.append(Number(score.loss.mean, form=".2f"))
-        if short:
-            row.append(_rise(short[name]) if name in short else None)
-        rows.append(row)
-    caption = (
+        header.append(Heading(f"{task}, {length:,}", "answered exactly"))
+        header.append(Heading(f"{task}, {length:,}: loss", "of the answer, nats"))
+    if has_short_texts:
+        header.append(Heading("short texts", "change of perplexity"))
+    return header
+
+
+def _task_cells(score: Score | None, *, learned: bool) -> list[Value]:
+    """Return a method's fraction of exact answers to a task of one length, and its loss."""
+    if score is None:
+        return [None, None]
+    exact = Number(score.exact.mean, score.exact.low, score.exact.high, ".0%")
+    loss = Number(score.loss.mean, form=".2f")
+    return [exact if learned else "not learned", loss]
+
+
+def _task_caption(has_tasks: bool, has_short_texts: bool) -> str:
+    """Return the caption of the table, by its columns."""
+    tasks = (
         "Fraction of prompts answered exactly, with a 95 % Wilson interval over all depths, and "
         "the loss of the answer"
     )
-    change = (
+    short_texts = (
         "the change of perplexity on short texts, read by themselves, with a 95 % interval over "
         "documents"
     )
-    said = f"{caption}. Last: {change}" if asked and short else caption if asked else change
-    return Table(header, rows, f"{said[0].upper()}{said[1:]}", name="tasks")
+    if not has_short_texts:
+        return tasks
+    if not has_tasks:
+        return short_texts[0].upper() + short_texts[1:]
+    return f"{tasks}. Last: {short_texts}"
 
 
 def _rise(loss: Estimate) -> Number:
     """Return a rise of the loss and its interval, NaN for none, as one of the perplexity."""
     mean, low, high = (
-        100 * math.expm1(min(each, 50.0)) for each in (loss.mean, loss.low, loss.high)
+        100 * math.expm1(min(nats, 50.0)) for nats in (loss.mean, loss.low, loss.high)
     )
     known = not math.isnan(low)
     return Number(mean, low if known else None, high if known else None, "+z.1f", " %")
@@ -165,13 +184,10 @@ def _passkeys(outcome: Outcome) -> list[Block]:
 def keys_unread(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
     """Return a warning where no method finds half of the keys in the shortest text; else ""."""
     shortest = min(length for grid in grids for length, _ in grid)
-    means = [
-        fmean(found)
-        for grid in grids
-        if (found := [share for (length, _), share in grid.items() if length == shortest])
-    ]
-    if any(mean >= 0.5 for mean in means):
-        return ""
+    for grid in grids:
+        shares = [share for (length, _), share in grid.items() if length == shortest]
+        if shares and fmean(shares) >= 0.5:
+            return ""
     return (
         f"Read nothing into this: not even at {shortest:,} tokens does the model find half of the "
         "keys."

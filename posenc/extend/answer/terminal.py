@@ -57,7 +57,7 @@ def extend_and_show(
         outcome = error.outcome
         failed = error
     except KeyboardInterrupt:
-        raise Stopped(_what_goes_on(asked["options"].state or (out and own_state(out)))) from None
+        raise Stopped(_what_goes_on(asked["options"].state, out)) from None
     made = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
     _print(made, as_json)
     page, figures = places(out, report, figures, written=outcome.proof is not None)
@@ -65,14 +65,10 @@ def extend_and_show(
     if failed is not None:
         raise failed
     if outcome.proof is not None and out is not None:
-        console.print(f"Written and proved: {out}", markup=False)
-        if outcome.left_behind:
-            say(console, f"Left behind: {', '.join(outcome.left_behind)}")
-        if lm_eval is not None:
-            _evaluate(outcome, out, lm_eval)
+        _say_written(outcome, out, lm_eval)
     elif out is not None:
-        first = outcome.reason.partition(". ")[0]
-        raise RunFailed(f"{out} is not written: {first}. Name a --method to write one anyway.")
+        advice = outcome.reason.partition(". ")[0]
+        raise RunFailed(f"{out} is not written: {advice}. Name a --method to write one anyway.")
     elif outcome.recommended not in ("", "none"):
         chosen = "" if method else f" --method {outcome.recommended}"
         say(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
@@ -87,8 +83,10 @@ def _refuse_foreign_table(report: Path | None) -> None:
         raise ValueError(f"{table} exists already and is no table of this page; name another.")
 
 
-def _what_goes_on(state: Path | None) -> str:
-    """Return what the same command would do after Ctrl-C."""
+def _what_goes_on(state: Path | None, out: Path | None) -> str:
+    """Return what the same command would do after Ctrl-C. state: the folder of --state."""
+    if state is None and out is not None:
+        state = own_state(out)
     kept = state is not None and any(path.is_file() for path in state.rglob("*"))
     if kept:
         return "the same command goes on from the saved search or tuning"
@@ -116,12 +114,22 @@ def _write_page(made: Report, outcome: Outcome, page: Path | None, figures: Path
         write_csv(outcome, page.with_suffix(".csv"))
 
 
+def _say_written(outcome: Outcome, out: Path, lm_eval: str | None) -> None:
+    """Say on stderr what was written and what was not, and what lm-eval finds in its tasks."""
+    console = stderr()
+    console.print(f"Written and proved: {out}", markup=False)
+    if outcome.left_behind:
+        say(console, f"Left behind: {', '.join(outcome.left_behind)}")
+    if lm_eval is not None:
+        _evaluate(outcome, out, lm_eval)
+
+
 def _evaluate(outcome: Outcome, written: Path, tasks: str) -> None:
     """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements."""
     model = outcome.checkpoint.model
     dtype = str(model.dtype).removeprefix("torch.")
-    found = run_lm_eval(written, tasks, dtype, str(model.device))
-    stderr().print(f"lm-eval: {found}", markup=False)
+    scores = run_lm_eval(written, tasks, dtype, str(model.device))
+    stderr().print(f"lm-eval: {scores}", markup=False)
 
 
 def write_csv(outcome: Outcome, path: Path) -> None:
