@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,20 +69,25 @@ def cast(subject: Subject) -> Measured:
 
 
 def _judged(subject: Subject, exact: Tensor, rounded: Tensor) -> Measured:
+    """Hold what a module returns for bfloat16 to what it returns for float32: the error, and how
+    many positions stay distinct."""
     kind = subject.view.kind
-    found, allowed = error(kind, rounded, exact), bound(_NARROW)
-    have, count = distinct(kind, rounded)
-    could, _ = distinct(kind, exact, _NARROW)
+    off = error(kind, rounded, exact)
+    allowed = bound(_NARROW)
+    distinct_rounded, count = distinct(kind, rounded)
+    distinct_at_best, _ = distinct(kind, exact, _NARROW)
+    distinct_exact, _ = distinct(kind, exact)
     thing = "distances" if kind == "bias" else "positions"
-    text = f"off by {found.said} (allowed {allowed:.2g}"
+    text = f"off by {off.said} (allowed {allowed:.2g}"
     text += " and that share)" if kind == "bias" else ")"
-    kept = f"; {have:,} of {count:,} {thing} distinct"
-    own, _ = distinct(kind, exact)
-    if own < count:
-        kept += f", {own:,} in float32"
-    elif have < count:
-        kept += f", {could:,} as numbers of bfloat16" if could != have else ", as in any bfloat16"
-    return found.worst <= allowed, text + kept
+    text += f"; {distinct_rounded:,} of {count:,} {thing} distinct"
+    if distinct_exact < count:
+        text += f", {distinct_exact:,} in float32"
+    elif distinct_rounded == distinct_at_best < count:
+        text += ", as in any bfloat16"
+    elif distinct_rounded < count:
+        text += f", {distinct_at_best:,} as numbers of bfloat16"
+    return off.worst <= allowed, text
 
 
 BOUND = 2 * torch.finfo(torch.bfloat16).eps
@@ -95,6 +100,16 @@ _PROMISE = re.compile(r"exceed|longer than|beyond", re.I)
 _KEEPS = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", re.I)
 
 
+class _Far(NamedTuple):
+    """What a module gives at far positions. right_to: the largest number of positions that was
+    right. worst: the largest error up to the claimed number, NaN if one is. refusal: why a call up
+    to that number failed, or ""."""
+
+    right_to: int
+    worst: float
+    refusal: str = ""
+
+
 def reach(subject: Subject) -> Measured:
     """Find up to where differences of positions rotate by the angle that they have at the start,
     and twice a position by twice its angle."""
@@ -105,38 +120,56 @@ def reach(subject: Subject) -> Measured:
     try:
         start = differences(0)
         near = _worse(_gap(differences(100), start), _error_of_twice(subject, 100))
-        if not near <= BOUND:
-            turns = subject.view.kind == "rotation" and "positions" in subject.form.words
-            said = f"at position 100 a difference is off by {near:.2g} from the same at 0"
-            return False if turns else None, said  # tables of places owe nothing to differences
     except Exception as failed:
         return None, f"cannot be asked for far positions: {one_line(failed)}"
-    good, worst = 0, 0.0
-    for last in sorted({*(2**i for i in range(8, 25)), claimed}):
-        try:
-            off = _worse(_gap(differences(last - _ROWS), start), _error_of_twice(subject, last - 1))
-        except Exception as failed:  # a table ends somewhere
-            if last <= claimed:
-                return None, f"right up to {good:,}; {last:,} positions: {one_line(failed)}"
-            break
-        if last <= claimed:
-            worst = off if not worst >= off else worst  # NaN stays
-        if not off <= BOUND:
-            break
-        good = last
-    if math.isnan(worst) and not subject.stated:  # as xPos, whose scales leave float32 far away
-        return None, f"right to {good:,}; no number at {claimed:,}, which it does not state"
+    if not near <= BOUND:
+        turns = subject.view.kind == "rotation" and "positions" in subject.form.words
+        off_at_100 = f"at position 100 a difference is off by {near:.2g} from the same at 0"
+        # Tables of places owe nothing to differences.
+        return False if turns else None, off_at_100
+    far = _try_far(subject, differences, start, claimed)
+    if far.refusal:
+        return None, f"right up to {far.right_to:,}; {far.refusal}"
+    if math.isnan(far.worst) and not subject.stated:
+        # As xPos, whose scales leave float32 far away.
+        return None, f"right to {far.right_to:,}; no number at {claimed:,}, which it does not state"
     along, place = _along(subject, differences, start, min(subject.length, claimed))
-    if not along <= BOUND and worst <= BOUND:
+    if not along <= BOUND and far.worst <= BOUND:
         return False, (
             f"a difference is off by {along:.2g} rad at position {place:,} from the same at 0 "
             f"(allowed {BOUND:.2g})"
         )
-    said = f"states {claimed:,}" if subject.stated else f"states no limit, judged at {claimed:,}"
-    return worst <= BOUND, (
-        f"right to {good:,}{' and more' if good == _MOST else ''}; {said}, off by {worst:.2g} rad "
+    return far.worst <= BOUND, _reach_in_words(far, claimed, is_stated=bool(subject.stated))
+
+
+def _reach_in_words(far: _Far, claimed: int, *, is_stated: bool) -> str:
+    """Return up to where a module is right, and how wrong it is at the claimed position."""
+    and_more = " and more" if far.right_to == _MOST else ""
+    limit = f"states {claimed:,}" if is_stated else f"states no limit, judged at {claimed:,}"
+    return (
+        f"right to {far.right_to:,}{and_more}; {limit}, off by {far.worst:.2g} rad "
         f"there (allowed {BOUND:.2g})"
     )
+
+
+def _try_far(subject: Subject, differences: Any, start: Tensor, claimed: int) -> _Far:
+    """Compare differences at the claimed number of positions, and at powers of two, with those at
+    the start, until they are wrong."""
+    right_to = 0
+    worst = 0.0
+    for last in sorted({*(2**i for i in range(8, 25)), claimed}):
+        try:
+            off = _worse(_gap(differences(last - _ROWS), start), _error_of_twice(subject, last - 1))
+        except Exception as failed:
+            if last <= claimed:
+                return _Far(right_to, worst, f"{last:,} positions: {one_line(failed)}")
+            break  # the module owes nothing there, as where a table ends
+        if last <= claimed:
+            worst = _worse(off, worst)
+        if not off <= BOUND:
+            break
+        right_to = last
+    return _Far(right_to, worst)
 
 
 def _along(subject: Subject, differences: Any, start: Tensor, count: int) -> tuple[float, int]:
