@@ -1,5 +1,6 @@
 """Prove that a call shows positions, and describe the module under test."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,8 @@ class Subject:
 
 def modules_of(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the module and those inside it, but the shell of a function."""
-    return (each for each in module.modules() if not isinstance(each, Function | nn.ModuleList))
+    shells = Function | nn.ModuleList
+    return (part for part in module.modules() if not isinstance(part, shells))
 
 
 def find_subject(
@@ -115,7 +117,7 @@ def find_subject(
     try:
         for form in forms(module, way):
             try:
-                found = _proved(fresh, way, form, width, heads)
+                subject = _proved(fresh, way, form, width, heads)
             except (Mixes, CountsHeads) as unfit:
                 tried = {form.name: str(unfit)}
                 break
@@ -124,15 +126,15 @@ def find_subject(
             except Exception as error:  # a call that does not fit may fail in any way
                 tried.setdefault(form.name, one_line(error))
             else:
-                found = replace(found, given=given or {})
-                return found if found.ignores else with_length(found)
+                subject = replace(subject, given=given or {})
+                return subject if subject.ignores else with_length(subject)
     except Unbound as unbound:
-        said = str(unbound)
+        reason = str(unbound)
     else:
-        said = f"--as {way} calls " + "; ".join(f"{form}: {why}" for form, why in tried.items())
+        reason = f"--as {way} calls " + "; ".join(f"{form}: {why}" for form, why in tried.items())
     others = ", ".join(word for word in WAYS if word != way)
     raise ValueError(
-        f"{name} is not judged: {said.rstrip('.')}. It must return {RETURNS[way]}; --as may be "
+        f"{name} is not judged: {reason.rstrip('.')}. It must return {RETURNS[way]}; --as may be "
         f"{others} too, --width and --heads are {width} and {heads}. Or write an adapter that is "
         f"called so and calls yours, as this line does: {ADAPTER}"
     )
@@ -150,60 +152,78 @@ def _proved(
     Raises: Unfit, with the first of these that fails.
     """
     few, many, *_ = (n for n in _COUNTS if n not in (width, heads))
-    counts = (few, many)
 
     def run(inputs: Inputs) -> Any:
         return form.call(fresh(), replace(inputs, heads=heads))
 
-    def seen(**given: Any) -> list[Tensor]:
-        positions = given.pop("positions", torch.arange(counts[1]))
-        parts = tensors(run(Inputs(positions, width, **given)))
-        return [part for part, found in zip(parts, axes, strict=True) if found]
+    axes = _axes_of_results(run, width, (few, many))
 
-    short, long = (tensors(run(Inputs(torch.arange(n), width))) for n in counts)
-    if len(short) != len(long) or not long:
-        raise Unfit("returns no tensor of floating point")
-    axes = [position_axes(a, b, counts) for a, b in zip(short, long, strict=True)]
-    if not any(axes):
-        raise Unfit("returns nothing with an axis of positions")
-    plain = seen()
-    if any(t.isnan().any() for t in plain):
-        raise Unfit("returns NaN")
-    if any(not torch.equal(a, b) for a, b in zip(plain, seen(), strict=True)):
-        raise Unfit("gives another result for the same call: it is random, or keeps count outside")
-    own = [found for found in axes if found]
-    _refuse_mixing(form, plain, own, seen, counts[1])
-    varies = [  # equal tokens get different results at another place
-        any(_differ(part.roll(1, axis), part) for axis in found)
-        for part, found in zip(plain, own, strict=True)
-    ]
-    if not any(varies):
+    def see(**changes: Any) -> list[Tensor]:
+        """Return the tensors with an axis of positions, of a call with `changes` of its inputs."""
+        parts = tensors(run(replace(Inputs(torch.arange(many), width), **changes)))
+        return [part for part, has_positions in zip(parts, axes, strict=True) if has_positions]
+
+    plain = see()
+    _refuse_chance(plain, see)
+    axes_seen = [part_axes for part_axes in axes if part_axes]
+    _refuse_mixing(form, plain, axes_seen, see, many)
+    if not _any_place_differs(plain, axes_seen):
         _refuse_heads(form, plain)
         raise Unfit("no position reaches what it returns: equal tokens get equal rows")
-    spread = seen(positions=2 * torch.arange(counts[1])) if form.places_tokens else plain
-    ignores = form.places_tokens and not any(
-        _differ(a, b) for a, b in zip(spread, plain, strict=True)
-    )
+    ignores = False
+    if form.places_tokens:
+        spread = see(positions=2 * torch.arange(many))
+        ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
     view = find_view(run, way, form, width, axes)
     module = fresh()
     stated = stated_positions(module)
     return Subject(module, fresh, way, form, view, width, heads, stated=stated, ignores=ignores)
 
 
+def _axes_of_results(
+    run: Callable[[Inputs], Any], width: int, counts: tuple[int, int]
+) -> list[tuple[int, ...]]:
+    """Return the axes of positions of each tensor that is returned, from calls with two counts."""
+    short, long = (tensors(run(Inputs(torch.arange(count), width))) for count in counts)
+    if len(short) != len(long) or not long:
+        raise Unfit("returns no tensor of floating point")
+    axes = [position_axes(a, b, counts) for a, b in zip(short, long, strict=True)]
+    if not any(axes):
+        raise Unfit("returns nothing with an axis of positions")
+    return axes
+
+
+def _refuse_chance(plain: list[Tensor], see: Callable[[], list[Tensor]]) -> None:
+    """Refuse NaN, and results that change from one call to the same call again."""
+    if any(t.isnan().any() for t in plain):
+        raise Unfit("returns NaN")
+    if any(not torch.equal(a, b) for a, b in zip(plain, see(), strict=True)):
+        raise Unfit("gives another result for the same call: it is random, or keeps count outside")
+
+
+def _any_place_differs(parts: list[Tensor], axes: list[tuple[int, ...]]) -> bool:
+    """Return True if equal tokens get different results at another place."""
+    for part, part_axes in zip(parts, axes, strict=True):
+        if any(_differ(part.roll(1, axis), part) for axis in part_axes):
+            return True
+    return False
+
+
 def _refuse_mixing(
-    form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], seen: Any, count: int
+    form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], see: Any, count: int
 ) -> None:
     """Refuse layers that mix the sequence, in which a row depends on earlier rows."""
     if not form.words & {"x", "q", "k"}:
         return
     for changed in (0, count - 1):
         others = [i for i in range(count) if i != changed]
-        for before, after, found in zip(plain, seen(changed=changed), axes, strict=True):
-            if len(found) != 1:
+        for before, after, part_axes in zip(plain, see(changed=changed), axes, strict=True):
+            if len(part_axes) != 1:
                 continue
-            a, b = rows(before, found[0])[others], rows(after, found[0])[others]
-            if _differ(a, b):
-                moved = gap(a, b).max().item()
+            rows_before = rows(before, part_axes[0])[others]
+            rows_after = rows(after, part_axes[0])[others]
+            if _differ(rows_before, rows_after):
+                moved = gap(rows_before, rows_after).max().item()
                 raise Mixes(
                     f"another content of token {changed} moves other tokens' rows by {moved:.2g}: "
                     "a layer that reads the sequence, and no position module"
@@ -228,15 +248,15 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 def stated_positions(module: nn.Module) -> int | None:
     """Return how many positions a module, one inside it or its config says it has."""
-    for each in modules_of(module):
-        claims, config = getattr(each, "claims", None), getattr(each, "config", None)
-        if (own := getattr(claims, "max_positions", None)) is not None:
-            return own
-        for name in _STATED:
-            for holder in (config, each):
-                value = getattr(holder, name, None)
-                if isinstance(value, int) and value > 0:
-                    return value
+    for part in modules_of(module):
+        claimed = getattr(getattr(part, "claims", None), "max_positions", None)
+        if claimed is not None:
+            return claimed
+        config = getattr(part, "config", None)
+        for name, holder in itertools.product(_STATED, (config, part)):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
     return None
 
 
@@ -261,11 +281,12 @@ def with_length(subject: Subject) -> Subject:
 def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
     while bad - good > 1:
         middle = (good + bad) // 2
-        found = _refusal(subject, middle)
-        if found is None:
+        refusal = _refusal(subject, middle)
+        if refusal is None:
             good = middle
         else:
-            bad, error = middle, found
+            bad = middle
+            error = refusal
     return replace(subject, length=good, limit=Limit(bad, error))
 
 
