@@ -3,10 +3,11 @@ costs and where it breaks."""
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from posenc.encodings import PerLayer, PositionEncoding, create
+from posenc.encodings import ModelShape, PerLayer, PositionEncoding, create
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay
@@ -38,8 +39,7 @@ class Answer:
         layers = ""
         if self.pattern > 1:
             layers = f" This is its first layer: {self.pattern} layers are a pattern."
-        said = f"{before}{self.name} {self.near_and_far}. It costs {self.cost}. {ends}."
-        return said + layers
+        return f"{before}{self.name} {self.near_and_far}. It costs {self.cost}. {ends}.{layers}"
 
     def cells(self) -> list[str]:
         """Return the answer as the row of a table."""
@@ -63,36 +63,36 @@ def answer(sheet: SpecSheet) -> Answer:
 def near_and_far(decay: Decay, by_content: bool) -> str:
     """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
     query and of another one."""
-    seen = [
-        (d, same, other)
-        for d, same, other in zip(decay.distances, decay.same, decay.mean, strict=True)
-        if same is not None and other is not None and d >= min(1, decay.distances[-1])
-    ]
-    if len(seen) < 2:
+    points = _points(decay)
+    if len(points) < 2:
         return "sees a single token"
-    (near, equal_near, other_near), (far, equal_far, other_far) = seen[0], seen[-1]
-    fall, other_fall = equal_near - equal_far, other_near - other_far
-    span = max(s for _, s, _ in seen) - min(s for _, s, _ in seen)
-    ends = "" if far == decay.distances[-1] else f", and sees nothing beyond {far:,} tokens"
-    if by_content:
-        kind = (
-            "weighs a key by the tokens between, not by distance itself; of equal tokens in a row"
-        )
-        level, favours = f"{kind} all get the same weight", f"{kind} it favours {{}}"
-    else:
-        level, favours = "treats near and far alike", "favours {}"
+    near, far = points[0], points[-1]
+    ends = ""
+    if far.distance != decay.distances[-1]:
+        ends = f", and sees nothing beyond {far.distance:,} tokens"
+    level, favours = _BY_CONTENT if by_content else _BY_DISTANCE
+    scores = [point.equal for point in points]
+    span = max(scores) - min(scores)
     if span <= LEVEL:
         return level + ends
+    fall = near.equal - far.equal
     if abs(fall) <= LEVEL:
         return (
             f"favours neither near nor far: a token equal to the query gets weights that differ "
             f"up to {_times(span)} in between{ends}"
         )
-    most, least = (near, far) if fall > 0 else (far, near)
-    more = f"{_times(abs(fall))} as much weight at distance {most:,} as at {least:,}"
-    direction = favours.format("near tokens" if fall > 0 else "far tokens")
+    if fall > 0:
+        direction = favours.format("near tokens")
+        most, least = near, far
+    else:
+        direction = favours.format("far tokens")
+        most, least = far, near
+    more = (
+        f"{_times(abs(fall))} as much weight at distance {most.distance:,} as at {least.distance:,}"
+    )
     if by_content:
         return f"{direction}: {more}{ends}"
+    other_fall = near.other - far.other
     if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
         return f"{direction}, whatever their content: one equal to the query gets {more}{ends}"
     alike = "much the same" if abs(other_fall) <= LEVEL else "less differently"
@@ -100,6 +100,36 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
         f"{direction} that match the query: they get {more}, while unrelated ones weigh {alike} "
         f"near and far{ends}"
     )
+
+
+_BY_DISTANCE = ("treats near and far alike", "favours {}")
+_BY_CONTENT = (
+    "weighs a key by the tokens between, not by distance itself; of equal tokens in a row all get "
+    "the same weight",
+    "weighs a key by the tokens between, not by distance itself; of equal tokens in a row it "
+    "favours {}",
+)
+"""What is said where scores of equal tokens are level, and where they are not, by what the method
+reads."""
+
+
+class _Point(NamedTuple):
+    """A distance and the scores at it, of a key equal to the query and of another one."""
+
+    distance: int
+    equal: float
+    other: float
+
+
+def _points(decay: Decay) -> list[_Point]:
+    """Return the distances at which something is seen, without the query's own place if there is
+    any other."""
+    nearest = min(1, decay.distances[-1])
+    points = []
+    for distance, equal, other in zip(decay.distances, decay.same, decay.mean, strict=True):
+        if equal is not None and other is not None and distance >= nearest:
+            points.append(_Point(distance, equal, other))
+    return points
 
 
 def cost(sheet: SpecSheet) -> str:
@@ -120,44 +150,79 @@ def cost(sheet: SpecSheet) -> str:
 
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     """Return where the encoding stops working, the hardest limit first, two at most."""
-    trained, found = sheet.shape.train_length, []
-    if sheet.contract:
-        found.append(
-            f"it breaks {len(sheet.contract)} of the promises that posenc's own encodings keep, "
-            f"such as: {next(iter(sheet.contract)).replace('_', ' ')}"
+    ends = [
+        _broken_promises(sheet),
+        _last_position(sheet, encoding),
+        _changed_results(sheet),
+        _beyond_training(sheet, encoding),
+        _unordered(sheet),
+    ]
+    if sheet.direction == "symmetric":
+        ends.append("by itself it cannot distinguish before from after; a causal mask must")
+    known = [end for end in ends if end]
+    if not known:
+        return (
+            f"nothing that was measured here ends with the {sheet.shape.train_length:,} tokens of "
+            "the training"
         )
-    if sheet.max_positions is not None:
-        axis = " on any axis" if encoding.claims.num_axes > 1 else ""
-        found.append(f"it accepts no position beyond {sheet.max_positions - 1:,}{axis}")
-    wrong = [words for key, words in _WRONG.items() if not sheet.holds[key]]
-    if wrong:
-        found.append(f"its results change {' and '.join(wrong)}")
+    return "; ".join(known[:2])
+
+
+def _broken_promises(sheet: SpecSheet) -> str:
+    """Return which of the checks of the contract fail; "" if none does."""
+    if not sheet.contract:
+        return ""
+    return (
+        f"it breaks {len(sheet.contract)} of the promises that posenc's own encodings keep, "
+        f"such as: {next(iter(sheet.contract)).replace('_', ' ')}"
+    )
+
+
+def _last_position(sheet: SpecSheet, encoding: PositionEncoding) -> str:
+    """Return the last position that is accepted; "" without a limit."""
+    if sheet.max_positions is None:
+        return ""
+    axis = " on any axis" if encoding.claims.num_axes > 1 else ""
+    return f"it accepts no position beyond {sheet.max_positions - 1:,}{axis}"
+
+
+def _changed_results(sheet: SpecSheet) -> str:
+    """Return what changes results and must not; "" if nothing does."""
+    causes = [words for key, words in _WRONG.items() if not sheet.holds[key]]
+    return f"its results change {' and '.join(causes)}" if causes else ""
+
+
+def _beyond_training(sheet: SpecSheet, encoding: PositionEncoding) -> str:
+    """Return what is new to a model beyond its training length; "" if nothing is known to be."""
+    trained = sheet.shape.train_length
     new = new_angles(sheet, encoding)
     if new is not None:
-        first, pairs = new
-        found.append(
-            f"from position {first:,} on, {pairs} of its {sheet.num_pairs} rotary pairs reach "
-            f"angles that training on {trained:,} tokens never showed"
+        return (
+            f"from position {new.position:,} on, {new.pairs} of its {sheet.num_pairs} rotary pairs "
+            f"reach angles that training on {trained:,} tokens never showed"
         )
-    elif encoding.claims.num_axes == 2 and sheet.unfinished_pairs and 2 in sheet.places:
-        found.append(
+    is_on_grid = encoding.claims.num_axes == 2 and 2 in sheet.places
+    if is_on_grid and sheet.unfinished_pairs:
+        return (
             f"on grids of more than {sheet.axis_length:,} cells to a side, "
             f"{len(sheet.unfinished_pairs)} of its {sheet.num_pairs} rotary pairs reach angles "
             "that training never showed"
         )
-    elif 1 in sheet.places and sheet.max_positions is None:
-        found.append(f"positions from {trained:,} on are new to a model trained on {trained:,}")
-    told = (sheet.resolution or {}).get("float32")
-    reach = min(trained, sheet.max_positions or trained)
+    if 1 in sheet.places and sheet.max_positions is None:
+        return f"positions from {trained:,} on are new to a model trained on {trained:,}"
+    return ""
+
+
+def _unordered(sheet: SpecSheet) -> str:
+    """Return that tokens look alike wherever they stand, or from which distance on; "" if they do
+    not."""
     if sheet.direction == "blind":
-        found.append("by itself it does not encode order; a causal mask must")
-    elif told is not None and 2 * told.every < reach:
-        found.append(f"beyond {told.every:,} tokens some neighbouring distances look alike to it")
-    if sheet.direction == "symmetric":
-        found.append("by itself it cannot distinguish before from after; a causal mask must")
-    if not found:
-        return f"nothing that was measured here ends with the {trained:,} tokens of the training"
-    return "; ".join(found[:2])
+        return "by itself it does not encode order; a causal mask must"
+    resolution = (sheet.resolution or {}).get("float32")
+    reach = min(sheet.shape.train_length, sheet.max_positions or sheet.shape.train_length)
+    if resolution is not None and 2 * resolution.every < reach:
+        return f"beyond {resolution.every:,} tokens some neighbouring distances look alike to it"
+    return ""
 
 
 _WRONG = {
@@ -168,35 +233,56 @@ _WRONG = {
 }
 
 
-def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] | None:
-    """Return the first position at which some pair turns further than ever in training, and how
-    many pairs do so before twice that position. None if no pair does.
+def _rotates_along_one_axis(sheet: SpecSheet, encoding: PositionEncoding) -> bool:
+    """Return True for a rotation by the position itself, with the same frequencies at any
+    length."""
+    if encoding.claims.num_axes != 1 or angles_of(encoding) is None:
+        return False
+    steps = torch.arange(2)
+    is_mapped = len(encoding.passes(steps, steps)) > 1
+    return not is_mapped and sheet.holds["cache"] and 2 in sheet.places
+
+
+class NewAngles(NamedTuple):
+    """The first position at which some pair turns further than ever in training, and how many pairs
+    do so before twice that position."""
+
+    position: int
+    pairs: int
+
+
+def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None:
+    """Return where rotary pairs reach angles that training never showed; None if no pair does.
 
     A scaled rotation is treated as trained before its scaling. Returns None for position maps,
     several axes, and frequencies that depend on the length.
     """
-    angles = angles_of(encoding)
-    steps = torch.arange(2)
-    mapped = len(encoding.passes(steps, steps)) > 1 if encoding.claims.num_axes == 1 else True
-    if angles is None or mapped or not sheet.holds["cache"] or 2 not in sheet.places:
+    if not _rotates_along_one_axis(sheet, encoding):
         return None
-    plain = angles_of(create("rope", sheet.shape))
-    assert plain is not None
+    trained = sheet.shape.train_length
     waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]
-    before = [2 * math.pi / float(f) for f in plain.inv_freq]
-    ours = len(before) == len(waves) and all(
-        wave >= 0.999 * unscaled for wave, unscaled in zip(waves, before, strict=True)
-    )
-    if not ours:  # of some of the channels, or of another base: nothing is known to be stretched
-        before = waves
-    trained, firsts = sheet.shape.train_length, []
-    for wave, unscaled in zip(waves, before, strict=True):
+    firsts = []
+    for wave, unscaled in zip(waves, _unscaled(waves, sheet.shape), strict=True):
         if unscaled > trained and wave < math.inf:
             firsts.append(max(trained, round(trained * wave / unscaled)))
     if not firsts:
         return None
     first = min(firsts)
-    return first, sum(each < 2 * first for each in firsts)
+    return NewAngles(first, sum(position < 2 * first for position in firsts))
+
+
+def _unscaled(waves: list[float], shape: ModelShape) -> list[float]:
+    """Return the wavelengths before their scaling: those of plain RoPE if none of `waves` is
+    shorter than its own."""
+    plain = angles_of(create("rope", shape))
+    assert plain is not None
+    of_rope = [2 * math.pi / float(f) for f in plain.inv_freq]
+    # Of some of the channels, or of another base, nothing is known to be stretched.
+    if len(of_rope) != len(waves):
+        return waves
+    if any(wave < 0.999 * unscaled for wave, unscaled in zip(waves, of_rope, strict=True)):
+        return waves
+    return of_rope
 
 
 def _times(logits: float) -> str:
