@@ -4,6 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc import masks
 from posenc.attend.multihead import Attention
-from posenc.encodings import ModelShape, create, names
+from posenc.encodings import ModelShape, PositionEncoding, create, names
 
 LENGTHS = (1, 17, 127, 129, 1000, 8193)
 SHAPE = ModelShape(64, 2, 1, 32)
@@ -44,41 +45,71 @@ def checks(
                 continue
             torch.manual_seed(0)
             encoding = create(name, SHAPE)
-            axes, most = encoding.claims.num_axes, encoding.claims.max_positions
+            most = encoding.claims.max_positions
             if most is not None and length > most:
                 yield row | {"left_out": f"at most {most} positions"}
                 continue
-            where = range(length)
-            if axes > 1:
-                where = torch.arange(length)[:, None].expand(-1, axes)
-            # Rounded to bfloat16, so that all dtypes compute from the same numbers.
-            model = _Layer(encoding).bfloat16()
-            x, grad = (torch.randn(1, length, SHAPE.embed_dim).bfloat16() for _ in range(2))
-            want = _results(copy.deepcopy(model).double(), x.double(), where, grad, "auto")
+            exact = _exact_layer(encoding, length)
             for dtype in dtypes:
-                kind = getattr(torch, dtype)
-                if too_large := _overflows(want, kind):
-                    yield row | {"dtype": dtype, "left_out": too_large}
-                    continue
-                there = copy.deepcopy(model).to(device, kind)
-                at = where if isinstance(where, range) else where.to(device)
-                for impl in ("auto", "flex", "blocks"):
-                    case = row | {"dtype": dtype, "impl": impl}
-                    try:
-                        got = _results(there, x.to(device, kind), at, grad, impl)
-                    except Exception as error:  # of this case; the others are checked all the same
-                        refused = isinstance(error, ValueError) and "cannot run" in str(error)
-                        yield case | (
-                            {"left_out" if refused else "error": first_line(error)}
-                            | ({} if refused else {"ok": False})
-                        )
-                        continue
-                    off = _error(got, want, together=dtype != "float32")
-                    if dtype == "bfloat16" and not off <= BOUNDS[dtype]:
-                        rounded = _rounding(copy.deepcopy(model).double())
-                        other = _results(rounded, x.double(), where, grad, "auto")
-                        off = _error(got, other, together=True)
-                    yield case | {"error": round(off, 6), "ok": off <= BOUNDS[dtype]}
+                for checked in _checks_of_dtype(exact, device, dtype):
+                    yield row | {"dtype": dtype} | checked
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """A layer with an encoding, in bfloat16 on the CPU, and its results in float64.
+
+    x: (1, length, embed_dim). grad: of the output. positions: a range, or (length, axes).
+    """
+
+    model: "_Layer"
+    x: Tensor
+    grad: Tensor
+    positions: Any
+    results: Sequence[Any]
+
+
+def _exact_layer(encoding: PositionEncoding, length: int) -> _Exact:
+    """Build a layer with this encoding and compute its exact results."""
+    positions: Any = range(length)
+    if encoding.claims.num_axes > 1:
+        positions = torch.arange(length)[:, None].expand(-1, encoding.claims.num_axes)
+    # Rounded to bfloat16, so that all dtypes compute from the same numbers.
+    model = _Layer(encoding).bfloat16()
+    x, grad = (torch.randn(1, length, SHAPE.embed_dim).bfloat16() for _ in range(2))
+    results = _results(copy.deepcopy(model).double(), x.double(), positions, grad, "auto")
+    return _Exact(model, x, grad, positions, results)
+
+
+def _checks_of_dtype(exact: _Exact, device: str, dtype: str) -> Iterator[dict[str, Any]]:
+    """Yield what is to be added to the row of each implementation, or one for all of them."""
+    kind = getattr(torch, dtype)
+    if too_large := _overflows(exact.results, kind):
+        yield {"left_out": too_large}
+        return
+    layer = copy.deepcopy(exact.model).to(device, kind)
+    for impl in ("auto", "flex", "blocks"):
+        yield {"impl": impl} | _check(exact, layer, device, dtype, impl)
+
+
+def _check(exact: _Exact, layer: "_Layer", device: str, dtype: str, impl: str) -> dict[str, Any]:
+    """Return the error of one implementation, and whether it is `ok`, or why it does not run."""
+    positions = exact.positions
+    if not isinstance(positions, range):
+        positions = positions.to(device)
+    try:
+        x = exact.x.to(device, getattr(torch, dtype))
+        results = _results(layer, x, positions, exact.grad, impl)
+    except Exception as error:  # of this case; the others are checked all the same
+        if isinstance(error, ValueError) and "cannot run" in str(error):
+            return {"left_out": first_line(error)}
+        return {"error": first_line(error), "ok": False}
+    off = _error(results, exact.results, together=dtype != "float32")
+    if dtype == "bfloat16" and not off <= BOUNDS[dtype]:
+        rounded = _rounding(copy.deepcopy(exact.model).double())
+        expected = _results(rounded, exact.x.double(), exact.positions, exact.grad, "auto")
+        off = _error(results, expected, together=True)
+    return {"error": round(off, 6), "ok": off <= BOUNDS[dtype]}
 
 
 def _overflows(want: Sequence[Any], dtype: torch.dtype) -> str | None:
@@ -130,14 +161,17 @@ def _error(got: Sequence[Any], want: Sequence[Any], together: bool) -> float:
     relative to the largest of all, for those after output and gradient of the input."""
     sizes = [0.0 if t is None else t.abs().max().item() for t in want]
     worst = 0.0
-    for i, (mine, exact) in enumerate(zip(got, want, strict=True)):
-        if mine is None and exact is None:
+    for i, (tensor, exact) in enumerate(zip(got, want, strict=True)):
+        if tensor is None and exact is None:
             continue
-        if mine is None or exact is None:
-            return float("inf")
-        size = max(1e-2, *(sizes[2:] if together and i > 1 else sizes[i : i + 1]))
-        off = (mine.detach().double().cpu() - exact).abs().max().item() / size
-        worst = max(worst, off if math.isfinite(off) else float("inf"))
+        if tensor is None or exact is None:
+            return math.inf
+        compared_sizes = sizes[2:] if together and i > 1 else [sizes[i]]
+        off = (tensor.detach().double().cpu() - exact).abs().max().item()
+        off /= max(1e-2, *compared_sizes)
+        if not math.isfinite(off):
+            return math.inf
+        worst = max(worst, off)
     return worst
 
 
