@@ -122,27 +122,31 @@ def chosen(
     head_dim: int | None = None,
 ) -> list[Case]:
     """Return the cases of these groups, with the given sizes instead of their own."""
-    found: dict[Case, Case] = {}
+    cases: dict[Case, Case] = {}  # by all but their runs, so that none comes twice
     for case in CASES:
         if case.group not in groups:
             continue
-        q_heads = heads or case.heads
-        kept = q_heads if case.heads == case.kv_heads else case.kv_heads
-        sized = replace(
-            case, heads=q_heads, kv_heads=kv_heads or kept, head_dim=head_dim or case.head_dim
+        sized = _sized(case, heads, kv_heads, head_dim)
+        for length in lengths or (0,):
+            if length and sized.kv_len:
+                sized = replace(sized, kv_len=length)
+            elif length:
+                sized = replace(sized, q_len=length)
+            cases.setdefault(replace(sized, runs=()), sized)
+    return list(cases.values())
+
+
+def _sized(case: Case, heads: int | None, kv_heads: int | None, head_dim: int | None) -> Case:
+    """Return the case with the given sizes. Raises: ValueError for heads that share no keys."""
+    heads = heads or case.heads
+    if not kv_heads:
+        # Keys that every head had of its own stay so.
+        kv_heads = heads if case.heads == case.kv_heads else case.kv_heads
+    if heads % kv_heads:
+        raise ValueError(
+            f"bench: --heads must be a multiple of --kv-heads, got {heads} and {kv_heads}."
         )
-        if sized.heads % sized.kv_heads:
-            raise ValueError(
-                f"bench: --heads must be a multiple of --kv-heads, got {sized.heads} and "
-                f"{sized.kv_heads}."
-            )
-        for n in lengths or (0,):
-            if n and sized.kv_len:
-                sized = replace(sized, kv_len=n)
-            elif n:
-                sized = replace(sized, q_len=n)
-            found.setdefault(replace(sized, runs=()), sized)
-    return list(found.values())
+    return replace(case, heads=heads, kv_heads=kv_heads, head_dim=head_dim or case.head_dim)
 
 
 def on_device(device: str, lengths: Sequence[int], heads: int, dtype: str) -> list[Case]:

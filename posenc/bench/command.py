@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -90,16 +90,16 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
     if device is not None:
-        others = {
-            "--only": only is not None,
-            "--kv-heads": kv_heads is not None,
-            "--head-dim": head_dim is not None,
-            "--repeats": repeats is not None,
-            "--quick": quick,
-            "--threads": threads != "1",
-        }
-        if given := [name for name, is_given in others.items() if is_given]:
-            raise ValueError(f"bench: --device does not take {given[0]}.")
+        _refuse_beside_device(
+            {
+                "--only": only is not None,
+                "--kv-heads": kv_heads is not None,
+                "--head-dim": head_dim is not None,
+                "--repeats": repeats is not None,
+                "--quick": quick,
+                "--threads": threads != "1",
+            }
+        )
         _on_device(device, sizes, heads or 16, every, out, as_json)
         return
     groups = _groups(only)
@@ -111,11 +111,7 @@ def bench(
 
     cases = chosen(groups, sizes, heads, kv_heads, head_dim)
     cases, notes = _runnable(cases, only is not None)
-    rounds = _ROUNDS
-    if quick:
-        rounds = _QUICK_ROUNDS
-    if repeats:
-        rounds = _Rounds(repeats, float("inf"), repeats)
+    rounds = _rounds(quick, repeats)
     named = every or only is not None or lengths is not None
     limit = _LARGE_QUICK if quick else _LARGE_SECONDS
     cases, more_notes = _planned(cases, counts, rounds, limit, named)
@@ -123,6 +119,20 @@ def bench(
         check_results(out, _BEGIN)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
     _measure(cases, counts, rounds, out, as_json)
+
+
+def _refuse_beside_device(options: Mapping[str, bool]) -> None:
+    """Raise ValueError for the first option that is given beside --device."""
+    for name, is_given in options.items():
+        if is_given:
+            raise ValueError(f"bench: --device does not take {name}.")
+
+
+def _rounds(quick: bool, repeats: int | None) -> _Rounds:
+    """Return how often each case is measured; --repeats counts more than --quick."""
+    if repeats:
+        return _Rounds(repeats, float("inf"), repeats)
+    return _QUICK_ROUNDS if quick else _ROUNDS
 
 
 def _groups(only: str | None) -> tuple[str, ...]:
@@ -184,7 +194,7 @@ def _on_device(
 ) -> None:
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
     result is wrong."""
-    from posenc.bench import cases, run
+    from posenc.bench import cases
     from posenc.bench import device as of_device
     from posenc.report.files.atomic import check_results, write_atomically
     from posenc.report.machine.machine import check_device
@@ -210,19 +220,30 @@ def _on_device(
     timed = lengths or _DEVICE_LENGTHS[: None if every else 2]
     began = time.perf_counter()
     for case in cases.on_device(name, timed, heads, dtypes[-1]):
-        late = time.perf_counter() - began > _DEVICE_SECONDS
-        try:
-            rows = run.measured(case, (1,), _QUICK_ROUNDS) if not late else _LATE
-        except Exception as error:  # such as too little memory; the others are measured
-            rows = [{"error": of_device.first_line(error), "ok": False}]
-        for row in rows:
+        is_late = time.perf_counter() - began > _DEVICE_SECONDS
+        for row in _LATE if is_late else _timed(case):
             keep(_columns(case) | row)
     if as_json:
         print(_json(found), end="")
-    said = [row["ok"] for row in found["rows"] if "ok" in row]
-    print(f"bench: {len(said)} checks, {said.count(False)} wrong: {out}", file=sys.stderr)
-    if not all(said):
+    _print_verdict(found["rows"], out)
+
+
+def _print_verdict(rows: Sequence[dict[str, Any]], out: Path) -> None:
+    """Say how many results are wrong, and exit with 1 if any is."""
+    verdicts = [row["ok"] for row in rows if "ok" in row]
+    print(f"bench: {len(verdicts)} checks, {verdicts.count(False)} wrong: {out}", file=sys.stderr)
+    if not all(verdicts):
         raise typer.Exit(1)
+
+
+def _timed(case: "Case") -> list[dict[str, Any]]:
+    """Return the rows of a case on a device, or one with its error."""
+    from posenc.bench import device, run
+
+    try:
+        return run.measured(case, (1,), _QUICK_ROUNDS)
+    except Exception as error:  # such as too little memory; the others are measured
+        return [{"error": device.first_line(error), "ok": False}]
 
 
 _LATE = [{"left_out": "out of time"}]
@@ -292,10 +313,8 @@ def _planned(
         check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
         of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
         takes = sum(_seconds(case, of_case, count) for count in threads)
-        surely = sum(
-            (of_case.least + 1) * case.round_seconds(count, _SPEED_LIMIT) for count in threads
-        )
-        check_time(f"bench: {name}", int(surely + of_case.least // 10_000), False, advice)
+        least = int(_least_seconds(case, of_case, threads))
+        check_time(f"bench: {name}", least, False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
             needs = f"{_duration(takes)}, at least {readable_size(size)}"
@@ -305,6 +324,14 @@ def _planned(
             total += takes
     tail = "; --all or --only runs those left out" if len(found) < len(cases) else ""
     return found, [*notes, f"bench: {len(found)} cases, {_duration(total)}{tail}"]
+
+
+def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
+    """Return the seconds that a case would take on a core that is faster than any."""
+    seconds = 0.0
+    for count in threads:
+        seconds += (rounds.least + 1) * case.round_seconds(count, _SPEED_LIMIT)
+    return seconds + rounds.least // 10_000  # no call takes less than a tenth of a millisecond
 
 
 def _seconds(case: "Case", rounds: _Rounds, threads: int) -> float:

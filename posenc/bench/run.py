@@ -36,26 +36,36 @@ def measured(
         torch.set_num_threads(threads[0])
         if case.group == "memory":  # the profiler does not see worker threads
             torch.set_num_threads(1)
-            return [
-                {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
-                for run, size in calls.attention_memory(case).items()
-            ]
-        made, found = MAKERS[case.group](case), []
-        own: dict[str, dict[str, Any]] = {name: {} for name in made}
+            return _memory_rows(case)
+        runs = MAKERS[case.group](case)
+        of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
         if case.device:
-            own = {name: {"compiled": measure.compiles(call)} for name, call in made.items()}
+            of_run = {name: {"compiled": measure.compiles(call)} for name, call in runs.items()}
+        rows: list[dict[str, Any]] = []
         for count in threads:
             torch.set_num_threads(count)
-            rows = measure.timed_rows(made, case.baselines, *rounds)
-            found += [row | {"threads": count} | own[row["run"]] for row in rows]
-        if case.device and case.group == "rotation":  # q and k are read once and written once
-            moved = 2 * case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
-            for row in found:
-                size = moved * getattr(torch, case.dtype).itemsize
-                row["gb_per_second"] = round(size / row["milliseconds"] / 1e6, 3)
-        return found
+            for row in measure.timed_rows(runs, case.baselines, *rounds):
+                rows.append(row | {"threads": count} | of_run[row["run"]])
+        if case.device and case.group == "rotation":
+            for row in rows:
+                row["gb_per_second"] = round(_moved_bytes(case) / row["milliseconds"] / 1e6, 3)
+        return rows
     finally:
         torch.set_num_threads(before)
+
+
+def _memory_rows(case: Case) -> list[dict[str, Any]]:
+    """Return a row with the memory of each run."""
+    return [
+        {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
+        for run, size in calls.attention_memory(case).items()
+    ]
+
+
+def _moved_bytes(case: Case) -> int:
+    """Return the bytes of a rotation: queries and keys are read once and written once."""
+    numbers = case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
+    return 2 * numbers * getattr(torch, case.dtype).itemsize
 
 
 def machine() -> dict[str, str]:
