@@ -134,30 +134,56 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     Raises: ValueError if the frequencies of the modules are not known to be of any setting.
     """
     model = checkpoint.model
-    found: list[Kind] = [*_rotations(checkpoint)]
+    return [
+        *_rotations(checkpoint),
+        *_tables_and_buckets(model),
+        *_fixed_rotation(model),
+        *_alibi(model),
+        *_disentangled(model),
+    ]
+
+
+def _tables_and_buckets(model: Any) -> Iterator[Table | Bias]:
+    """Yield the tables of absolute positions and T5's of relative ones, in the order of modules."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
-            found.append(_table(name, module, model))
+            yield _table(name, module, model)
         if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
-            found += _t5(name, module)
+            yield from _t5(name, module)
+
+
+def _fixed_rotation(model: Any) -> Iterator[Rotation]:
+    """Yield the rotation of a family whose config does not describe it."""
     config = text_config_of(model.config)
     if config.model_type in FIXED_ROTATIONS:
         rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
-        longest = config.max_position_embeddings  # its config does not describe the rotation
-        found.append(_rotation(RopeSetting(None, 10000.0, rotary_dim, None, longest), model))
+        longest = config.max_position_embeddings
+        yield _rotation(RopeSetting(None, 10000.0, rotary_dim, None, longest), model)
+
+
+def _alibi(model: Any) -> Iterator[Bias]:
+    """Yield ALiBi's bias, with the slopes that it has."""
     values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
-    if values is not None:
-        slopes, distances = (-values[:, 1]).tolist(), list(range(values.shape[-1]))
-        words = f"slopes {', '.join(f'{s:.3g}' for s in slopes)}"
-        found.append(Bias("scores of every layer", words, distances, values.tolist(), slopes))
-    if getattr(config, "relative_attention", False):
-        buckets = getattr(config, "position_buckets", -1)
-        table = next(m for n, m in model.named_modules() if n.endswith("rel_embeddings"))
-        settings = f"{table.weight.shape[0]} rows for relative positions"
-        settings += f", {buckets} buckets each way" if buckets > 0 else ""
-        kinds = ", ".join(config.pos_att_type or ()) or "none"
-        found.append(Disentangled("scores of every layer", f"{settings}; {kinds}"))
-    return found
+    if values is None:
+        return
+    slopes = (-values[:, 1]).tolist()
+    distances = list(range(values.shape[-1]))
+    words = f"slopes {', '.join(f'{slope:.3g}' for slope in slopes)}"
+    yield Bias("scores of every layer", words, distances, values.tolist(), slopes)
+
+
+def _disentangled(model: Any) -> Iterator[Disentangled]:
+    """Yield DeBERTa's table of relative positions."""
+    config = text_config_of(model.config)
+    if not getattr(config, "relative_attention", False):
+        return
+    table = next(m for name, m in model.named_modules() if name.endswith("rel_embeddings"))
+    settings = f"{table.weight.shape[0]} rows for relative positions"
+    buckets = getattr(config, "position_buckets", -1)
+    if buckets > 0:
+        settings += f", {buckets} buckets each way"
+    kinds = ", ".join(config.pos_att_type or ()) or "none"
+    yield Disentangled("scores of every layer", f"{settings}; {kinds}")
 
 
 def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:

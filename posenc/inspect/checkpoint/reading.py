@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -50,46 +51,68 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
 
     Raises: ValueError if it does not run, or returns no attention weights.
     """
-    tokens = torch.tensor([ids])
-    inputs: dict[str, Any] = {"input_ids": tokens}
-    two_stacks = model.config.is_encoder_decoder
-    if two_stacks:  # the decoder is given the text as well, from its start token on
-        start = tokens.new_full((1, 1), model.config.decoder_start_token_id)
-        inputs["decoder_input_ids"] = torch.cat([start, tokens[:, :-1]], dim=-1)
+    name = model.config.model_type
+    inputs = _inputs(model, ids)
     with last_layers(model) as handed_on:
         try:
             out = model(**inputs, output_attentions=True, output_hidden_states=True)
         except Exception as error:  # some configs build a model whose own parts do not fit
             raise ValueError(
-                f"A {model.config.model_type} model of this config does not run: its own code "
-                f"raises {one_line(error)}"
+                f"A {name} model of this config does not run: its own code raises {one_line(error)}"
             ) from error
+    two_stacks = model.config.is_encoder_decoder
     if two_stacks:
         attention = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions}
-        hidden, logits = out.encoder_hidden_states, out.logits[0, :1]
+        hidden = out.encoder_hidden_states
+        logits = out.logits[0, :1]
     else:
-        attention, hidden, logits = {"": out.attentions}, out.hidden_states, out.logits[0]
+        attention = {"": out.attentions}
+        hidden = out.hidden_states
+        logits = out.logits[0]
     if any(not layers or layers[0] is None for layers in attention.values()):
-        raise ValueError(f"A {model.config.model_type} model shows no attention weights.")
-    sizes = {weights.shape for layers in attention.values() for weights in layers}
-    if not two_stacks and len(sizes) > 1:
-        raise ValueError(
-            f"The layers of a {model.config.model_type} model look at different numbers of keys."
-        )
-    if len({state.shape for state in hidden}) > 1:
-        raise ValueError(
-            f"The layers of a {model.config.model_type} model hand on states of different shapes."
-        )
+        raise ValueError(f"A {name} model shows no attention weights.")
+    if not two_stacks and _shapes_differ(out.attentions):
+        raise ValueError(f"The layers of a {name} model look at different numbers of keys.")
+    _check_states(name, hidden, logits)
+    states = [*hidden[:-1], _before_norm(hidden, handed_on)]
+    return Reading(
+        {stack: _without_batch(layers) for stack, layers in attention.items()},
+        _without_batch(states),
+        logits,
+    )
+
+
+def _check_states(name: str, hidden: Sequence[Tensor], logits: Tensor) -> None:
+    """Raise ValueError for states that cannot be compared between layers."""
+    if _shapes_differ(hidden):
+        raise ValueError(f"The layers of a {name} model hand on states of different shapes.")
     if not all(state.isfinite().all() for state in (*hidden, logits)):
         raise ValueError(
             "The model's states are NaN or infinite on this sentence: its weights overflow, so "
             "nothing can be measured."
         )
-    return Reading(
-        {name: torch.stack([w[0] for w in layers]) for name, layers in attention.items()},
-        torch.stack([h[0] for h in [*hidden[:-1], _before_norm(hidden, handed_on)]]),
-        logits,
-    )
+
+
+def _inputs(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
+    """Return the text as a batch of one; a decoder beside an encoder is given it as well, from its
+    start token on."""
+    tokens = torch.tensor([ids])
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": tokens}
+    start = tokens.new_full((1, 1), model.config.decoder_start_token_id)
+    return {
+        "input_ids": tokens,
+        "decoder_input_ids": torch.cat([start, tokens[:, :-1]], dim=-1),
+    }
+
+
+def _shapes_differ(tensors: Sequence[Tensor]) -> bool:
+    return len({tensor.shape for tensor in tensors}) > 1
+
+
+def _without_batch(layers: Sequence[Tensor]) -> Tensor:
+    """Stack the only row of each layer's batch."""
+    return torch.stack([layer[0] for layer in layers])
 
 
 @contextmanager
@@ -132,8 +155,12 @@ def listening(model: Any) -> Iterator[list[Tensor]]:
     """Record, inside the block, the terms that DeBERTa's first layer adds to its scores, (heads,
     length, length)."""
     heard: list[Tensor] = []
-    inside = ((m, name) for m in model.modules() for name in DISENTANGLED if hasattr(m, name))
-    owner, name = next(inside, (None, ""))
+    owner: nn.Module | None = None
+    name = ""
+    for module, candidate in product(model.modules(), DISENTANGLED):
+        if hasattr(module, candidate):
+            owner, name = module, candidate
+            break
     if owner is None:
         yield heard
         return
