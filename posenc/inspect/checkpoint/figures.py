@@ -1,6 +1,7 @@
 """The figures of a checkpoint; each function returns a Chart: a table, and its drawing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from unicodedata import east_asian_width
 
@@ -45,47 +46,113 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Chart:
 def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
     count = len(labels)
     weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
-    heads = len(weights)
-    shown = [_short(label) for label in labels] if count <= MOST_LABELS else None
-    side = 2.4 if shown is None else max(1.5, 0.15 * count)
-    fit = max(1, min(heads, int(_WIDEST // side)))
-    rows = -(-heads // fit)
-    columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
-    # The layout is fixed, in inches: matplotlib's own takes seconds for this many labels.
-    room = 0.3 if shown is None else 0.1 + 0.065 * max(map(_width, shown))
-    left, right, above = 0.3 + room, 0.9, 0.3
-    gap = room * bool(heads % columns)  # a panel above a hole in the last row names its keys
-    width = left + columns * (side + 0.12) + right
-    height = rows * (above + side) + gap + room + 0.3
+    tokens = [_short(label) for label in labels] if count <= MOST_LABELS else None
+    grid = _grid(len(weights), count, tokens)
     with style():
-        drawn = Figure(figsize=(width, height))
+        drawn = Figure(figsize=(grid.width, grid.height))
         drawn.set_layout_engine("none")
-        for head in range(heads):
-            row, column = divmod(head, columns)
-            x = left + column * (side + 0.12)
-            y = height - (row + 1) * (above + side) - gap * (row == rows - 1 > 0)
-            axes = drawn.add_axes((x / width, y / height, side / width, side / height))
+        for head in range(len(weights)):
+            axes = drawn.add_axes(grid.place(head))
             image = axes.imshow(weights[head], vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(f"head {head}")
             axes.grid(False)
             axes.tick_params(labelsize=8, length=2)
             frame(axes)
-            lowest = head + columns >= heads
-            if shown is not None or not lowest:
-                axes.set_xticks(
-                    range(count) if lowest else [], shown if lowest else [], rotation=90
-                )
-            if shown is not None or column:
-                axes.set_yticks([] if column else range(count), [] if column else shown)
-            _upright(axes)
+            is_lowest = head + grid.columns >= len(weights)
+            _set_ticks(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
             if head == 0:
-                bar = min(2.5, side)
-                place = (1 - 0.75 / width, 1 - (above + bar) / height, 0.14 / width, bar / height)
-                drawn.colorbar(image, cax=drawn.add_axes(place), label="attention weight")
+                bar = drawn.add_axes(grid.place_of_bar())
+                drawn.colorbar(image, cax=bar, label="attention weight")
         text = {"fontsize": "medium", "fontweight": "normal"}
-        drawn.supxlabel("key", x=0.5, y=0.08 / height, va="bottom", **text)
-        drawn.supylabel("query", x=0.08 / width, y=0.5, ha="left", **text)
+        drawn.supxlabel("key", x=0.5, y=0.08 / grid.height, va="bottom", **text)
+        drawn.supylabel("query", x=0.08 / grid.width, y=0.5, ha="left", **text)
     return drawn
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Where the squares of heads are. The layout is fixed, in inches: matplotlib's own takes
+    seconds for so many labels.
+
+    side: of a square. room: for the names of tokens. gap: above the last row if it is not full,
+    because a square above a hole has the names of its keys there.
+    """
+
+    rows: int
+    columns: int
+    side: float
+    room: float
+    gap: float
+    ABOVE = 0.3
+    """For the title of a square."""
+    BESIDE = 0.12
+
+    @property
+    def left(self) -> float:
+        return 0.3 + self.room
+
+    @property
+    def width(self) -> float:
+        return self.left + self.columns * (self.side + self.BESIDE) + 0.9
+
+    @property
+    def height(self) -> float:
+        return self.rows * (self.ABOVE + self.side) + self.gap + self.room + 0.3
+
+    def place(self, head: int) -> tuple[float, float, float, float]:
+        """Return left, bottom, width and height of a head's square, as fractions of the figure."""
+        row, column = divmod(head, self.columns)
+        x = self.left + column * (self.side + self.BESIDE)
+        y = self.height - (row + 1) * (self.ABOVE + self.side)
+        if row == self.rows - 1 > 0:
+            y -= self.gap
+        return (
+            x / self.width,
+            y / self.height,
+            self.side / self.width,
+            self.side / self.height,
+        )
+
+    def place_of_bar(self) -> tuple[float, float, float, float]:
+        """Return the place of the bar of colours, to the right of the first row."""
+        length = min(2.5, self.side)
+        return (
+            1 - 0.75 / self.width,
+            1 - (self.ABOVE + length) / self.height,
+            0.14 / self.width,
+            length / self.height,
+        )
+
+
+def _grid(heads: int, count: int, tokens: Sequence[str] | None) -> _Grid:
+    """Place the squares of `count` tokens in as few rows as the width allows. tokens: the names on
+    the axes, None for numbers."""
+    if tokens is None:
+        side = 2.4
+        room = 0.3
+    else:
+        side = max(1.5, 0.15 * count)
+        room = 0.1 + 0.065 * max(map(_width, tokens))
+    most_columns = max(1, min(heads, int(_WIDEST // side)))
+    rows = -(-heads // most_columns)
+    columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
+    return _Grid(rows, columns, side, room, gap=room * bool(heads % columns))
+
+
+def _set_ticks(
+    axes: Axes, count: int, tokens: Sequence[str] | None, is_lowest: bool, *, is_first: bool
+) -> None:
+    """Name the keys below the lowest squares and the queries left of the first ones; numbers stay
+    where matplotlib sets them."""
+    if not is_lowest:
+        axes.set_xticks([], [], rotation=90)
+    elif tokens is not None:
+        axes.set_xticks(range(count), tokens, rotation=90)
+    if not is_first:
+        axes.set_yticks([], [])
+    elif tokens is not None:
+        axes.set_yticks(range(count), tokens)
+    _upright(axes)
 
 
 def similarity(values: Array, step: int) -> Chart:
