@@ -83,8 +83,8 @@ class Inputs:
         """
         match word:
             case "positions":
-                given = self.positions.clone()  # which the module may write into
-                return given if flat or given.ndim == 2 else given[None]
+                positions = self.positions.clone()  # which the module may write into
+                return positions if flat or positions.ndim == 2 else positions[None]
             case "x" | "q" | "k":
                 return self._content_as(word, content)
             case "n" | "kv_len":
@@ -160,10 +160,13 @@ class Form:
     @property
     def name(self) -> str:
         """Return the call as text, with the shape of the content."""
-        given = [*self.in_order, *self.by_name]
-        shape = ", ".join({"b": "1", "h": "heads", "n": "n", "w": "width"}[c] for c in self.content)
-        seen = [word for word in ("x", "q", "k") if word in self.words]
-        return f"({', '.join(given)})" + (f", {' and '.join(seen)} ({shape})" if seen else "")
+        call = f"({', '.join([*self.in_order, *self.by_name])})"
+        content = [word for word in ("x", "q", "k") if word in self.words]
+        if not content:
+            return call
+        axes = {"b": "1", "h": "heads", "n": "n", "w": "width"}
+        shape = ", ".join(axes[letter] for letter in self.content)
+        return f"{call}, {' and '.join(content)} ({shape})"
 
     def counting(self) -> "Form | None":
         """Return the form without positions, by which the module counts; None if it needs them."""
@@ -174,8 +177,10 @@ class Form:
     def arguments(self, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
         """Return the values by place, and those by keyword."""
         by_name = list(self.by_name)
-        by_name += ["offset"] if inputs.offset and "offset" in self.on_request else []
-        by_name += ["starts"] if inputs.starts is not None else []
+        if inputs.offset and "offset" in self.on_request:
+            by_name.append("offset")
+        if inputs.starts is not None:
+            by_name.append("starts")
         ordered = [inputs.value(word, self.content, self.flat) for word in self.in_order]
         return ordered, {word: inputs.value(word, self.content, self.flat) for word in by_name}
 
@@ -206,20 +211,26 @@ def forms(module: nn.Module, way: str) -> Iterator[Form]:
     parameters = inspect.signature(module.forward).parameters.values()
     plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     required = [p for p in plain if p.default is p.empty]
-    names = {p.name for p in required}
+    names = tuple(p.name for p in required)
     in_order: tuple[str, ...] = ()
     by_name: tuple[str, ...] = ()
-    if names and names <= WORDS:
-        by_name = tuple(p.name for p in required)
+    if names and WORDS.issuperset(names):
+        by_name = names
     else:
-        fitting = [words for words in WAYS[way] if len(words) == len(required)]
-        if not fitting or any(p.kind is p.KEYWORD_ONLY for p in required):
-            takes = ", ".join(p.name for p in required)
-            raise Unbound(f"it takes ({takes}), and --as {way} calls {calls_of(way)}")
-        in_order = fitting[0]
+        in_order = _in_order(required, way)
     optional = {p.name for p in plain if p.default is not p.empty}
     by_name += tuple(word for word in ("positions", "dtype") if word in optional)
     may_count = "positions" in optional or "positions" not in (*in_order, *by_name)
     flats = (True, False) if "positions" in (*in_order, *by_name) else (True,)
     for content, flat in product(CONTENTS.get(way, ("bnw",)), flats):
         yield Form(in_order, by_name, may_count, ON_REQUEST & optional, content, flat)
+
+
+def _in_order(required: list[inspect.Parameter], way: str) -> tuple[str, ...]:
+    """Return what as many required arguments get in the calls of `way`. Raises: Unbound."""
+    by_place = not any(p.kind is p.KEYWORD_ONLY for p in required)
+    for words in WAYS[way]:
+        if len(words) == len(required) and by_place:
+            return words
+    takes = ", ".join(p.name for p in required)
+    raise Unbound(f"it takes ({takes}), and --as {way} calls {calls_of(way)}")

@@ -133,41 +133,59 @@ def _of_cos_sin(run: Run, width: int, axes: Axes) -> View:
 def _of_rotated(run: Run, form: Form, width: int, axes: Axes) -> View:
     content = len(form.words & {"x", "q", "k"})
     parts = tensors(run(Inputs(torch.arange(11), width)))
-    found = [parts[index] for index in axes]
-    if len(found) != content or any(part.shape[-1] != width for part in found):
-        shapes = ", ".join(str(tuple(part.shape)) for part in found)
+    rotated = [parts[index] for index in axes]
+    if len(rotated) != content or any(part.shape[-1] != width for part in rotated):
+        shapes = ", ".join(str(tuple(part.shape)) for part in rotated)
         raise Unfit(f"returns {shapes}, and not {content} tensors in the shape of what it is given")
     sides = turning_pairs(run, width, axes)
     if sides is None:
         return View("values", "values", axes)
-    every = sorted({pair for heads in sides for pairs in heads for pair in pairs})
-    channels_of_all = [channel for pair in every for channel in pair]
-    if every and len(set(channels_of_all)) == len(channels_of_all):
+    pairs_of_all = _all_pairs(sides)
+    if pairs_of_all and not _share_channels(pairs_of_all):
         probe = torch.zeros(width)  # heads, or a side, may leave some of these pairs as they are
-        probe[[i for i, _ in every]] = 1
-        return View("rotation", "rotated content", axes, tuple(every), probe)
+        probe[[i for i, _ in pairs_of_all]] = 1
+        return View("rotation", "rotated content", axes, pairs_of_all, probe)
     alike = all(heads == sides[0] for heads in sides)
-    return View("values", "values", axes, () if alike else tuple(every))
+    return View("values", "values", axes, () if alike else pairs_of_all)
+
+
+def _all_pairs(sides: list[list[Pairs]]) -> Pairs:
+    """Return each pair that any head of any side rotates, once and in order."""
+    pairs: set[tuple[int, int]] = set()
+    for heads in sides:
+        pairs.update(*heads)
+    return tuple(sorted(pairs))
+
+
+def _share_channels(pairs: Pairs) -> bool:
+    """Return True if any channel is in two pairs."""
+    members = [channel for pair in pairs for channel in pair]
+    return len(set(members)) < len(members)
 
 
 def _of_added(run: Run, width: int, axes: Axes) -> View:
-    if any(len(found) > 1 for found in axes.values()):
+    if any(len(part_axes) > 1 for part_axes in axes.values()):
         raise Unfit("returns something for each pair of positions, and not for each position")
 
-    def seen(probe: Tensor | None = None) -> list[Tensor]:
+    def see(probe: Tensor | None = None) -> list[Tensor]:
         parts = tensors(run(Inputs(torch.arange(11), width, probe=probe)))
         return [parts[index] for index in axes]
 
-    parts, nothing = seen(), seen(torch.zeros(width))
+    parts = see()
+    nothing = see(torch.zeros(width))
     if all(_same(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
         return _of_tables(parts, axes)
-    both = zip(parts, nothing, axes.values(), strict=True)
-    gaps = [rows(with_content, x[0]) - rows(without, x[0]) for with_content, without, x in both]
-    if not all(_same(gap, gap[:1].expand_as(gap)) for gap in gaps):
-        if not any(part.any() for part in nothing):  # as of a rotation
-            raise Unfit("what it returns is not its input with a row added for each position")
-        return View("values", "values", axes)  # as where a norm follows
-    return replace(_of_tables(nothing, axes), probe=torch.zeros(width))
+    if all(map(_adds_same_content, parts, nothing, axes.values())):
+        return replace(_of_tables(nothing, axes), probe=torch.zeros(width))
+    if not any(part.any() for part in nothing):  # as of a rotation
+        raise Unfit("what it returns is not its input with a row added for each position")
+    return View("values", "values", axes)  # as where a norm follows
+
+
+def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, ...]) -> bool:
+    """Return True if the content of equal tokens changes the row of each position alike."""
+    gap = rows(with_content, axes[0]) - rows(without, axes[0])
+    return _same(gap, gap[:1].expand_as(gap))
 
 
 def _of_tables(parts: list[Tensor], axes: Axes) -> View:
