@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.inspect.module.call import Form
 from posenc.inspect.module.errors import below_largest, error, in_head
 from posenc.inspect.module.returned import gap, same, tensors
 from posenc.inspect.module.subject import Measured, Subject
@@ -93,29 +94,41 @@ def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
 
 def alone(subject: Subject) -> Measured:
     """Compare the last token of a call with the same token by itself, as in decoding."""
-    words, count = subject.form.words, min(64, subject.length)
-    whole, place = subject.see(subject.inputs(count)), count - 1
+    words = subject.form.words
+    count = min(64, subject.length)
+    whole = subject.see(subject.inputs(count))
+    last = count - 1
     if {"q", "k"} <= words and not subject.form.places_tokens:
         return _cached_keys(subject, whole, count)
     if {"q_len", "kv_len"} <= words:
-        one = subject.see(subject.inputs(count, last=1))
-        if subject.view.kind != "bias" or one.shape[-1] != count:
-            return None, "returns no row of a bias"
-        last = torch.tensor([place])
-        full = below_largest(whole, last)
-        worst = (below_largest(one[:, -1:], last) - full).abs().max().item()
-        counted = "offset" not in subject.form.on_request
-        if worst > CLOSE and counted and same(one[:, -1], whole[:, 0], CLOSE):
-            return None, f"given only counts, it takes one query over {count} keys for the first"
-    elif subject.view.kind != "bias" and "positions" in words:
-        one = subject.see(subject.inputs(torch.tensor([place])))
-        worst = error(subject.view.kind, one, whole[-1:]).worst
+        return _single_query(subject, whole, count)
+    if subject.view.kind != "bias" and "positions" in words:
+        one = subject.see(subject.inputs(torch.tensor([last])))
     elif subject.view.kind != "bias" and "offset" in subject.form.on_request:
-        one = subject.see(subject.inputs(1, offset=place))
-        worst = error(subject.view.kind, one, whole[-1:]).worst
+        one = subject.see(subject.inputs(1, offset=last))
     else:
         return None, "cannot be asked for one token"
-    return worst <= CLOSE, f"token {place} alone differs by {worst:.2g} from the same in {count}"
+    return _judged(error(subject.view.kind, one, whole[-1:]).worst, count)
+
+
+def _judged(worst: float, count: int) -> Measured:
+    """Return whether the last of `count` tokens is the same alone."""
+    text = f"token {count - 1} alone differs by {worst:.2g} from the same in {count}"
+    return worst <= CLOSE, text
+
+
+def _single_query(subject: Subject, whole: Tensor, count: int) -> Measured:
+    """Compare the row of a bias for one query over all keys with the last row of the whole."""
+    one = subject.see(subject.inputs(count, last=1))
+    if subject.view.kind != "bias" or one.shape[-1] != count:
+        return None, "returns no row of a bias"
+    last = torch.tensor([count - 1])
+    expected = below_largest(whole, last)
+    worst = (below_largest(one[:, -1:], last) - expected).abs().max().item()
+    takes_no_offset = "offset" not in subject.form.on_request
+    if worst > CLOSE and takes_no_offset and same(one[:, -1], whole[:, 0], CLOSE):
+        return None, f"given only counts, it takes one query over {count} keys for the first"
+    return _judged(worst, count)
 
 
 def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
@@ -180,7 +193,6 @@ def beside(subject: Subject) -> Measured:
 
 def own_start(subject: Subject) -> Measured:
     """Check that the module's own offset, or first real token, shifts the positions by as much."""
-    found: list[Measured] = []
     counting = subject.form.counting()
     if counting is None or subject.view.kind == "bias":
         return None, "has no argument for where it starts"
@@ -189,18 +201,27 @@ def own_start(subject: Subject) -> Measured:
         "offset": {"offset": _LATER},
         "starts": {"starts": torch.tensor([0, _LATER])},
     }
-    for name, given in later.items():
-        if name not in counting.on_request:
-            continue
-        try:
-            moved = subject.see(subject.inputs(NEAR - _LATER, **given), form=counting, row=-1)
-        except Exception as failed:
-            found.append((False, f"{name}: {one_line(failed)}"))
-            continue
-        want = whole[_LATER:] if name == "offset" else whole[: len(moved) - _LATER]
-        got = moved if name == "offset" else moved[_LATER:]
-        worst = error(subject.view.kind, got, want).worst
-        found.append((worst <= CLOSE, f"{name} = {_LATER} is off by {worst:.2g}"))
-    if not found:
+    results: list[Measured] = []
+    for name, inputs in later.items():
+        if name in counting.on_request:
+            results.append(_shifted(subject, counting, whole, name, inputs))
+    if not results:
         return None, "has no argument for where it starts"
-    return all(holds is True for holds, _ in found), "; ".join(text for _, text in found)
+    return all(holds is True for holds, _ in results), "; ".join(text for _, text in results)
+
+
+def _shifted(
+    subject: Subject, counting: Form, whole: Tensor, name: str, inputs: dict[str, Any]
+) -> Measured:
+    """Compare a row that starts later, by the argument `name`, with the rows of the whole."""
+    try:
+        moved = subject.see(subject.inputs(NEAR - _LATER, **inputs), form=counting, row=-1)
+    except Exception as failed:
+        return False, f"{name}: {one_line(failed)}"
+    if name == "offset":
+        expected = whole[_LATER:]
+    else:  # the first tokens are padding
+        expected = whole[: len(moved) - _LATER]
+        moved = moved[_LATER:]
+    worst = error(subject.view.kind, moved, expected).worst
+    return worst <= CLOSE, f"{name} = {_LATER} is off by {worst:.2g}"

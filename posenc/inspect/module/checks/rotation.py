@@ -112,24 +112,31 @@ def frequencies(subject: Subject) -> Measured:
     if subject.view.kind != "rotation":
         return None, "rotates nothing"
     heads = _found(subject)
-    seen = [each for each in heads if each is not None]
-    if not seen:
+    turning = [head for head in heads if head is not None]
+    if not turning:
         return None, "some pairs are not rotated, or it is asked for too few positions"
-    found = seen[0]
-    if len(seen) < len(heads) or not all(_equal(each, found) for each in seen):
+    found = turning[0]
+    if len(turning) < len(heads) or not all(_equal(head, found) for head in turning):
         return None, "its heads have frequencies of their own, or none"
-    count, bases = len(found), _stated(subject, _BASES)
+    bases = set(_stated(subject, _BASES))
     is_scaled = _is_scaled(subject)
-    if len(set(bases)) != 1 or subject.view.how == "sinusoids":
+    if len(bases) != 1 or subject.view.how == "sinusoids":
         return _unstated(found)
-    (base,) = set(bases)
+    (base,) = bases
+    count = len(found)
     if _equal(found, _of(base, count)):
         return True, f"those of base {base:g} for {count} pairs"
     if is_scaled:
         return None, f"scaled, as it states; base {base:g}"
+    return _not_of_base(found, base)
+
+
+def _not_of_base(found: Tensor, base: float) -> Measured:
+    """Return the known mistake, if there is one, in frequencies that are not those of their
+    base."""
     for name, mistaken in _mistakes(found, base):
         if _equal(found, mistaken):
-            return False, f"states base {base:g} for {count} pairs: {name}"
+            return False, f"states base {base:g} for {len(found)} pairs: {name}"
     return None, f"frequencies of its own for base {base:g}"
 
 
@@ -215,26 +222,32 @@ def _frequencies(seen: Tensor) -> Tensor | None:
 def _stated(subject: Subject, names: tuple[str, ...]) -> list[float]:
     """Return the numbers of these names that the module states: as an attribute, in its config, or
     as a default of its constructor."""
-    found: list[Any] = [subject.given[name] for name in names if name in subject.given]
-    if found:
-        return [float(value) for value in found if isinstance(value, int | float)]
-    for each in modules_of(subject.module):
-        config = getattr(each, "config", None)
-        held = [vars(each), getattr(config, "__dict__", {}), _rope_parameters(config)]
-        said = [values[name] for values in held for name in names if name in values]
-        if not said:
-            said = [p.default for p in _parameters(each) if p.name in names]
-        found += said
-    return [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool)]
+    arguments: list[Any] = [subject.given[name] for name in names if name in subject.given]
+    if arguments:
+        return [float(value) for value in arguments if isinstance(value, int | float)]
+    stated: list[Any] = []
+    for module in modules_of(subject.module):
+        stated += _stated_by(module, names)
+    return [float(v) for v in stated if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _stated_by(module: Any, names: tuple[str, ...]) -> list[Any]:
+    """Return the values of these names in one module and its config; without any, the defaults of
+    its constructor."""
+    config = getattr(module, "config", None)
+    values = []
+    for held in (vars(module), getattr(config, "__dict__", {}), _rope_parameters(config)):
+        values += [held[name] for name in names if name in held]
+    return values or [p.default for p in _parameters(module) if p.name in names]
 
 
 def _is_scaled(subject: Subject) -> bool:
     """Return True if the module, its config or its arguments state a scaling of frequencies."""
     stated: dict[str, Any] = {}
-    for each in modules_of(subject.module):
-        config = getattr(each, "config", None)
-        stated |= {p.name: p.default for p in _parameters(each) if p.default is not p.empty}
-        stated |= vars(each) | vars(each).get("_buffers", {}) | _rope_parameters(config)
+    for module in modules_of(subject.module):
+        config = getattr(module, "config", None)
+        stated |= {p.name: p.default for p in _parameters(module) if p.default is not p.empty}
+        stated |= vars(module) | vars(module).get("_buffers", {}) | _rope_parameters(config)
     stated |= subject.given
     if stated.get("rope_type", "default") != "default":
         return True
