@@ -42,19 +42,27 @@ class Subcommands(TyperGroup):
 
 def _with_subcommand(args: list[str]) -> list[str]:
     """Return the lines that may be meant by arguments without a subcommand."""
+    options = {arg.partition("=")[0] for arg in args}
     if "--contract" in args:
-        kinds, args = ["contract"], [arg for arg in args if arg != "--contract"]
-    elif any(arg.partition("=")[0] in _OF_MODEL for arg in args):
+        kinds = ["contract"]
+        args = [arg for arg in args if arg != "--contract"]
+    elif options.intersection(_OF_MODEL):
         kinds = ["model"]
-    elif any(arg.partition("=")[0] in _OF_MODULE for arg in args):
+    elif options.intersection(_OF_MODULE):
         kinds = ["module"]
     else:
-        name = next((arg for arg in args if not arg.startswith("-")), "")
-        file, colon, _ = name.rpartition(":")
-        is_class = bool(colon) and (file.strip("'\"").endswith(".py") or "." in file)
-        is_folder = "/" in name or name.startswith((".", "~")) or Path(name).is_dir()
-        kinds = ["encoding", "module"] if is_class else ["model"] if is_folder else ["encoding"]
+        names = [arg for arg in args if not arg.startswith("-")]
+        kinds = _kinds_of(names[0] if names else "")
     return [shlex.join(["posenc", "inspect", kind, *args]) for kind in kinds]
+
+
+def _kinds_of(name: str) -> list[str]:
+    """Return the subcommands that may be meant by what is named."""
+    file, colon, _ = name.rpartition(":")
+    if colon and (file.strip("'\"").endswith(".py") or "." in file):
+        return ["encoding", "module"]
+    is_folder = "/" in name or name.startswith((".", "~")) or Path(name).is_dir()
+    return ["model"] if is_folder else ["encoding"]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from posenc.encodings import create
 from posenc.report.page.console import print_table, stderr, stdout
@@ -19,25 +20,30 @@ def run(names: Sequence[str], as_json: bool) -> None:
     """
     for name in names:
         _check_size(name)
-    found = {name: _checked(name) for name in dict.fromkeys(names)}
+    verdicts_of = {name: _checked(name) for name in dict.fromkeys(names)}
     tell("")
     if as_json:
-        rows = [
-            {
-                "encoding": name,
-                "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in each},
-                "note": unsourced(create(name, SHAPE)),
-            }
-            for name, each in found.items()
-        ]
+        rows = [_row(name, found) for name, found in verdicts_of.items()]
         print(json.dumps(rows, indent=1))
     else:
-        for name, each in found.items():
-            _print(name, each)
-    failed = {name: sum(v.failure is not None for v in each) for name, each in found.items()}
-    if any(failed.values()):
-        said = ", ".join(f"{name} {count}" for name, count in failed.items() if count)
-        raise RunFailed(f"checks that fail: {said}.")
+        for name, found in verdicts_of.items():
+            _print(name, found)
+    failed = []
+    for name, found in verdicts_of.items():
+        count = sum(verdict.failure is not None for verdict in found)
+        if count:
+            failed.append(f"{name} {count}")
+    if failed:
+        raise RunFailed(f"checks that fail: {', '.join(failed)}.")
+
+
+def _row(name: str, found: list[Verdict]) -> dict[str, Any]:
+    """Return the verdicts on one encoding for JSON."""
+    return {
+        "encoding": name,
+        "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in found},
+        "note": unsourced(create(name, SHAPE)),
+    }
 
 
 def _check_size(name: str) -> None:

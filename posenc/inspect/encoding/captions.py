@@ -15,24 +15,38 @@ Array = np.ndarray
 def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     """Return how far scores move from the nearest token to the farthest, and which encoding moves
     most."""
-    moves = {}
-    for name, decay in decays.items():
-        points = zip(decay.distances, decay.same if same else decay.mean, strict=True)
-        values = [v for d, v in points if v is not None and d >= min(1, decay.distances[-1])]
-        moves[name] = (values[0], values[-1]) if values else (0.0, 0.0)
+    moves = {name: _ends(decay, same=same) for name, decay in decays.items()}
     what = "" if same else ", on average"
     if len(moves) == 1:
         ((name, (near, far)),) = moves.items()
-        verb = "falls" if near - far > LEVEL else "rises" if far - near > LEVEL else "stays level"
-        return f"{name} {verb}: {number(near)} near, {number(far)} far{what}."
-    most = max(moves, key=lambda n: abs(moves[n][0] - moves[n][1]))
-    level = [n for n, (near, far) in moves.items() if abs(near - far) <= LEVEL]
-    near, far = moves[most]
+        return f"{name} {_verb(near, far)}: {number(near)} near, {number(far)} far{what}."
+    most = max(moves, key=lambda name: abs(moves[name][0] - moves[name][1]))
+    level = [name for name, ends in moves.items() if _verb(*ends) == "stays level"]
     if most in level:
         return f"No encoding here moves with distance{what}."
-    verb = "falls" if near > far else "rises"
-    rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level" if level else ""
-    return f"{most} {verb} most{what}, by {number(abs(near - far))} logits{rest}."
+    near, far = moves[most]
+    rest = ""
+    if level:
+        rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level"
+    return f"{most} {_verb(near, far)} most{what}, by {number(abs(near - far))} logits{rest}."
+
+
+def _ends(decay: Decay, *, same: bool) -> tuple[float, float]:
+    """Return the scores of the nearest and the farthest token that is seen, of keys equal to the
+    query or of others; the query itself counts only where it is alone."""
+    nearest = min(1, decay.distances[-1])
+    points = zip(decay.distances, decay.same if same else decay.mean, strict=True)
+    values = [value for distance, value in points if value is not None and distance >= nearest]
+    return (values[0], values[-1]) if values else (0.0, 0.0)
+
+
+def _verb(near: float, far: float) -> str:
+    """Return what scores do from near to far."""
+    if near - far > LEVEL:
+        return "falls"
+    if far - near > LEVEL:
+        return "rises"
+    return "stays level"
 
 
 def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> str:
@@ -45,15 +59,25 @@ def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: i
         parts.append(f"{slow[name]} of {len(waves)} pairs{whose}")
     if not any(slow.values()):
         return "Every pair completes a turn in training."
-    said = f"Above the line: {', '.join(parts)}"
-    first, last = next(iter(series)), list(series)[-1]
-    both = zip(series[first], series[last], strict=False)
-    ratios = [b / a for a, b in both if a is not None and b is not None]
-    if len(series) == 2 and len(series[first]) == len(series[last]) and ratios:
-        low, high = min(ratios), max(ratios)
-        if high > 1.005 or low < 0.995:
-            said += f"; {last} has wavelengths {low:.3g} to {high:.3g} times those of {first}"
-    return f"{said}."
+    stretch = _stretch(series) if len(series) == 2 else ""
+    return f"Above the line: {', '.join(parts)}{stretch}."
+
+
+def _stretch(series: Mapping[str, Sequence[float | None]]) -> str:
+    """Return how much longer the second wavelengths are than the first; "" if they are the same, or
+    of other pairs."""
+    (before, waves_before), (after, waves_after) = series.items()
+    if len(waves_before) != len(waves_after):
+        return ""
+    ratios = []
+    for a, b in zip(waves_before, waves_after, strict=True):
+        if a is not None and b is not None:
+            ratios.append(b / a)
+    if not ratios or 0.995 <= min(ratios) <= max(ratios) <= 1.005:
+        return ""
+    return (
+        f"; {after} has wavelengths {min(ratios):.3g} to {max(ratios):.3g} times those of {before}"
+    )
 
 
 def in_precision(reach: Mapping[str, int], last: int) -> str:

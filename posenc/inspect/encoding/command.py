@@ -84,13 +84,19 @@ def _print(sheets: list[SpecSheet], compare: bool) -> None:
     console = stdout(140)
     for sheet in sheets:
         console.print(str(answer(sheet)), markup=False, highlight=False)
-    for group in [sheets] if compare else [[sheet] for sheet in sheets]:
+    groups = [sheets] if compare else [[sheet] for sheet in sheets]
+    for group in groups:
         for subject, meanings, rows in tables(group):
-            title = subject if compare else f"{group[0].name}: {subject[:1].lower()}{subject[1:]}"
-            columns = {row[0] if compare else "measured": row[1:] for row in rows}
             if not compare:
-                columns["what it says"] = list(meanings.values())
-            header, lines = ["", *columns], zip(meanings, *columns.values(), strict=True)
-            if len(rows) > MOST_COLUMNS:
-                header, lines = ["", *meanings], rows
+                header = ["", "measured", "what it says"]
+                lines = zip(meanings, rows[0][1:], meanings.values(), strict=True)
+                title = f"{group[0].name}: {subject[:1].lower()}{subject[1:]}"
+            elif len(rows) > MOST_COLUMNS:
+                header = ["", *meanings]
+                lines = rows
+                title = subject
+            else:
+                header = ["", *(row[0] for row in rows)]
+                lines = zip(meanings, *(row[1:] for row in rows), strict=True)
+                title = subject
             print_table(console, header, lines, title=title, overflow="fold")

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,9 +101,7 @@ def measure_encoding(
     tell("places and norms")
     away = moved(copy.deepcopy(layer))
     angles = precision.angles_of(layer)
-    waves: list[float] = []
-    if angles is not None:
-        waves = [2 * math.pi / abs(float(f)) if float(f) else math.inf for f in angles.inv_freq]
+    waves = [] if angles is None else _wavelengths(angles.inv_freq)
     found: dict[str, Any] = {
         "decay": decay,
         "places": running.places(away, shape),
@@ -137,3 +135,11 @@ def measure_encoding(
         wavelengths=[wave if wave < math.inf else None for wave in waves],
         **found,
     )
+
+
+def _wavelengths(inv_freq: Iterable[Any]) -> list[float]:
+    """Return the tokens of one turn for each frequency, infinite for one of 0."""
+    waves = []
+    for frequency in map(float, inv_freq):
+        waves.append(2 * math.pi / abs(frequency) if frequency else math.inf)
+    return waves

@@ -29,23 +29,34 @@ def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
     otherwise each has a section."""
     names = ", ".join(sheet.name for sheet in sheets)
     shape = sheets[0].shape
-    few = len(sheets) <= MOST_ALONE
-    compare = compare or not few
+    are_few = len(sheets) <= MOST_ALONE
+    compare = compare or not are_few
     page = Page(
-        f"What position does: {names}" if few else "What position does",
+        f"What position does: {names}" if are_few else "What position does",
         f"{names}: {shape.num_heads} heads of {shape.head_dim}, trained on "
         f"{shape.train_length:,} tokens. Everything here is measured.",
     )
     page.section("", *_answers(sheets))
-    for group in [sheets] if compare else [[sheet] for sheet in sheets]:
-        own = "" if len(group) == len(sheets) else f"{group[0].name}: "
-        page.section(f"{own}Curves", *_shared(group, own.rstrip(": ")))
-        for sheet in group if len(sheets) <= MOST_HEAT_MAPS else ():
-            if plots := [p for p in _own(sheet) if few or p.name.endswith(HEAT_MAPS)]:
-                page.section(f"Inside {sheet.name}", *plots)
-        page.section(f"{own}All that was measured", *_measured(group, compare))
+    groups = [sheets] if compare else [[sheet] for sheet in sheets]
+    for group in groups:
+        name = "" if len(group) == len(sheets) else group[0].name
+        title = f"{name}: " if name else ""
+        page.section(f"{title}Curves", *_shared(group, name))
+        if len(sheets) <= MOST_HEAT_MAPS:
+            _add_insides(page, group, heat_maps_only=not are_few)
+        page.section(f"{title}All that was measured", *_measured(group, compare))
     page.section("How to repeat it", Code(command))
     return page
+
+
+def _add_insides(page: Page, sheets: Sequence[SpecSheet], *, heat_maps_only: bool) -> None:
+    """Add a section for each encoding that has plots of its own."""
+    for sheet in sheets:
+        plots = list(_own(sheet))
+        if heat_maps_only:
+            plots = [plot for plot in plots if plot.name.endswith(HEAT_MAPS)]
+        if plots:
+            page.section(f"Inside {sheet.name}", *plots)
 
 
 def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:

@@ -1,6 +1,7 @@
 """Measure scores as a function of distance: decay, resolution, symmetry."""
 
 import copy
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -144,9 +145,7 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
     """
     if not encoding.claims.permutation_invariant:
         return None
-    limit = FARTHEST if encoding.claims.max_positions is None else encoding.claims.max_positions - 2
-    grid = {*range(1, 161), *(2**i for i in range(8, limit.bit_length()))} if limit > 0 else set()
-    distances = sorted(d for d in grid if d <= limit)
+    distances = _tested_distances(encoding)
     if not distances:
         return dict.fromkeys(DTYPES, Resolution(0, 0))
     steps = torch.tensor(distances)
@@ -162,16 +161,27 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
     encoding = copy.deepcopy(encoding)  # with the same parameters in every dtype
     encoding.load_state_dict(copy.deepcopy(encoding).to(torch.bfloat16).state_dict())
     exact = change(torch.float64)
-    found = {}
+    resolutions = {}
     for name, dtype in DTYPES.items():
         right = (change(dtype) - exact).abs() < exact.abs() / 2
-        seen = ((right & (exact.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5).tolist()
-        first_lost = seen.index(False) if False in seen else len(seen)
-        found[name] = Resolution(
-            distances[first_lost - 1] if first_lost else 0,
-            max((d for d, told in zip(distances, seen, strict=True) if told), default=0),
+        distinct = ((right & (exact.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5).tolist()
+        before_first_lost = itertools.takewhile(bool, distinct)
+        resolutions[name] = Resolution(
+            every=max(itertools.compress(distances, before_first_lost), default=0),
+            any=max(itertools.compress(distances, distinct), default=0),
         )
-    return found
+    return resolutions
+
+
+def _tested_distances(encoding: PositionEncoding) -> list[int]:
+    """Return every distance up to 160, then powers of two up to FARTHEST or the last position."""
+    limit = FARTHEST
+    if encoding.claims.max_positions is not None:
+        limit = encoding.claims.max_positions - 2
+    if limit <= 0:
+        return []
+    distances = [*range(1, 161), *(2**i for i in range(8, limit.bit_length()))]
+    return [distance for distance in distances if distance <= limit]
 
 
 def direction(encoding: PositionEncoding, shape: ModelShape) -> str:

@@ -75,14 +75,13 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
 
 def rows(sheet: SpecSheet) -> dict[str, str]:
     """Return the lines of one sheet, in order."""
+    longest = "no limit"
+    if sheet.max_positions is not None:
+        longest = f"{sheet.max_positions - 1:,}"
     lines = {
         "places": ", ".join(map(str, sheet.places)) or "none",
-        "parameters": f"{sheet.parameters:,}"
-        + (" per layer" if sheet.parameters and sheet.per_layer else "")
-        + (", untrained here: scores are those of its random start" if sheet.parameters else ""),
-        "longest position": "no limit"
-        if sheet.max_positions is None
-        else f"{sheet.max_positions - 1:,}",
+        "parameters": _parameters(sheet),
+        "longest position": longest,
     }
     for key, words in _INVARIANT.items():
         gap = sheet.differences[key]
@@ -99,6 +98,14 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     low, middle, high = sheet.cost
     lines["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
     return lines
+
+
+def _parameters(sheet: SpecSheet) -> str:
+    if not sheet.parameters:
+        return "0"
+    per_layer = " per layer" if sheet.per_layer else ""
+    untrained = "untrained here: scores are those of its random start"
+    return f"{sheet.parameters:,}{per_layer}, {untrained}"
 
 
 def _norms(ratio: tuple[float, float] | None) -> str:
