@@ -66,7 +66,8 @@ def layer_calls(case: Case) -> dict[str, Call]:
     x = torch.randn(case.batch, case.q_len, case.width)
     sides = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
-    out, attend = nn.Linear(case.width, case.width, bias=False), _sdpa(case)
+    out = nn.Linear(case.width, case.width, bias=False)
+    attend = _sdpa(case)
 
     def plain() -> Tensor:
         q, k, v = (
@@ -94,7 +95,8 @@ def rotation_calls(case: Case) -> dict[str, Call]:
         layout, _, same = run.partition(", ")
         runs[run] = _rotate(case, layout == "interleaved", bool(same))
     if not case.device and importlib.util.find_spec("transformers") is not None:
-        theirs, ours = _transformers_rotation(case), _rotate(case, False, True)
+        theirs = _transformers_rotation(case)
+        ours = _rotate(case, False, True)
         off = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
         # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
         if off < (2e-2 if case.dtype == "float32" else 0.15):
@@ -121,7 +123,8 @@ def _transformers_rotation(case: Case) -> Pair:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     config = LlamaConfig(hidden_size=case.head_dim, num_attention_heads=1)
-    tables, positions = LlamaRotaryEmbedding(config), torch.arange(case.q_len)[None]
+    tables = LlamaRotaryEmbedding(config)
+    positions = torch.arange(case.q_len)[None]
     return lambda q, k: apply_rotary_pos_emb(q, k, *tables(q, positions))
 
 

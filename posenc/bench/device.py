@@ -149,7 +149,8 @@ def _rounding(layer: _Layer) -> _Layer:
 def _results(layer: Any, x: Tensor, positions: Any, grad: Tensor, impl: str) -> list[Any]:
     """Return the layer's output, and the gradients of its input and parameters."""
     leaves = [x.requires_grad_(), *(p for p in layer.parameters() if p.requires_grad)]
-    encoding, layer.attention.impl = layer.encoding.prepare(positions, x.shape[1]), impl
+    encoding = layer.encoding.prepare(positions, x.shape[1])
+    layer.attention.impl = impl
     at = torch.arange(x.shape[1], device=x.device) if isinstance(positions, range) else positions
     x = encoding.embed(x, at)
     out = layer.attention(x, positions, mask=masks.causal, encoding=encoding.for_layer(0))

@@ -63,7 +63,8 @@ def training_calls(case: Case) -> dict[str, Call]:
 
 def attach_calls(case: Case) -> dict[str, Call]:
     """Return calls of transformers' Llama, plain and with each encoding attached."""
-    tokens, stock = torch.randint(VOCABULARY, (case.batch, case.q_len)), _llama(case, "sdpa")
+    tokens = torch.randint(VOCABULARY, (case.batch, case.q_len))
+    stock = _llama(case, "sdpa")
 
     def called(model: Any) -> Call:
         def forward() -> None:

@@ -217,7 +217,8 @@ def _check_written_method(checkpoint: Checkpoint, method: str, options: Options)
 
 def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     """Return why vLLM could not run this model with dual chunk attention, or None."""
-    kind, setting = checkpoint.config.model_type, checkpoint.rotary[0]
+    kind = checkpoint.config.model_type
+    setting = checkpoint.rotary[0]
     if kind not in DUAL_CHUNK_READERS:
         return (
             f"vLLM reads dual_chunk_attention_config for {', '.join(DUAL_CHUNK_READERS)}, and not "

@@ -168,7 +168,8 @@ def _draw_passkeys(data: Data) -> Figure:
     grids = parts(data, PANEL)
     columns = min(4, len(grids))
     rows = -(-len(grids) // columns)
-    lengths, depths = dict.fromkeys(data[x_label]), dict.fromkeys(data[y_label])
+    lengths = dict.fromkeys(data[x_label])
+    depths = dict.fromkeys(data[y_label])
     with style():
         drawn = Figure(figsize=(max(5.0, 0.6 + 1.75 * columns), 0.7 + 1.65 * rows))
         panels = drawn.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)

@@ -92,7 +92,8 @@ def _with_defaults(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[st
 def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
     """Write the weights in their dtype and shards, and the config of the model in memory. Files
     whose weights did not change are copied."""
-    model, files = checkpoint.model, weight_files(checkpoint.folder)
+    model = checkpoint.model
+    files = weight_files(checkpoint.folder)
     if changed:
         # One file stays one, however long its table gets.
         shard = max(path.stat().st_size for path in files) if len(files) > 1 else sys.maxsize
@@ -127,7 +128,8 @@ def _described(
 ) -> tuple[dict[str, Any], str]:
     """Return config.json and SERVE.md of a folder that transformers 5 has written."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
-    raw, nested = checkpoint.raw_config, _text_of_more(checkpoint, changed=plan.changed)
+    raw = checkpoint.raw_config
+    nested = _text_of_more(checkpoint, changed=plan.changed)
     described = raw["text_config"] if nested else raw
     saved |= {k: v for k, v in described.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)

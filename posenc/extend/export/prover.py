@@ -102,7 +102,8 @@ class Prover:
         """
         reference = Path(self._scratch.name) / "expected.safetensors"
         write_atomically(reference, save(expected))
-        kind, dtype = "masked" if masked else "causal", str(model.dtype).removeprefix("torch.")
+        kind = "masked" if masked else "causal"
+        dtype = str(model.dtype).removeprefix("torch.")
         cache = cache_argument(model)
         asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device), cache]
         running = self.start()
@@ -144,7 +145,8 @@ def _carried(model: Any, tokens: Tensor) -> float:
     """Return how far logits move if all frequencies are off by FREQUENCY_ERROR, plus how far if
     every second one is off in the other direction."""
     found = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
-    before, moved = [inv_freq.clone() for inv_freq in found], 0.0
+    before = [inv_freq.clone() for inv_freq in found]
+    moved = 0.0
     logits = model(tokens.to(model.device)).logits
     for sign in (1, -1):
         for inv_freq, exact in zip(found, before, strict=True):

@@ -35,7 +35,8 @@ def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     counts = np.bincount(index, minlength=len(owners)).astype(float)
     if not len(owners):
         return Estimate(math.nan, math.nan, math.nan, 0)
-    mean, tokens = float(sums.sum() / counts.sum()), int(counts.sum())
+    mean = float(sums.sum() / counts.sum())
+    tokens = int(counts.sum())
     if len(owners) < FEWEST:
         return Estimate(mean, math.nan, math.nan, tokens)
     draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))

@@ -56,7 +56,8 @@ def _mixed(documents: list[str]) -> list[str]:
 def _cut(text: str, most: int, least: int) -> list[str]:
     """Cut a text after spaces into up to `most` pieces of nearly equal size, of at least `least`
     characters each."""
-    pieces, start = max(1, min(most, len(text) // least)), 0
+    pieces = max(1, min(most, len(text) // least))
+    start = 0
     found = []
     for i in range(1, pieces + 1):
         stop = len(text) * i // pieces

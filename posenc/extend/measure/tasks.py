@@ -76,7 +76,8 @@ class TaskGrid:
         self, reader: Reader, filler: Tensor, progress: Callable[[str, float], None]
     ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
         """Return the scores by (task, length), and why a task has no score at a length."""
-        found, left_out = {}, {}
+        found = {}
+        left_out = {}
         asked = [(name, length) for name in self.names for length in self.lengths]
         for done, (name, length) in enumerate(asked):
             try:

@@ -60,7 +60,8 @@ class Probe:
         finite, is given up.
         """
         tokens = self.windows.tokens
-        first, length = -(-len(tokens) // 3), tokens.shape[1]
+        first = -(-len(tokens) // 3)
+        length = tokens.shape[1]
         settings = apply_genome(self.settings, genome, length)
         try:
             with applied(self.reader.model, settings, length):
@@ -133,7 +134,8 @@ class Search:
         trained: int,
         state: Path | None,
     ) -> None:
-        self.settings, self.state = settings, state
+        self.settings = settings
+        self.state = state
         self.target = windows.tokens.shape[1]
         held = len(windows) // 3
         self.windows = windows.take(len(windows) - held)
@@ -164,7 +166,8 @@ class Search:
         result of an uninterrupted search.
         """
         self.tried.clear()
-        began, before = time.perf_counter(), len(self.known)
+        began = time.perf_counter()
+        before = len(self.known)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
                 if self.tried and len(self.tried) >= tries:

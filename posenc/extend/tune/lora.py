@@ -93,7 +93,8 @@ def merge_lora(model: nn.Module) -> None:
 def save_adapter(model: Any, folder: Path, base: Path) -> None:
     """Write the adapters as peft reads them, for the weights in `base`."""
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
-    tensors, first = {}, next(iter(adapters.values()))
+    tensors = {}
+    first = next(iter(adapters.values()))
     for name, adapter in adapters.items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.down.detach().contiguous()
         tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()

@@ -154,7 +154,8 @@ def _task_grids(
 
 def _doublings(start: int, stop: int) -> list[int]:
     """Return start, 2 start, 4 start ... below stop, and stop."""
-    lengths, start = [], max(1, start)
+    lengths = []
+    start = max(1, start)
     while start < stop:
         lengths.append(start)
         start *= 2

@@ -38,7 +38,8 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         or not exchangeable(model)
     ):
         return []
-    setting, trained = checkpoint.rotary[0], checkpoint.trained_length
+    setting = checkpoint.rotary[0]
+    trained = checkpoint.trained_length
     window, chunk, local = trained // 2, trained * 3 // 4, trained // 16
     group = max(2, -(-(target - window) // (trained - window)))
     scaling = setting.scaling
@@ -83,9 +84,11 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
 
     Raises: ValueError with the difference, where there is one.
     """
-    length, vocabulary = min(COMPARED, window), checkpoint.config.vocab_size
+    length = min(COMPARED, window)
+    vocabulary = checkpoint.config.vocab_size
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
-    expected, dtype = _logits(checkpoint.model, tokens), checkpoint.model.dtype
+    expected = _logits(checkpoint.model, tokens)
+    dtype = checkpoint.model.dtype
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     with ExitStack() as held:
         try:

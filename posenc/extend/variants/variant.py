@@ -41,7 +41,8 @@ class Variant:
 
 def as_is(checkpoint: Checkpoint) -> Variant:
     """Return the unchanged checkpoint; a position table limits what it can read."""
-    model, summary = checkpoint.model, METHODS["none"].summary
+    model = checkpoint.model
+    summary = METHODS["none"].summary
     limit = None if tables.find_table(model) is None else checkpoint.trained_length
     return Variant("none", summary, lambda: nullcontext(model), checkpoint.rotary, limit=limit)
 
@@ -49,9 +50,15 @@ def as_is(checkpoint: Checkpoint) -> Variant:
 def window_variant(checkpoint: Checkpoint) -> Variant:
     """Return the baseline without extension, which reads only the last tokens, as many as in
     training. A method is worth its cost only if it beats this."""
-    trained, active = checkpoint.trained_length, lambda: nullcontext(checkpoint.model)
+    trained = checkpoint.trained_length
     summary = f"as trained, reading only the last {trained} tokens"
-    return Variant(WINDOW, summary, active, needs_runtime=True, window=trained)
+    return Variant(
+        WINDOW,
+        summary,
+        lambda: nullcontext(checkpoint.model),
+        needs_runtime=True,
+        window=trained,
+    )
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:

@@ -191,7 +191,8 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
 
     Raises: ValueError if their frequencies cannot be told.
     """
-    model, settings = checkpoint.model, {s.layer_type: s for s in checkpoint.rotary}
+    model = checkpoint.model
+    settings = {s.layer_type: s for s in checkpoint.rotary}
     running = every_frequencies(_text_part(model)) if settings else {}
     for layer_type, rotations in running.items():
         setting = settings.get(layer_type)

@@ -138,7 +138,8 @@ def last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
 def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]) -> Tensor:
     """Return the last state before the final norm, which transformers returns only after it. The
     stack that reads the text runs first."""
-    count, shape = len(hidden) - 1, hidden[-1].shape
+    count = len(hidden) - 1
+    shape = hidden[-1].shape
     fitting = (state for layers, state in handed_on if layers == count and state.shape == shape)
     return next(fitting, hidden[-1])
 

@@ -81,7 +81,8 @@ def tokenize_sentence(
 
 
 def _word_spans(text: str) -> list[Span]:
-    spans, at = [], 0
+    spans = []
+    at = 0
     for word in text.split():
         at = text.index(word, at)
         spans.append((at, at + len(word)))

@@ -31,7 +31,8 @@ def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
 def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
     encoding = copy.deepcopy(encoding).double()
     length = room(encoding, 9)
-    positions, x = tokens(encoding, length, offset), hidden(length, shape)
+    positions = tokens(encoding, length, offset)
+    x = hidden(length, shape)
     q, k = heads(x, shape), heads(hidden(length, shape, seed=3), shape)
     found = set()
     embedded = encoding.embed(x, positions)
@@ -52,7 +53,9 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     term = encoding.term(q_side, k_side)
     if term is None:
         return found
-    term, everything, scores = term.ready(length, False), slice(0, length), q @ k.mT
+    term = term.ready(length, False)
+    everything = slice(0, length)
+    scores = q @ k.mT
     if not _same(term.add(scores.clone(), everything, everything, None), scores):
         found.add(3)
     weights = scores.softmax(-1)

@@ -52,7 +52,8 @@ def _verb(near: float, far: float) -> str:
 def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> str:
     """Return how many pairs turn less than once in training, and how far the slowest was
     stretched."""
-    slow, parts = {}, []
+    slow = {}
+    parts = []
     for name, waves in series.items():
         slow[name] = sum(w is None or w > train_length for w in waves)
         whose = f" ({name})" if len(series) > 1 else ""
@@ -117,7 +118,8 @@ def in_similarity(cosines: Array, step: int = 1) -> str:
     """Return whether near positions are more alike than far ones, among every `step`-th."""
     near = float(np.diagonal(cosines, 1).mean())
     half = len(cosines) // 2
-    far, half = float(np.diagonal(cosines, half).mean()), half * step
+    far = float(np.diagonal(cosines, half).mean())
+    half = half * step
     if near - far > 0.1:
         return f"Neighbours are alike (cosine {near:.2f}), positions {half} apart less ({far:.2f})."
     if far - near > 0.1:

@@ -231,7 +231,8 @@ def precision_map(
 def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
     x_label, y_label, unit = axes_of(data)
     rows = parts(data, y_label)
-    names, starts = [*rows], next(iter(rows.values()))[x_label].tolist()
+    names = [*rows]
+    starts = next(iter(rows.values()))[x_label].tolist()
     with figure(x_label, "", grid=False) as (drawn, axes):
         drawn.set_figheight(1.4 + 0.42 * len(names))
         image = axes.pcolormesh(

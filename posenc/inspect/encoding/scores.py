@@ -66,7 +66,8 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
         both = torch.cat([x, x, -x, -x]), torch.cat([y, -y, y, -y])
         far = torch.full((len(distances),), last)
         near = last - torch.tensor(distances)
-        random, count = pair_scores(exact, shape, *both, far, near), pairs
+        random = pair_scores(exact, shape, *both, far, near)
+        count = pairs
         same = pair_scores(exact, shape, x, x, far, near)
     else:
         few = max(2, min(pairs, 2**14 // (last + 1)))
@@ -74,11 +75,13 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
         asked = hidden(1, shape, batch=few, seed=5)  # else a key at distance 0 is the query itself
         keys = last - torch.tensor(distances)
         signs = [_last_row(exact, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
-        random, count = torch.cat(signs), few
+        random = torch.cat(signs)
+        count = few
         same = _last_row(exact, shape, x[:, -1:].expand_as(x))[..., keys]
     flat = random.flatten(0, 1)
     if (wrong := flat.isnan() | (flat == torch.inf)).any():
-        first, kind = distances[int(wrong.any(0).nonzero()[0])], type(encoding).__name__
+        first = distances[int(wrong.any(0).nonzero()[0])]
+        kind = type(encoding).__name__
         raise ValueError(
             f"{kind}: the score of a key {first:,} tokens away is NaN or infinite, so that no "
             "measurement would mean anything."

@@ -104,11 +104,13 @@ def measure_module(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations
-        made, given = load(path, arguments or {}), dict(arguments or {})
+        made = load(path, arguments or {})
+        given = dict(arguments or {})
         name = path.rpartition(":")[2]
         way = _way(way, path, name)
         subject = find_subject(made, way, name, width, heads, given)
-        called_as, shows = name + subject.form.name, _SHOWS[subject.view.how]
+        called_as = name + subject.form.name
+        shows = _SHOWS[subject.view.how]
         return ModuleSheet(name, called_as, shows, subject.length, verdicts(subject))
 
 

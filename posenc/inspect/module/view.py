@@ -189,7 +189,8 @@ def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, .
 
 
 def _of_tables(parts: list[Tensor], axes: Axes) -> View:
-    first, axis = parts[0], next(iter(axes.values()))
+    first = parts[0]
+    axis = next(iter(axes.values()))
     table = wide(rows(first, axis[0]))
     for pairs in _layouts(table.shape[-1]) if len(parts) == 1 else ():
         a, b = (table[:, list(side)] for side in zip(*pairs, strict=True))

@@ -19,7 +19,8 @@ from posenc.extend.export.serving.described import Export, fenced
 def lines(export: Export) -> Iterator[str]:
     """Yield the lines that convert the export, edit the file if its config cannot express the
     rest, and serve it."""
-    why, file = export.recipe.cannot.get("llama.cpp"), "model.gguf"
+    why = export.recipe.cannot.get("llama.cpp")
+    file = "model.gguf"
     steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file}"]
     if why is not None:
         yield f"The converter loses something: {why}."

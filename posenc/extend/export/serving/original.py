@@ -38,7 +38,8 @@ def lines(export: Export, name: str, source: Path, before: Mapping[str, Any]) ->
 
 
 def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
-    folder, quoted = json.dumps(str(source)), shlex.quote(str(source))
+    folder = json.dumps(str(source))
+    quoted = shlex.quote(str(source))
     if name in KEYS:
         changed = changes(export, name, before)
         if name == "mlx-lm":

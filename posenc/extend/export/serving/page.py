@@ -46,7 +46,8 @@ def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool
 def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
     """Return SERVE.md of dual chunk attention, which older releases of one server run."""
     given = {**extra, "max_position_embeddings": export.longest}
-    folder, said = shlex.quote(export.name), shlex.quote(json.dumps(given))
+    folder = shlex.quote(export.name)
+    said = shlex.quote(json.dumps(given))
     serve_it = f"--max-model-len {export.longest} --enforce-eager"
     lines = [
         f"# Serve {export.name}",

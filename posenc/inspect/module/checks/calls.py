@@ -33,7 +33,8 @@ def history(subject: Subject) -> Measured:
 
 
 def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dtype) -> list[str]:
-    inputs, name = subject.inputs(positions, dtype=dtype), str(dtype).removeprefix("torch.")
+    inputs = subject.inputs(positions, dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
     call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
     try:
         want = tensors(subject.form.call(subject.fresh(), inputs))

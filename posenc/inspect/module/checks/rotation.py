@@ -76,7 +76,8 @@ def shift(subject: Subject) -> Measured:
         if ((lengths / lengths[:1] - 1).abs() > CLOSE).any():
             return None, "scales what it rotates, and shows one side only"
     queries, keys = sides[0], sides[-1]
-    count, changes = len(_FIRST), []
+    count = len(_FIRST)
+    changes = []
     for i in range(count):
         for j in range(count):
             score = queries[i].mT @ keys[j]  # (heads, channels, channels)
@@ -100,7 +101,8 @@ def _matrices(subject: Subject) -> list[Tensor]:
     channels out, channels in)."""
     places = torch.cat([_FIRST, _FIRST + _step(subject)])
     last = int(places.max()) + 1
-    module, columns = subject.fresh(), []
+    module = subject.fresh()
+    columns = []
     for unit in torch.eye(subject.width):
         returned = subject.form.call(module, subject.inputs(last, probe=unit))
         columns.append([side[places] for side in subject.view.channels(returned)])

@@ -34,7 +34,8 @@ def slopes(subject: Subject) -> Measured:
     far, is_rounded = _far(subject, found)
     if is_rounded:
         return False, far
-    size, count = found.abs(), len(found)
+    size = found.abs()
+    count = len(found)
     shown = f"{count} heads: {_few(found)}, ...{_ahead(bias)}"
     power = _stated_power(subject.module)
     authors = _authors(count, power)
@@ -128,7 +129,8 @@ def _mistakes(found: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
     authors, twice = _authors(count, usual), _authors(2 * power, usual)
     yield "heads are in reversed order", authors.flip(0)
     if count > power:  # the authors add every second slope of twice as many heads
-        own, more = authors[:power], count - power
+        own = authors[:power]
+        more = count - power
         only = "holds for powers of two only"
         yield f"2^(-{usual:g} h / H) {only}", _geometric(heads, count, usual)
         yield "further heads repeat the first ones", torch.cat([own, own[:more]])
@@ -136,7 +138,8 @@ def _mistakes(found: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
         yield every, torch.cat([own, twice[:more]])
         yield f"the slopes are the first ones of {2 * power} heads", twice[:count]
     for start in (0, 2, 0.5, 1.5):
-        shift, said = start - 1, f"heads are counted from {start:g}, not from 1"
+        shift = start - 1
+        said = f"heads are counted from {start:g}, not from 1"
         yield said, _geometric(heads + shift, count, usual)
         for between in (shift, 2 * shift):  # further heads, where they are counted as the others
             further = torch.arange(1, 2 * power + 1, 2)[: count - power] + between
@@ -159,7 +162,8 @@ def _mistakes(found: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
 
 def _of_exponents(found: Tensor, heads: Tensor, power: int) -> Iterator[tuple[str, float, Tensor]]:
     """Yield slopes 2^(-b h / H) with the exponent b of the first head, or of the first two."""
-    count, first = len(found), -math.log2(found[0].item())
+    count = len(found)
+    first = -math.log2(found[0].item())
     if first > 0:
         yield "", first * power, _authors(count, first * power)
         yield (
