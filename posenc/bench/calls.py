@@ -50,15 +50,15 @@ def attention_memory(case: Case) -> dict[str, int]:
     """Return the peak bytes beyond inputs, output and gradients of each attention call."""
     inputs = _inputs(case)
     known = inputs[0].nbytes + (sum(t.nbytes for t in inputs) if case.backward else 0)
-    found = {}
+    peaks = {}
     for run, call in attention_calls(case).items():
         call()
-        own = 0
+        gradient_bytes = 0
         if case.backward and run in case.runs:
             weights = _encoding(run.partition(", ")[0], case).parameters()
-            own = sum(w.nbytes for w in weights if w.requires_grad)
-        found[run] = max(0, live_bytes(call) - known - own)
-    return found
+            gradient_bytes = sum(w.nbytes for w in weights if w.requires_grad)
+        peaks[run] = max(0, live_bytes(call) - known - gradient_bytes)
+    return peaks
 
 
 def layer_calls(case: Case) -> dict[str, Call]:

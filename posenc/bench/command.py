@@ -173,10 +173,10 @@ def _measure(
     from posenc.report.page.console import print_table, stderr, stdout
 
     console = stderr() if as_json else stdout(80)
-    found = {"machine": run.machine(), "rows": []}
+    results = {"machine": run.machine(), "rows": []}
     for case in cases:
         rows = run.measured(case, threads, rounds)
-        found["rows"] += [_columns(case) | row for row in rows]
+        results["rows"] += [_columns(case) | row for row in rows]
         for count in dict.fromkeys(row["threads"] for row in rows):
             lines = [_line(row) for row in rows if row["threads"] == count]
             title = f"\n{case.group} {case.title}, {count} thread{'s'[: count > 1]}"
@@ -184,9 +184,9 @@ def _measure(
             look: Any = {"title": title, "title_justify": "left", "box": None, "pad_edge": False}
             print_table(console, header, lines, named="run", **look)
         if out is not None:
-            write_atomically(out, _json(found))
+            write_atomically(out, _json(results))
     if as_json:
-        print(_json(found), end="")
+        print(_json(results), end="")
 
 
 def _on_device(
@@ -206,13 +206,13 @@ def _on_device(
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
     check_results(out, _BEGIN)
-    found: dict[str, Any] = {"machine": machine, "rows": []}
+    results: dict[str, Any] = {"machine": machine, "rows": []}
 
     def keep(row: dict[str, Any]) -> None:
-        found["rows"].append(row)
+        results["rows"].append(row)
         if not row.get("ok"):
             print(json.dumps(row), file=sys.stderr)
-        write_atomically(out, _json(found))
+        write_atomically(out, _json(results))
 
     checked = lengths or of_device.LENGTHS[: None if every else -1]
     for row in of_device.checks(name, checked, dtypes, _DEVICE_SECONDS):
@@ -224,8 +224,8 @@ def _on_device(
         for row in _LATE if is_late else _timed(case):
             keep(_columns(case) | row)
     if as_json:
-        print(_json(found), end="")
-    _print_verdict(found["rows"], out)
+        print(_json(results), end="")
+    _print_verdict(results["rows"], out)
 
 
 def _print_verdict(rows: Sequence[dict[str, Any]], out: Path) -> None:
@@ -263,8 +263,8 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
         machine["device"] = torch.cuda.get_device_name()
         if default_precision(device) != "bfloat16":
             dtypes = ["float32"]
-            said = f"bfloat16 is left out: {machine['device']} does not multiply it."
-            print(said, file=sys.stderr)
+            text = f"bfloat16 is left out: {machine['device']} does not multiply it."
+            print(text, file=sys.stderr)
     return machine, dtypes
 
 
@@ -278,7 +278,7 @@ def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]
     from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
     lacks = find_spec("transformers") is None
-    found: list[Case] = []
+    runnable: list[Case] = []
     notes: list[str] = []
     for case in cases:
         needs = ""
@@ -291,8 +291,8 @@ def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]
         if needs:
             notes.append(f"bench: {case.group} {case.title} needs {needs}: left out")
         else:
-            found.append(case)
-    return found, notes
+            runnable.append(case)
+    return runnable, notes
 
 
 def _planned(
@@ -304,7 +304,7 @@ def _planned(
     from posenc.report.machine.machine import memory_bytes
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
-    found: list[Case] = []
+    planned: list[Case] = []
     notes: list[str] = []
     total = 0.0
     for case in cases:
@@ -320,10 +320,10 @@ def _planned(
             needs = f"{_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
         if named or not large:
-            found.append(case)
+            planned.append(case)
             total += takes
-    tail = "; --all or --only runs those left out" if len(found) < len(cases) else ""
-    return found, [*notes, f"bench: {len(found)} cases, {_duration(total)}{tail}"]
+    tail = "; --all or --only runs those left out" if len(planned) < len(cases) else ""
+    return planned, [*notes, f"bench: {len(planned)} cases, {_duration(total)}{tail}"]
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
@@ -345,10 +345,10 @@ _BEGIN = '{"machine": '
 """Begins a file of results."""
 
 
-def _json(found: dict[str, Any]) -> str:
+def _json(results: dict[str, Any]) -> str:
     """Return the results as JSON with one line for each row."""
-    rows = ",\n".join(map(json.dumps, found["rows"]))
-    return f'{_BEGIN}{json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
+    rows = ",\n".join(map(json.dumps, results["rows"]))
+    return f'{_BEGIN}{json.dumps(results["machine"])},\n"rows": [\n{rows}\n]}}\n'
 
 
 def _columns(case: "Case") -> dict[str, Any]:
@@ -381,9 +381,9 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in _listed(text))
+        numbers = tuple(int(part) for part in _listed(text))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
         raise ValueError(f"bench: {option} needs whole numbers like {example}, got {text!r}.")
-    return found
+    return numbers

@@ -32,7 +32,7 @@ def interleaved(
     collector runs between rounds only. `clock_name` returns which time is measured.
     """
     names = list(calls)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     short = {name for name, call in calls.items() if _time(call) < _SHORT}
     collecting = gc.isenabled()
     results: list[Any] = []
@@ -48,14 +48,14 @@ def interleaved(
             for name in names[first:] + names[:first]:
                 if name in short:
                     results.append(calls[name]())
-                found[name].append(_time(lambda name=name: results.append(calls[name]())))
+                times[name].append(_time(lambda name=name: results.append(calls[name]())))
             results.clear()
             gc.collect()
     finally:
         gc.unfreeze()
         if collecting:
             gc.enable()
-    return found
+    return times
 
 
 def _time(call: Call) -> float:
@@ -132,8 +132,8 @@ def timed_rows(
     times = interleaved(calls, rounds, seconds, least)
 
     def over(values: Sequence[float], base: str) -> list[float] | None:
-        found = ratio(values, times[base])
-        return None if found is None else [round(x, 4) for x in found]
+        interval = ratio(values, times[base])
+        return None if interval is None else [round(x, 4) for x in interval]
 
     return [
         {

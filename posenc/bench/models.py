@@ -86,12 +86,12 @@ def attach_calls(case: Case) -> dict[str, Call]:
 
 
 def _each(case: Case, llama: Callable[[str], Call], ours: Callable[[str], Call]) -> dict[str, Call]:
-    found = {}
+    calls = {}
     for run in (*case.baselines, *case.runs):
         name, _, how = run.partition(", ")
         torch.manual_seed(0)
-        found[run] = llama(how) if name == "Llama" else ours(run)
-    return found
+        calls[run] = llama(how) if name == "Llama" else ours(run)
+    return calls
 
 
 def _step(case: Case, model: nn.Module, logits: Callable[[Tensor], Tensor], autocast: bool) -> Call:

@@ -81,7 +81,7 @@ def run(
     from posenc.report.page.page import page_of
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
-    made = report_of(outcome, call, OUT_OF_DOMAIN if documents is None else None)
-    for line in write_page(page_of(made), page_path, figures):
+    answer = report_of(outcome, call, OUT_OF_DOMAIN if documents is None else None)
+    for line in write_page(page_of(answer), page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome

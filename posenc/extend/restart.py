@@ -86,8 +86,10 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = unseal(text_of(path))
-        differs = [k for k in sorted({*whose, *found["of"]}) if found["of"].get(k) != whose.get(k)]
+        sealed = unseal(text_of(path))
+        differs = [
+            k for k in sorted({*whose, *sealed["of"]}) if sealed["of"].get(k) != whose.get(k)
+        ]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         start_again(path, error)
         return None
@@ -95,7 +97,7 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
         raise ValueError(
             f"{path} was made with other {', '.join(differs)}. Delete it, or give another --state."
         )
-    return found["content"]
+    return sealed["content"]
 
 
 def start_again(path: Path, error: BaseException) -> None:

@@ -138,10 +138,10 @@ def _refuse_what_is_no_encoding(name: str) -> None:
     if not colon or not Path(file).is_file():
         return
     try:
-        found = find(file, attribute)
+        named = find(file, attribute)
     except (ValueError, AttributeError):
         return  # the grammar says what is wrong
-    if not is_encoding(found):
+    if not is_encoding(named):
         line = shlex.join(["posenc", "inspect", "module", name])
         raise ValueError(f"{name} is no posenc.PositionEncoding. For any other module: {line}")
 

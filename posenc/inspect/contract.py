@@ -23,25 +23,25 @@ def run(names: Sequence[str], as_json: bool) -> None:
     verdicts_of = {name: _checked(name) for name in dict.fromkeys(names)}
     tell("")
     if as_json:
-        rows = [_row(name, found) for name, found in verdicts_of.items()]
+        rows = [_row(name, outcomes) for name, outcomes in verdicts_of.items()]
         print(json.dumps(rows, indent=1))
     else:
-        for name, found in verdicts_of.items():
-            _print(name, found)
+        for name, outcomes in verdicts_of.items():
+            _print(name, outcomes)
     failed = []
-    for name, found in verdicts_of.items():
-        count = sum(verdict.failure is not None for verdict in found)
+    for name, outcomes in verdicts_of.items():
+        count = sum(verdict.failure is not None for verdict in outcomes)
         if count:
             failed.append(f"{name} {count}")
     if failed:
         raise RunFailed(f"checks that fail: {', '.join(failed)}.")
 
 
-def _row(name: str, found: list[Verdict]) -> dict[str, Any]:
+def _row(name: str, outcomes: list[Verdict]) -> dict[str, Any]:
     """Return the verdicts on one encoding for JSON."""
     return {
         "encoding": name,
-        "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in found},
+        "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in outcomes},
         "note": unsourced(create(name, SHAPE)),
     }
 
@@ -60,28 +60,29 @@ def _check_size(name: str) -> None:
 def _checked(name: str) -> list[Verdict]:
     checks = every_check()
     say(stderr(), f"{name}: {len(checks)} checks of its behaviour, about half a minute.")
-    found = []
+    outcomes = []
     for i, verdict in enumerate(verdicts(maker(name), checks), 1):
         tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
-        found.append(verdict)
-    return found
+        outcomes.append(verdict)
+    return outcomes
 
 
-def _print(name: str, found: list[Verdict]) -> None:
+def _print(name: str, outcomes: list[Verdict]) -> None:
     console = stdout(140)
-    failed = [v for v in found if v.failure is not None]
+    failed = [v for v in outcomes if v.failure is not None]
     void = {v.check: VOIDING[v.check] for v in failed if v.check in VOIDING}
-    if said := void.get("outputs_are_finite"):  # NaN differs from itself, so all others may hold
-        void = {"": f"{said}, so that no check can compare them"}
-    text = f"{name} passes the contract: {len(found)} checks."
+    not_finite = void.get("outputs_are_finite")
+    if not_finite:  # NaN differs from itself, so all others may hold
+        void = {"": f"{not_finite}, so that no check can compare them"}
+    text = f"{name} passes the contract: {len(outcomes)} checks."
     if failed:
-        text = f"{name} fails {len(failed)} of {len(found)} checks."
+        text = f"{name} fails {len(failed)} of {len(outcomes)} checks."
     if void:
         text += f" Comparing it would mean nothing: {'; '.join(void.values())}."
     console.print(text, markup=False, highlight=False)
     rows = [
         [v.check.replace("_", " "), "no" if v.failure is not None else "yes", v.failure or ""]
-        for v in sorted(found, key=lambda v: v.failure is None)
+        for v in sorted(outcomes, key=lambda v: v.failure is None)
     ]
     print_table(console, ("check", "holds", "what it found"), rows, overflow="fold")
     if note := unsourced(create(name, SHAPE)):

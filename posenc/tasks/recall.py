@@ -53,9 +53,9 @@ class Recall(Task):
         values = FIRST_VALUE + random.integers(0, VALUES, size=pairs)
         fillers = FIRST_FILLER + random.integers(0, FILLERS, size=gap)
         order = random.permutation(pairs)
-        told = np.stack([keys, values], axis=1)
+        facts = np.stack([keys, values], axis=1)
         tokens = np.concatenate(
-            [[BEGIN], told.ravel(), fillers, [SEPARATOR], told[order].ravel()[:-1]]
+            [[BEGIN], facts.ravel(), fillers, [SEPARATOR], facts[order].ravel()[:-1]]
         )
         targets = np.full(len(tokens), IGNORED, np.int64)
         targets[2 * pairs + gap + 2 :: 2] = values[order]

@@ -36,17 +36,19 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
-    buckets = itertools.pairwise(found.edges)
+def _evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
+    buckets = itertools.pairwise(evaluation.edges)
     return {
         "by_position": [
             {"from": low, "to": high, **vars(e)}
-            for (low, high), e in zip(buckets, found.by_position, strict=True)
+            for (low, high), e in zip(buckets, evaluation.by_position, strict=True)
         ],
-        "by_context": [{"context": context, **vars(e)} for context, e in found.by_context.items()],
+        "by_context": [
+            {"context": context, **vars(e)} for context, e in evaluation.by_context.items()
+        ],
         "passkey": [
             {"length": length, "depth": depth, "right": share}
-            for (length, depth), share in found.passkey.items()
+            for (length, depth), share in evaluation.passkey.items()
         ],
         "tasks": [
             {
@@ -59,12 +61,12 @@ def _evaluation(found: Evaluation, outcome: Outcome) -> dict[str, Any]:
                     {"depth": depth, **cell._asdict()} for depth, cell in score.by_depth.items()
                 ],
             }
-            for (task, length), score in found.tasks.items()
+            for (task, length), score in evaluation.tasks.items()
         ],
         "tasks_left_out": [
             {"task": task, "length": length, "why": why}
-            for (task, length), why in found.left_out.items()
+            for (task, length), why in evaluation.left_out.items()
         ],
-        "attention_entropy": list(found.entropy),
-        "seconds": found.seconds,
+        "attention_entropy": list(evaluation.entropy),
+        "seconds": evaluation.seconds,
     }

@@ -58,10 +58,10 @@ def extend_and_show(
         failed = error
     except KeyboardInterrupt:
         raise Stopped(_what_goes_on(asked["options"].state, out)) from None
-    made = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
-    _print(made, as_json)
+    answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
+    _print(answer, as_json)
     page, figures = places(out, report, figures, written=outcome.proof is not None)
-    _write_page(made, outcome, page, figures)
+    _write_page(answer, outcome, page, figures)
     if failed is not None:
         raise failed
     if outcome.proof is not None and out is not None:
@@ -93,23 +93,23 @@ def _what_goes_on(state: Path | None, out: Path | None) -> str:
     return "the same command starts from the beginning"
 
 
-def _print(made: Report, as_json: bool) -> None:
+def _print(report: Report, as_json: bool) -> None:
     if not as_json:
-        show(made, stdout(140))
+        show(report, stdout(140))
         return
-    print(json_of(made))
-    for line in made.cautions:
+    print(json_of(report))
+    for line in report.cautions:
         say(stderr(), line)
 
 
-def _write_page(made: Report, outcome: Outcome, page: Path | None, figures: Path | None) -> None:
+def _write_page(report: Report, outcome: Outcome, page: Path | None, figures: Path | None) -> None:
     """Write the page with its table, and the figures, where they were asked for."""
     if page is None and figures is None:
         return
     from posenc.report.page.figure_files import write_and_say
     from posenc.report.page.page import page_of
 
-    write_and_say(page_of(made), page, figures)
+    write_and_say(page_of(report), page, figures)
     if page is not None:
         write_csv(outcome, page.with_suffix(".csv"))
 

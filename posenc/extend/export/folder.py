@@ -138,8 +138,8 @@ def _described(
     if meaning is None:
         kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         sentences = (checkpoint.folder / MODULES).is_file()
-        said = plain_page(name, plan.longest, recipe.name, kind, sentences=sentences)
-        return recipe.config, said
+        serve_page = plain_page(name, plan.longest, recipe.name, kind, sentences=sentences)
+        return recipe.config, serve_page
     export = Export(
         folder=folder,
         name=name,

@@ -27,10 +27,10 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
     Raises: RunFailed where it ends with an error.
     """
     results = folder / RESULTS
-    given = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
+    model_options = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
     options = {
         "--model": "hf",
-        "--model_args": given,
+        "--model_args": model_options,
         "--tasks": tasks,
         "--device": device,
         "--output_path": str(results.resolve()),

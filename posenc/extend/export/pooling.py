@@ -25,7 +25,7 @@ def sentence_files(source: Path) -> list[tuple[str, Path]]:
     """
     if not (source / MODULES).is_file():
         return []
-    found = [
+    files = [
         (name, inside(source, name, "sentence-transformers"))
         for name in FILES
         if (source / name).exists()
@@ -33,8 +33,8 @@ def sentence_files(source: Path) -> list[tuple[str, Path]]:
     for folder in _module_folders(source):
         for file in MODULE_FILES:
             if (source / folder / file).exists():
-                found.append((f"{folder}/{file}", inside(source / folder, file, MODULES)))
-    return found
+                files.append((f"{folder}/{file}", inside(source / folder, file, MODULES)))
+    return files
 
 
 def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:

@@ -107,14 +107,14 @@ class Prover:
         cache = cache_argument(model)
         asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device), cache]
         running = self.start()
-        said, complained = running.communicate(json.dumps(asked))
+        output, errors = running.communicate(json.dumps(asked))
         if running.returncode:
-            last = complained.strip().splitlines()[-1:] or ["no message"]
+            last = errors.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")
         eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
         largest = float(expected["logits"].abs().max())
-        found = json.loads(said.splitlines()[-1])
-        return Proof(**found, rounding=eps * largest, largest=largest)
+        differences = json.loads(output.splitlines()[-1])
+        return Proof(**differences, rounding=eps * largest, largest=largest)
 
     def __enter__(self) -> "Prover":
         return self
@@ -137,22 +137,22 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     }
     logits = model(tokens.to(model.device)).logits
     expected |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
-    found = prover.compare(folder, expected, model, masked=checkpoint.masked)
-    return replace(found, carried=_carried(model, tokens))
+    proof = prover.compare(folder, expected, model, masked=checkpoint.masked)
+    return replace(proof, carried=_carried(model, tokens))
 
 
 def _carried(model: Any, tokens: Tensor) -> float:
     """Return how far logits move if all frequencies are off by FREQUENCY_ERROR, plus how far if
     every second one is off in the other direction."""
-    found = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
-    before = [inv_freq.clone() for inv_freq in found]
+    frequencies = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
+    before = [inv_freq.clone() for inv_freq in frequencies]
     moved = 0.0
     logits = model(tokens.to(model.device)).logits
     for sign in (1, -1):
-        for inv_freq, exact in zip(found, before, strict=True):
+        for inv_freq, exact in zip(frequencies, before, strict=True):
             inv_freq *= 1 + FREQUENCY_ERROR
             inv_freq[1::2] = exact[1::2] * (1 + sign * FREQUENCY_ERROR)
         moved += float((model(tokens.to(model.device)).logits - logits).abs().max())
-        for inv_freq, exact in zip(found, before, strict=True):
+        for inv_freq, exact in zip(frequencies, before, strict=True):
             inv_freq.copy_(exact)
     return moved

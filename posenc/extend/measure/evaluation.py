@@ -176,9 +176,9 @@ MOST = 64
 def short_pieces(windows: Windows, trained: int) -> Windows:
     """Cut the windows into texts of the training length, equally many from every window."""
     pieces = windows.tokens.shape[1] // trained
-    each = max(1, min(pieces, MOST // len(windows)))
-    tokens = windows.tokens[:, : each * trained].reshape(-1, trained)
-    documents = windows.documents[:, : each * trained].reshape(-1, trained)
+    per_window = max(1, min(pieces, MOST // len(windows)))
+    tokens = windows.tokens[:, : per_window * trained].reshape(-1, trained)
+    documents = windows.documents[:, : per_window * trained].reshape(-1, trained)
     return Windows(tokens[:MOST], documents[:MOST])
 
 

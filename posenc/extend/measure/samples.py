@@ -56,13 +56,13 @@ def _mixed(documents: list[str]) -> list[str]:
 def _cut(text: str, most: int, least: int) -> list[str]:
     """Cut a text after spaces into up to `most` pieces of nearly equal size, of at least `least`
     characters each."""
-    pieces = max(1, min(most, len(text) // least))
+    count = max(1, min(most, len(text) // least))
     start = 0
-    found = []
-    for i in range(1, pieces + 1):
-        stop = len(text) * i // pieces
-        if i < pieces and (space := text.rfind(" ", start, stop)) > start:
+    pieces = []
+    for i in range(1, count + 1):
+        stop = len(text) * i // count
+        if i < count and (space := text.rfind(" ", start, stop)) > start:
             stop = space + 1
-        found.append(text[start:stop])
+        pieces.append(text[start:stop])
         start = stop
-    return found
+    return pieces

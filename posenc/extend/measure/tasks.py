@@ -76,7 +76,7 @@ class TaskGrid:
         self, reader: Reader, filler: Tensor, progress: Callable[[str, float], None]
     ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
         """Return the scores by (task, length), and why a task has no score at a length."""
-        found = {}
+        scores = {}
         left_out = {}
         asked = [(name, length) for name in self.names for length in self.lengths]
         for done, (name, length) in enumerate(asked):
@@ -85,9 +85,9 @@ class TaskGrid:
             except TooShort as reason:
                 left_out[name, length] = str(reason)
             else:
-                found[name, length] = self._score(reader, prompts)
+                scores[name, length] = self._score(reader, prompts)
             progress(name, (done + 1) / len(asked))
-        return found, left_out
+        return scores, left_out
 
     def prompts(self, name: str, length: int, filler: Tensor) -> list[tuple[Tensor, int]]:
         """Make one prompt per depth, with its answer: token ids (length), and how many of them are
@@ -103,22 +103,22 @@ class TaskGrid:
         self, name: str, length: int, depth: float, filler: Tensor, rng: np.random.Generator
     ) -> tuple[Tensor, int]:
         start = self.encode("")
-        made = told(name, rng, depth)
-        question = self._plain(made.question, start)
-        whole = self._plain(f"{made.question} {made.answer}", start)
+        puzzle = told(name, rng, depth)
+        question = self._plain(puzzle.question, start)
+        whole = self._plain(f"{puzzle.question} {puzzle.answer}", start)
         if whole[: len(question)] != question or len(whole) == len(question):
-            whole = question + self._plain(made.answer, start)
-        facts = [(at, self._plain(f" {fact} ", start)) for at, fact in made.facts]
+            whole = question + self._plain(puzzle.answer, start)
+        facts = [(at, self._plain(f" {fact} ", start)) for at, fact in puzzle.facts]
         body = length - len(start) - len(whole) - sum(len(ids) for _, ids in facts)
         if body < len(whole):
             raise TooShort(f"{length} tokens are too few for it with this tokenizer")
-        if made.words is None:
+        if puzzle.words is None:
             first = int(rng.integers(0, max(1, len(filler) - body)))
             text = filler[first : first + body].tolist()
         else:
             text = []
             while len(text) < body:
-                text += self._plain(f" {next(made.words)}", start)
+                text += self._plain(f" {next(puzzle.words)}", start)
         pieces = [*start, *spread(text[:body], facts), *whole]
         return torch.tensor(pieces), len(whole) - len(question)
 

@@ -175,10 +175,12 @@ class Search:
                 self._try(genome)
                 best = self._best(1)[0].score
                 share = min(1.0, len(self.tried) / max(1, tries))
-                each = (time.perf_counter() - began) / max(1, len(self.known) - before)
-                left = max(0, tries - len(self.tried)) * each
-                told = f"search, {len(self.tried)} tried, best {best:.3f}, about {left:.0f} s left"
-                progress(told, share)
+                seconds_each = (time.perf_counter() - began) / max(1, len(self.known) - before)
+                left = max(0, tries - len(self.tried)) * seconds_each
+                status = (
+                    f"search, {len(self.tried)} tried, best {best:.3f}, about {left:.0f} s left"
+                )
+                progress(status, share)
         raise AssertionError("generations never end")
 
     def _choose(self) -> Found:

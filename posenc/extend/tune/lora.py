@@ -62,10 +62,10 @@ def add_lora(
     for name, parameter in model.named_parameters():
         kept = "embed" in name or "norm" in name.lower()
         parameter.requires_grad_(kept and not only_adapters)
-    found = list(projections(model))
-    if not found:
+    maps = list(projections(model))
+    if not maps:
         raise ValueError("LoRA: found no projections of attention; tune the full model instead.")
-    for path, child in found:
+    for path, child in maps:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, LoRALinear(child, rank, alpha))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

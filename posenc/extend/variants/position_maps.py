@@ -93,13 +93,13 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     with ExitStack() as held:
         try:
             model = held.enter_context(attached(checkpoint.model, encoding, alone=False))
-            got = _logits(model, tokens)
+            logits = _logits(model, tokens)
         except ValueError:
             raise
         except Exception as error:  # a family's code may raise anything with another attention
             attention = f"the attention of {type(checkpoint.model).__name__}"
             raise ValueError(f"{attention} cannot run with a map ({one_line(error)})") from error
-        error = float((got - expected).abs().max() / expected.abs().max())
+        error = float((logits - expected).abs().max() / expected.abs().max())
         if not error <= max(TOLERANCE, LAST_BITS * half):
             raise ValueError(
                 f"within its window it must change nothing, and it changes logits by {error:.1%}: "

@@ -86,13 +86,13 @@ def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     return Variant(name, summary, lambda: tables.grown(checkpoint.model, name, target))
 
 
-def searched_variant(checkpoint: Checkpoint, found: Found, target: int) -> Variant:
+def searched_variant(checkpoint: Checkpoint, best: Found, target: int) -> Variant:
     """Return the frequencies that a search found."""
-    settings = apply_genome(checkpoint.rotary, found.genome, target)
-    factors = ", ".join(f"{f:.3g}" for f in found.genome.factors)
+    settings = apply_genome(checkpoint.rotary, best.genome, target)
+    factors = ", ".join(f"{f:.3g}" for f in best.genome.factors)
     summary = (
-        f"best of {found.tried} sets of frequencies: wavelengths times {factors}, logits times "
-        f"{found.genome.temperature**2:.3f}"
+        f"best of {best.tried} sets of frequencies: wavelengths times {factors}, logits times "
+        f"{best.genome.temperature**2:.3f}"
     )
     return Variant(
         "search", summary, partial(applied, checkpoint.model, settings, target), settings

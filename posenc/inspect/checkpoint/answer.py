@@ -21,10 +21,10 @@ from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
 def answer(kinds: Sequence[Kind], longest: int | None) -> str:
     """Return how far the model was trained, and which part of it breaks beyond."""
     if not kinds:
-        said = "" if longest is None else f" Its config allows {longest:,} tokens."
+        allowed = "" if longest is None else f" Its config allows {longest:,} tokens."
         return (
             "posenc finds nothing that gives this model positions; an exchange of words "
-            f"shows whether order matters to it.{said}"
+            f"shows whether order matters to it.{allowed}"
         )
     return " ".join(dict.fromkeys(_of_kind(kind) for kind in kinds))
 

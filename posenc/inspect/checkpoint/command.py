@@ -28,8 +28,8 @@ def inspect_checkpoint(
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
-        said = json.dumps(sheet.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        print(visible(said))
+        text = json.dumps(sheet.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        print(visible(text))
     else:
         _print(sheet)
     if path is None and figures is None:
@@ -64,5 +64,5 @@ def _print(sheet: Sheet) -> None:
         tables.append((f"{words} exchanged: relative change", *rows.exchange_lines(sheet.swap)))
     for title, header, lines in tables:
         print_table(console, header, lines, title=escape(title))
-    for said in sheet.swap.verdicts if sheet.swap else ():
-        console.print(said, markup=False)
+    for verdict in sheet.swap.verdicts if sheet.swap else ():
+        console.print(verdict, markup=False)

@@ -77,8 +77,8 @@ def _kv_heads(config: Any) -> int:
     ):
         return 1  # Falcon's first, GPT-BigCode
     named = ("num_key_value_heads", "num_kv_heads")
-    found = (getattr(config, name, None) for name in named)
-    return next((heads for heads in found if heads), config.num_attention_heads)
+    counts = (getattr(config, name, None) for name in named)
+    return next((heads for heads in counts if heads), config.num_attention_heads)
 
 
 def _parts(model: nn.Module, embeddings: nn.Module, head: nn.Module | None) -> dict[str, int]:

@@ -79,17 +79,17 @@ class Swap:
                 f"Without positions the last token differs after one layer, by {first:.2g}: "
                 "something other than positions depends on order, such as windowed attention."
             ]
-        said = [
+        sentences = [
             f"Without positions the last token is the same after one layer, to {first:.1g}: "
             "under a causal mask it sees the same set of tokens in either order."
         ]
         if later:
             differs = "differs" if max(later) >= ROUNDING else "is the same"
-            said.append(
+            sentences.append(
                 f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
                 "between the words have seen other sets, and only the mask depends on order."
             )
-        return said
+        return sentences
 
 
 def exchanged_order(length: int, a: Span, b: Span) -> list[int]:

@@ -52,9 +52,11 @@ def positions_lines(kinds: Sequence[Kind]) -> Lines:
                 lines |= _rotation(kind)
             case Table():
                 low, mean, high = kind.norms
-                own = f", and {kind.reserved} that stand for no position" if kind.reserved else ""
+                reserved = (
+                    f", and {kind.reserved} that stand for no position" if kind.reserved else ""
+                )
                 lines[f"table {kind.where}"] = (
-                    f"{kind.rows:,} rows{own}; length of a row {low:.3g} to {high:.3g}, mean "
+                    f"{kind.rows:,} rows{reserved}; length of a row {low:.3g} to {high:.3g}, mean "
                     f"{mean:.3g}; cosine of a row with the next {kind.neighbours:.3f}"
                 )
             case Bias():

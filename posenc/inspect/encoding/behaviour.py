@@ -34,10 +34,10 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     positions = tokens(encoding, length, offset)
     x = hidden(length, shape)
     q, k = heads(x, shape), heads(hidden(length, shape, seed=3), shape)
-    found = set()
+    acting = set()
     embedded = encoding.embed(x, positions)
     if not _same(embedded, x):
-        found.add(1)
+        acting.add(1)
     encoding = encoding.for_layer(0)
     axes = encoding.claims.num_axes
     state = encoding.state(x, positions)
@@ -45,25 +45,25 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     k_side = Tokens(k, positions, state, axes)
     new_q, new_k = encoding.transform(q_side, k_side)
     if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
-        found.add(2)
+        acting.add(2)
     if not (
         _same(encoding.transform_values(k_side), k) and _same(encoding.transform_output(q_side), q)
     ):
-        found.add(4)
+        acting.add(4)
     term = encoding.term(q_side, k_side)
     if term is None:
-        return found
+        return acting
     term = term.ready(length, False)
     everything = slice(0, length)
     scores = q @ k.mT
     if not _same(term.add(scores.clone(), everything, everything, None), scores):
-        found.add(3)
+        acting.add(3)
     weights = scores.softmax(-1)
     if term.combine is not None and not _same(
         term.combine(weights, k, everything, everything), weights @ k
     ):
-        found.add(4)
-    return found
+        acting.add(4)
+    return acting
 
 
 def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:

@@ -65,8 +65,8 @@ def measure_all(
     specs = {name: parse(name) for name in names}
     for name in names:
         with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
-            made = create(name, shape)  # nothing is allocated; a user's code may read a tensor
-            needed = max(decay_bytes(first_layer(made), shape), _layers_bytes(shape))
+            encoding = create(name, shape)  # nothing is allocated; a user's code may read a tensor
+            needed = max(decay_bytes(first_layer(encoding), shape), _layers_bytes(shape))
             check_room(f"inspect encoding: tensors of {name}", needed, memory_bytes(), ADVICE)
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [

@@ -188,12 +188,12 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
     or draw the score of a vector with itself (`same` True)."""
     axes = "distance to the key, tokens", "score, logits"
     if same:
-        curves = {name: (each.distances, _gaps(each.same)) for name, each in decays.items()}
+        curves = {name: (decay.distances, _gaps(decay.same)) for name, decay in decays.items()}
         data = stacked(*axes, curves)
     else:
         bands = {
-            name: (each.distances, _gaps(each.mean), _gaps(each.low), _gaps(each.high))
-            for name, each in decays.items()
+            name: (decay.distances, _gaps(decay.mean), _gaps(decay.low), _gaps(decay.high))
+            for name, decay in decays.items()
         }
         data = stacked(*axes, bands, LOW, HIGH)
     return Chart(data, _draw_scores)

@@ -83,8 +83,8 @@ def measure(
     if all(type(m).__module__.startswith("posenc.") for m in parts):
         return sheet
     tell("contract")
-    found = {v.check: v.failure for v in verdicts(maker(name), CHECKS) if v.failure is not None}
-    return dataclasses.replace(sheet, contract=found)
+    failures = {v.check: v.failure for v in verdicts(maker(name), CHECKS) if v.failure is not None}
+    return dataclasses.replace(sheet, contract=failures)
 
 
 @torch.no_grad()
@@ -102,22 +102,22 @@ def measure_encoding(
     away = moved(copy.deepcopy(layer))
     angles = precision.angles_of(layer)
     waves = [] if angles is None else _wavelengths(angles.inv_freq)
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "decay": decay,
         "places": running.places(away, shape),
         "norm_ratio": running.norm_ratio(away, shape),
         "direction": scores.direction(away, shape),
     }
     tell("resolution and precision")
-    found["resolution"] = scores.resolution(away, shape)
-    found["precision"] = precision.measure(layer)
+    measured["resolution"] = scores.resolution(away, shape)
+    measured["precision"] = precision.measure(layer)
     tell("padding, packing, batch and cache")
-    found["differences"] = invariance.measure(layer, shape)
+    measured["differences"] = invariance.measure(layer, shape)
     tell("compiling and exporting")
-    found["compiles"] = running.compiles(layer, shape)
-    found["exports"] = running.exports(layer, shape)
+    measured["compiles"] = running.compiles(layer, shape)
+    measured["exports"] = running.exports(layer, shape)
     tell("cost")
-    found["cost"] = running.cost(layer, shape)
+    measured["cost"] = running.cost(layer, shape)
     scaling = next((m.scaling for m in layer.modules() if getattr(m, "scaling", None)), None)
     axis = shape.train_length  # for three axes, too, where text counts along all at once
     if layer.claims.num_axes == 2:  # the side of a square grid
@@ -133,7 +133,7 @@ def measure_encoding(
         scaling=None if scaling is None else str(scaling),
         unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis],
         wavelengths=[wave if wave < math.inf else None for wave in waves],
-        **found,
+        **measured,
     )
 
 

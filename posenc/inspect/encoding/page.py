@@ -80,14 +80,14 @@ def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
             header = ["encoding", *(Heading(name, words) for name, words in meanings.items())]
             yield Table(header, rows, subject)
         else:
-            each = zip(meanings, rows[0][1:], meanings.values(), strict=True)
-            yield Table(["", "measured", "what it says"], [*map(list, each)], subject)
+            lines = zip(meanings, rows[0][1:], meanings.values(), strict=True)
+            yield Table(["", "measured", "what it says"], [*map(list, lines)], subject)
 
 
 def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
     named = f"{prefix}-" * bool(prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
-    said = "; ".join(
+    ends = "; ".join(
         f"{name} from {_number(d.same[0])} at 0 to {_number(d.same[-1])} at {d.distances[-1]:,}"
         for name, d in decays.items()
     )
@@ -95,7 +95,7 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
         figures.score_by_distance(decays, same=True),
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
-        f"Mean score of equal vectors by distance: {said}.",
+        f"Mean score of equal vectors by distance: {ends}.",
         captions.in_scores(decays, same=True),
         f"{named}score-of-equals",
     )
@@ -133,16 +133,16 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
     torch.manual_seed(0)
     encoding = first_layer(create(sheet.name, sheet.shape))
     if sheet.precision is not None:
-        found = sheet.precision
-        reach = {"as used": found.as_used} | {f"plain {n}": p for n, p in found.plain.items()}
+        measured = sheet.precision
+        reach = {"as used": measured.as_used} | {f"plain {n}": p for n, p in measured.plain.items()}
         yield Plot(
-            figures.precision_map(found.apart, found.starts, reach),
+            figures.precision_map(measured.apart, measured.starts, reach),
             "Where adjacent positions collide: the fraction of neighbours with different angles, "
             "as this encoding computes them and as position times frequency in a dtype. The mark "
             f"in each row is the last position with every angle within {precision.BOUND:g} rad of "
             "exact arithmetic: long before positions collide, their angles are wrong.",
             "; ".join(
-                f"{name}: right to {p:,}, neighbours differ up to {_last_apart(found, name)}"
+                f"{name}: right to {p:,}, neighbours differ up to {_last_apart(measured, name)}"
                 for name, p in reach.items()
             ),
             captions.in_precision(reach, max(reach.values())),
@@ -156,9 +156,11 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
         yield from _bias(encoding, sheet)
 
 
-def _last_apart(found: precision.Precision, name: str) -> str:
+def _last_apart(measured: precision.Precision, name: str) -> str:
     apart = [
-        start for start, share in zip(found.starts, found.apart[name], strict=True) if share == 1
+        start
+        for start, share in zip(measured.starts, measured.apart[name], strict=True)
+        if share == 1
     ]
     return f"{apart[-1]:,}" if apart else "none"
 
@@ -207,8 +209,8 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     angles = precision.angles_of(encoding)
     assert angles is not None
     steps = torch.arange(SHOWN)
-    own = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
-    cos, _ = angles.cos_sin(own)
+    positions = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
+    cos, _ = angles.cos_sin(positions)
     yield Plot(
         figures.heat_map(cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"),
         "Angle of each pair of channels by position.",

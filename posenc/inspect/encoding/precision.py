@@ -37,9 +37,9 @@ class Precision:
 def angles_of(encoding: PositionEncoding) -> Angles | None:
     """Return the angles by which an encoding rotates, if it has a single set of them."""
     for module in first_layer(encoding).modules():
-        found = getattr(module, "angles", None)
-        if isinstance(found, Angles):
-            return found
+        angles = getattr(module, "angles", None)
+        if isinstance(angles, Angles):
+            return angles
     return None
 
 
@@ -67,8 +67,8 @@ def measure(encoding: PositionEncoding) -> Precision | None:
 
 def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos and sin as the encoding computes them; all components of a position are equal."""
-    own = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
-    return angles.cos_sin(own if angles.axes else positions)
+    by_axis = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
+    return angles.cos_sin(by_axis if angles.axes else positions)
 
 
 def _apart(rows: Tensor) -> float:

@@ -90,8 +90,8 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
     visible = flat.isfinite().all(0)  # NaN for a column with an infinite score
     low, high = flat.masked_fill(~visible, torch.nan).quantile(cuts, dim=0)
     same_mean = same.flatten(0, 1).mean(0)
-    found = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
-    return Decay(distances, *map(_numbers, found))
+    statistics = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
+    return Decay(distances, *map(_numbers, statistics))
 
 
 def _standard_error(scores: Tensor, count: int) -> Tensor:

@@ -66,11 +66,11 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
     begins with its name. Properties that no sheet has are left out."""
     lines = [rows(sheet) for sheet in sheets]
     for subject, group in GROUPS.items():
-        meanings = {k: v for k, v in group.items() if any(k in each for each in lines)}
+        meanings = {k: v for k, v in group.items() if any(k in line for line in lines)}
         if meanings:
             named = zip(sheets, lines, strict=True)
-            found = [[s.name, *(each.get(k, "–") for k in meanings)] for s, each in named]
-            yield subject, meanings, found
+            table = [[s.name, *(line.get(k, "–") for k in meanings)] for s, line in named]
+            yield subject, meanings, table
 
 
 def rows(sheet: SpecSheet) -> dict[str, str]:
@@ -117,14 +117,14 @@ def _norms(ratio: tuple[float, float] | None) -> str:
 
 
 def _resolution(sheet: SpecSheet) -> dict[str, str]:
-    found = sheet.resolution
-    if found is None:
+    resolution = sheet.resolution
+    if resolution is None:
         return {"neighbours": "by the tokens between, not by distance"}
     return {
         f"neighbours, {dtype}": "never"
         if not r.any
         else f"all up to {r.every:,}" + (f", some up to {r.any:,}" if r.any > r.every else "")
-        for dtype, r in found.items()
+        for dtype, r in resolution.items()
     }
 
 
@@ -167,18 +167,18 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
 def _with_error(decay: Decay, picked: Sequence[int]) -> str:
     """Return means with their standard errors, where these are more than rounding."""
-    said = []
+    words = []
     for i in picked:
         mean, error = decay.mean[i], decay.mean_error[i]
         if mean is None or error is None:
-            said.append(f"hidden at {decay.distances[i]:,}")
+            words.append(f"hidden at {decay.distances[i]:,}")
         elif error <= 1e-3 * abs(mean):
-            said.append(f"{number(mean)} at {decay.distances[i]:,}")
+            words.append(f"{number(mean)} at {decay.distances[i]:,}")
         elif error < 1e-9:
-            said.append(f"0 at {decay.distances[i]:,}")
+            words.append(f"0 at {decay.distances[i]:,}")
         else:
-            said.append(f"{number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
-    return ", ".join(said)
+            words.append(f"{number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
+    return ", ".join(words)
 
 
 def ranges(numbers: Sequence[int]) -> str:

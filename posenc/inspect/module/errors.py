@@ -64,8 +64,8 @@ def _of_bias(got: Tensor, want: Tensor) -> Error:
     queries = torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
     if got.isnan().any():
         return Error(torch.full((len(queries),), torch.nan), "NaN")
-    found, exact = below_largest(got, queries), below_largest(want, queries)
-    logits = (found - exact).abs()
+    inexact, exact = below_largest(got, queries), below_largest(want, queries)
+    logits = (inexact - exact).abs()
     shares = logits / (1 + exact.abs())
     weights = [below_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
     moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2

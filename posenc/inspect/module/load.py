@@ -108,18 +108,18 @@ def _same_weights() -> Iterator[None]:
 def _built(path: str, made_by: Callable[..., Any], options: Mapping[str, Any]) -> nn.Module:
     try:
         with _same_weights():
-            made = made_by(**_with_config(options))
+            built = made_by(**_with_config(options))
     except Exception as error:  # a foreign constructor: any exception is its refusal
         raise ValueError(
             f"{path}: refuses these arguments: {one_line(error).rstrip('.')}. It takes "
             f"{_parameters(made_by)}; give each as --arg name=value."
         ) from error
-    if isinstance(made, nn.Module):
-        return made.eval()
-    if callable(made):
-        return Function(made).eval()
+    if isinstance(built, nn.Module):
+        return built.eval()
+    if callable(built):
+        return Function(built).eval()
     raise ValueError(
-        f"{path}: must make a torch module or a function, made {_a(made)}. What is called at each "
+        f"{path}: must make a torch module or a function, made {_a(built)}. What is called at each "
         "position takes no --arg."
     )
 

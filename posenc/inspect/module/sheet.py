@@ -104,11 +104,11 @@ def measure_module(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations
-        made = load(path, arguments or {})
-        given = dict(arguments or {})
+        fresh = load(path, arguments or {})
+        constructor_arguments = dict(arguments or {})
         name = path.rpartition(":")[2]
         way = _way(way, path, name)
-        subject = find_subject(made, way, name, width, heads, given)
+        subject = find_subject(fresh, way, name, width, heads, constructor_arguments)
         called_as = name + subject.form.name
         shows = _SHOWS[subject.view.how]
         return ModuleSheet(name, called_as, shows, subject.length, verdicts(subject))
@@ -121,9 +121,9 @@ def _way(given: str | None, path: str, name: str) -> str:
     if given is None and name.replace("_", "-") in WAYS:
         return name.replace("_", "-")
     calls = "; ".join(f"--as {word}: {calls_of(word)} returns {RETURNS[word]}" for word in WAYS)
-    got = f", got {given!r}" if given is not None else ""
+    came = f", got {given!r}" if given is not None else ""
     raise ValueError(
-        f"say what {name} returns by --as{got}, as in `posenc inspect module {shlex.quote(path)} "
+        f"say what {name} returns by --as{came}, as in `posenc inspect module {shlex.quote(path)} "
         f"--as cos-sin`. {calls}. Or write an adapter that is called so and calls yours, as this "
         f"line does: {ADAPTER}"
     )
@@ -144,9 +144,9 @@ def verdicts(subject: Subject) -> list[Verdict]:
     """Check what every encoding of posenc must satisfy, as far as the module's form allows."""
     used = "positions that it takes are used"
     if subject.ignores:
-        said = f"{subject.form.name} gives the same wherever its tokens are"
+        alike = f"{subject.form.name} gives the same wherever its tokens are"
         unknown = [Verdict(check, None, "its positions change nothing") for check in CHECKS]
-        return [Verdict(used, False, said), *unknown]
+        return [Verdict(used, False, alike), *unknown]
     return [_verdict(check, subject) for check in CHECKS]
 
 
@@ -166,7 +166,7 @@ def run(
     sheet = measure_module(path, way, arguments=options, width=width, heads=heads)
     tell("")
     if as_json:
-        found = {
+        content = {
             "module": path,
             "called_as": sheet.called_as,
             "shows": sheet.shows,
@@ -174,7 +174,7 @@ def run(
             "answer": sheet.answer,
             "checks": [dataclasses.asdict(verdict) for verdict in sheet.checks],
         }
-        print(json.dumps(found, indent=1, allow_nan=False))
+        print(json.dumps(content, indent=1, allow_nan=False))
         return
     words = {True: "yes", False: "no", None: "–"}
     rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]

@@ -60,8 +60,8 @@ class View:
                 return torch.complex(table[:, first], table[:, second])
             case "complex":
                 return wide(rows(parts[0], axes[0][0]))
-        every = [rows(part, a[0]) for part, a in zip(parts, axes, strict=True)]
-        return wide(torch.cat(every, -1))
+        all_rows = [rows(part, a[0]) for part, a in zip(parts, axes, strict=True)]
+        return wide(torch.cat(all_rows, -1))
 
     def sides(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
         """Return the rotated queries, and rotated keys if they are returned too: (positions, heads,
@@ -82,8 +82,8 @@ class View:
 
     def parts(self, returned: Any, batch: int, row: int) -> list[Tensor]:
         """Return the tensors that are read, of one row of the batch."""
-        found = tensors(returned)
-        parts = [found[index] for index in self.axes]
+        returned_tensors = tensors(returned)
+        parts = [returned_tensors[index] for index in self.axes]
         if batch > 1:
             parts = [part[row][None] if len(part) == batch else part for part in parts]
         return parts
@@ -94,7 +94,7 @@ def find_view(run: Run, way: str, form: Form, width: int, axes: list[tuple[int, 
 
     Raises: Unfit where it is not what the way must return.
     """
-    by_index = {index: found for index, found in enumerate(axes) if found}
+    by_index = {index: part_axes for index, part_axes in enumerate(axes) if part_axes}
     match way:
         case "cos-sin":
             return _of_cos_sin(run, width, by_index)
@@ -106,24 +106,25 @@ def find_view(run: Run, way: str, form: Form, width: int, axes: list[tuple[int, 
 
 
 def _of_bias(axes: Axes) -> View:
-    for index, found in axes.items():
-        if len(found) > 1 or found == (-1,):  # one axis: the same row of keys for every query
-            return View("bias", "bias", {index: found})
+    for index, part_axes in axes.items():
+        is_same_row_for_every_query = part_axes == (-1,)
+        if len(part_axes) > 1 or is_same_row_for_every_query:
+            return View("bias", "bias", {index: part_axes})
     raise Unfit("returns nothing by query and key, and no row by key")
 
 
 def _of_cos_sin(run: Run, width: int, axes: Axes) -> View:
     parts = tensors(run(Inputs(torch.arange(11), width)))
-    found = [parts[index] for index in axes]
+    tables = [parts[index] for index in axes]
     others = tensors(run(Inputs(torch.arange(11), width, probe=torch.zeros(width))))
-    if not all(_same(part, others[index]) for part, index in zip(found, axes, strict=True)):
+    if not all(_same(part, others[index]) for part, index in zip(tables, axes, strict=True)):
         raise Unfit("what it returns depends on the content of x, and not on positions only")
-    if found[0].is_complex():
+    if tables[0].is_complex():
         return View("rotation", "complex", dict(list(axes.items())[:1]))
-    if len(found) != 2:
-        raise Unfit(f"returns {len(found)} real tensors by position, and not cosines and sines")
+    if len(tables) != 2:
+        raise Unfit(f"returns {len(tables)} real tensors by position, and not cosines and sines")
     widths = [
-        rows(part, axis[0]).shape[-1] for part, axis in zip(found, axes.values(), strict=True)
+        rows(part, axis[0]).shape[-1] for part, axis in zip(tables, axes.values(), strict=True)
     ]
     if widths[0] != widths[1]:
         raise Unfit(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
@@ -229,16 +230,16 @@ def turning_pairs(run: Run, width: int, axes: Axes) -> list[list[Pairs]] | None:
     ]
     probe = torch.linspace(-1, 1, width)
     mixed = last_row(Inputs(inputs.positions, width, probe=probe))
-    found: list[list[Pairs]] = []
-    for side, want in enumerate(mixed):
+    by_side: list[list[Pairs]] = []
+    for side, expected in enumerate(mixed):
         turned = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
-        if not _same(turned @ probe.double(), want):
+        if not _same(turned @ probe.double(), expected):
             return None
         heads = [_partners(head) for head in turned]
         if any(pairs is None for pairs in heads):
             return None
-        found.append([pairs for pairs in heads if pairs is not None])
-    return found
+        by_side.append([pairs for pairs in heads if pairs is not None])
+    return by_side
 
 
 def _partners(turned: Tensor) -> Pairs | None:

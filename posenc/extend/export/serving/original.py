@@ -55,14 +55,14 @@ def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) ->
             f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
         )
     elif name == "llama.cpp":
-        said = gguf.options(before, export.meaning)
-        yield from fenced("sh", f"llama-server -m original.gguf -c {export.longest} {said}")
+        options = gguf.options(before, export.meaning)
+        yield from fenced("sh", f"llama-server -m original.gguf -c {export.longest} {options}")
     else:
         if what := changes_with_length(export.meaning):
             raise ValueError(f"{what} is read otherwise there")
-        said = override(before, export.meaning, name)
+        options = override(before, export.meaning, name)
         server = "vllm serve" if name == "vllm" else "python -m sglang.launch_server --model-path"
-        yield from fenced("sh", f"{server} {quoted} {said}")
+        yield from fenced("sh", f"{server} {quoted} {options}")
 
 
 def changes(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, Any]:

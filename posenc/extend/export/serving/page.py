@@ -45,9 +45,9 @@ def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool
 
 def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
     """Return SERVE.md of dual chunk attention, which older releases of one server run."""
-    given = {**extra, "max_position_embeddings": export.longest}
+    overrides = {**extra, "max_position_embeddings": export.longest}
     folder = shlex.quote(export.name)
-    said = shlex.quote(json.dumps(given))
+    quoted_overrides = shlex.quote(json.dumps(overrides))
     serve_it = f"--max-model-len {export.longest} --enforce-eager"
     lines = [
         f"# Serve {export.name}",
@@ -63,7 +63,9 @@ def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
     if export.source is not None:
         source = shlex.quote(str(export.source))
         lines += ["", f"The same from `{export.source}`, without this copy:"]
-        lines += fenced("sh", f"{CHUNKED} vllm serve {source} --hf-overrides {said} {serve_it}")
+        lines += fenced(
+            "sh", f"{CHUNKED} vllm serve {source} --hf-overrides {quoted_overrides} {serve_it}"
+        )
     lines += [
         "",
         "Every other runtime would compute something else: vLLM since 0.11 and SGLang 0.5.23 keep "
@@ -117,12 +119,12 @@ def _table(export: Export) -> Iterator[str]:
     yield "|---|---|---|"
     for name, computed in emulate(export.recipe.config).items():
         why = export.recipe.cannot.get(name)
-        said = "as meant" if why is None else f"**something else**: {why}"
+        verdict = "as meant" if why is None else f"**something else**: {why}"
         if not computed.knows:
-            said = f"not known: {computed.error}"
+            verdict = f"not known: {computed.error}"
         elif computed.error is not None:
-            said = f"**nothing**: {computed.error}"
-        yield f"| {name} | {VERSIONS[name]} | {said} |"
+            verdict = f"**nothing**: {computed.error}"
+        yield f"| {name} | {VERSIONS[name]} | {verdict} |"
 
 
 def _runtime(export: Export, name: str) -> Iterator[str]:

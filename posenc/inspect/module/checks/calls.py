@@ -19,20 +19,24 @@ _LATER = 3
 
 def history(subject: Subject) -> Measured:
     """Compare each call of a sequence of calls with the same call of a fresh module."""
-    wide, narrow = torch.float32, torch.bfloat16
+    wide = torch.float32
+    narrow = torch.bfloat16
     whole = torch.arange(subject.length)
     first = whole[: min(64, max(8, subject.length // 2))]
     later = first + subject.length - len(first)
-    calls, found = [(whole, wide), (first, wide), (whole, narrow), (whole, wide)], []
-    lengths, places = [first, whole, first], [first, later, first]
-    for order in (calls, calls[2:], *([(p, wide) for p in each] for each in (lengths, places))):
+    dtypes = [(whole, wide), (first, wide), (whole, narrow), (whole, wide)]
+    lengths = [(first, wide), (whole, wide), (first, wide)]
+    places = [(first, wide), (later, wide), (first, wide)]
+    differences = []
+    for calls in (dtypes, dtypes[2:], lengths, places):
         used = subject.fresh()
-        for positions, dtype in order:
-            found += _after(subject, used, positions, dtype)
-    return not found, "; ".join(dict.fromkeys(found)) or "all calls as if fresh"
+        for positions, dtype in calls:
+            differences += _after(subject, used, positions, dtype)
+    return not differences, "; ".join(dict.fromkeys(differences)) or "all calls as if fresh"
 
 
 def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dtype) -> list[str]:
+    """Return how a call of a module that was used before differs from one of a fresh module."""
     inputs = subject.inputs(positions, dtype=dtype)
     name = str(dtype).removeprefix("torch.")
     call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
@@ -58,12 +62,12 @@ def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dt
 def untouched(subject: Subject) -> Measured:
     """Compare what the module was given with copies that were made before."""
     ordered, named = subject.form.arguments(subject.inputs(min(64, subject.length)))
-    given = dict(zip(subject.form.in_order, ordered, strict=True)) | named
-    copies = {word: v.clone() for word, v in given.items() if isinstance(v, Tensor)}
+    arguments = dict(zip(subject.form.in_order, ordered, strict=True)) | named
+    copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
     if not copies:
         return None, "is given no tensor"
     subject.fresh()(*ordered, **named)
-    changed = [word for word, before in copies.items() if not torch.equal(given[word], before)]
+    changed = [word for word, before in copies.items() if not torch.equal(arguments[word], before)]
     if changed:
         return False, f"writes into {' and '.join(changed)}"
     return True, f"{' and '.join(copies)} as before"
@@ -76,8 +80,8 @@ def growth(subject: Subject) -> Measured:
         return None, f"does {subject.length} tokens only"
     long, short = (subject.see(subject.inputs(n)) for n in (subject.length, count))
     worst = _apart(subject, _first(subject, long, count), _first(subject, short, count))
-    said = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
-    return worst <= CLOSE, said
+    text = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
+    return worst <= CLOSE, text
 
 
 def _first(subject: Subject, seen: Tensor, count: int) -> Tensor:
@@ -151,8 +155,8 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
     first = both[0][:1] * both[1].conj()
     if worst > CLOSE and (got - first).abs().max() <= CLOSE * first.abs().max():
         return None, f"given no positions, it takes one query with {count} keys for the first"
-    said = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
-    return worst <= CLOSE, said
+    text = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
+    return worst <= CLOSE, text
 
 
 def sides(subject: Subject) -> Measured:
@@ -165,11 +169,11 @@ def sides(subject: Subject) -> Measured:
     queries, keys = subject.view.by_head(subject.see(subject.inputs(subject.length))).unbind(1)
     off = (queries * keys.conj()).angle().abs()
     worst = off.max().item()
-    said = f"apart by {worst:.2g} rad at the same position"
+    text = f"apart by {worst:.2g} rad at the same position"
     if not worst <= CLOSE:
         first = int((~(off <= CLOSE)).flatten(1).any(-1).nonzero()[0])
-        said += f"{in_head(off)}, from position {first:,} on"
-    return worst <= CLOSE, said
+        text += f"{in_head(off)}, from position {first:,} on"
+    return worst <= CLOSE, text
 
 
 def beside(subject: Subject) -> Measured:

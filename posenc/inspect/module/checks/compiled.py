@@ -24,7 +24,7 @@ def one_graph(subject: Subject) -> Measured:
         graphs += 1
         return module.forward
 
-    made = []
+    counts = []
     module = subject.fresh()
     torch._dynamo.reset()
     logger = logging.getLogger("torch._dynamo")
@@ -38,11 +38,11 @@ def one_graph(subject: Subject) -> Measured:
                 before = graphs
                 ordered, named = subject.form.arguments(subject.inputs(length))
                 compiled(*ordered, **named)
-                made.append(graphs - before)
+                counts.append(graphs - before)
         except Exception as failed:  # the tracers have classes of their own for what they lack
             return None, f"does not compile: {one_line(failed)}"
         finally:
             logger.setLevel(level)
             torch._dynamo.reset()
-    said = f"{sum(made)} graphs for {len(lengths)} lengths"
-    return not (made[-1] and made[-2]), said
+    text = f"{sum(counts)} graphs for {len(lengths)} lengths"
+    return not (counts[-1] and counts[-2]), text

@@ -191,8 +191,8 @@ def _counted(subject: Subject) -> Measured:
     by_first = seen * seen[0].conj()
     half = (subject.length + 1) // 2
     worst = _gap(by_first[: 2 * half : 2], by_first[:half] ** 2)
-    said = f"twice a position is off by {worst:.2g} rad from twice its angle"
-    return worst <= BOUND, f"{said}, up to {subject.length:,} (allowed {BOUND:.2g})"
+    text = f"twice a position is off by {worst:.2g} rad from twice its angle"
+    return worst <= BOUND, f"{text}, up to {subject.length:,} (allowed {BOUND:.2g})"
 
 
 def _error_of_twice(subject: Subject, last: int) -> float:
@@ -248,12 +248,12 @@ def beyond(subject: Subject) -> Measured:
     """Check that the module runs beyond its stated length if its own words say that it does."""
     if subject.limit is None:
         return None, f"no limit met up to {subject.length:,} tokens"
-    said = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"
+    limit = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"
     words = " ".join(
         filter(None, map(inspect.getdoc, (type(subject.module), subject.module.forward)))
     )
     for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", words):
         promise = _KEEPS.search(sentence)
         if promise and _PROMISE.search(sentence):
-            return False, f"its words promise “…{promise.group(0)}…” beyond it; {said}"
-    return None, f"ends at {subject.length:,}, and promises no more; {said}"
+            return False, f"its words promise “…{promise.group(0)}…” beyond it; {limit}"
+    return None, f"ends at {subject.length:,}, and promises no more; {limit}"

@@ -34,10 +34,10 @@ def still(subject: Subject) -> Measured:
     first = subject.see(subject.inputs(min(8, subject.length)))[:1]
     worst = first.angle().abs().max().item()
     quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= CLOSE
-    said = f"position 0 is rotated by up to {worst:.2g} rad"
+    text = f"position 0 is rotated by up to {worst:.2g} rad"
     if not worst <= CLOSE and subject.view.how == "rotated content":
-        said += in_head(subject.view.by_head(first).angle().abs())
-    return worst <= CLOSE, said + ("; cosines and sines are exchanged" if quarter else "")
+        text += in_head(subject.view.by_head(first).angle().abs())
+    return worst <= CLOSE, text + ("; cosines and sines are exchanged" if quarter else "")
 
 
 def pairs(subject: Subject) -> Measured:
@@ -57,10 +57,10 @@ def pairs(subject: Subject) -> Measured:
         scale = max(scale, side.abs().max().item())
         worst = max(worst, (a - d).abs().max().item(), (b + c).abs().max().item())
         signs = max(signs, (b - c).abs().max().item())
-    said = f"the two channels of a pair differ from a rotation by up to {worst / scale:.2g}"
+    text = f"the two channels of a pair differ from a rotation by up to {worst / scale:.2g}"
     if worst > CLOSE * scale and signs <= CLOSE * scale:
-        said += "; both sines have the same sign, as in rotate_half without its minus"
-    return worst <= CLOSE * scale, said
+        text += "; both sines have the same sign, as in rotate_half without its minus"
+    return worst <= CLOSE * scale, text
 
 
 def shift(subject: Subject) -> Measured:
@@ -86,8 +86,8 @@ def shift(subject: Subject) -> Measured:
             changes.append(moved.abs().amax((-2, -1)) / sizes)
     worst = torch.stack(changes).max().item()
     step = _step(subject)
-    said = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
-    return worst <= CLOSE, said
+    text = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
+    return worst <= CLOSE, text
 
 
 def _step(subject: Subject) -> int:
@@ -117,54 +117,54 @@ def frequencies(subject: Subject) -> Measured:
     turning = [head for head in heads if head is not None]
     if not turning:
         return None, "some pairs are not rotated, or it is asked for too few positions"
-    found = turning[0]
-    if len(turning) < len(heads) or not all(_equal(head, found) for head in turning):
+    inv_freq = turning[0]
+    if len(turning) < len(heads) or not all(_equal(head, inv_freq) for head in turning):
         return None, "its heads have frequencies of their own, or none"
     bases = set(_stated(subject, _BASES))
     is_scaled = _is_scaled(subject)
     if len(bases) != 1 or subject.view.how == "sinusoids":
-        return _unstated(found)
+        return _unstated(inv_freq)
     (base,) = bases
-    count = len(found)
-    if _equal(found, _of(base, count)):
+    count = len(inv_freq)
+    if _equal(inv_freq, _of(base, count)):
         return True, f"those of base {base:g} for {count} pairs"
     if is_scaled:
         return None, f"scaled, as it states; base {base:g}"
-    return _not_of_base(found, base)
+    return _not_of_base(inv_freq, base)
 
 
-def _not_of_base(found: Tensor, base: float) -> Measured:
+def _not_of_base(inv_freq: Tensor, base: float) -> Measured:
     """Return the known mistake, if there is one, in frequencies that are not those of their
     base."""
-    for name, mistaken in _mistakes(found, base):
-        if _equal(found, mistaken):
-            return False, f"states base {base:g} for {len(found)} pairs: {name}"
+    for name, mistaken in _mistakes(inv_freq, base):
+        if _equal(inv_freq, mistaken):
+            return False, f"states base {base:g} for {len(inv_freq)} pairs: {name}"
     return None, f"frequencies of its own for base {base:g}"
 
 
-def _unstated(found: Tensor) -> Measured:
+def _unstated(inv_freq: Tensor) -> Measured:
     """Return what the frequencies of a module are that states no base."""
-    count = len(found)
+    count = len(inv_freq)
     for base in _USUAL:
         for name, mistaken in _rounded(base, count):
-            if _equal(found, mistaken) and not _equal(found, _of(base, count)):
+            if _equal(inv_freq, mistaken) and not _equal(inv_freq, _of(base, count)):
                 return False, f"those of base {base:g}, {name}"
-    base = _geometric(found)
+    base = _geometric(inv_freq)
     if base is None:
         return None, "states no base; frequencies of its own"
-    times = "" if abs(found[0] - 1) <= CLOSE else f"{found[0]:.4g} times "
+    times = "" if abs(inv_freq[0] - 1) <= CLOSE else f"{inv_freq[0]:.4g} times "
     return None, f"states no base; {times}those of base {base:.6g} for {count} pairs"
 
 
-def _mistakes(found: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
+def _mistakes(inv_freq: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
     """Yield names of known mistakes, with the frequencies that they give."""
-    count = len(found)
+    count = len(inv_freq)
     exact = _of(base, count)
     yield from _rounded(base, count)
     yield "they begin at i = 1, not 0", exact * base ** (-1 / count)
-    yield f"they are {found[0]:.4g} times those", exact * found[0]
-    other = _geometric(found)
-    if other is None or abs(found[0] - 1) > CLOSE:
+    yield f"they are {inv_freq[0]:.4g} times those", exact * inv_freq[0]
+    other = _geometric(inv_freq)
+    if other is None or abs(inv_freq[0] - 1) > CLOSE:
         return
     width = 2 * count * math.log(base) / math.log(other)
     yield (
@@ -184,12 +184,12 @@ def _of(base: float, count: int) -> Tensor:
     return base ** (-torch.arange(count, dtype=torch.float64) / count)
 
 
-def _geometric(found: Tensor) -> float | None:
+def _geometric(inv_freq: Tensor) -> float | None:
     """Return the base of frequencies that fall by one ratio; None if they do not."""
-    ratios = found[1:] / found[:-1]
-    if len(found) < 3 or not (ratios / ratios[0] - 1).abs().max() <= CLOSE or ratios[0] >= 1:
+    ratios = inv_freq[1:] / inv_freq[:-1]
+    if len(inv_freq) < 3 or not (ratios / ratios[0] - 1).abs().max() <= CLOSE or ratios[0] >= 1:
         return None
-    return float((found[-1] / found[0]) ** (-len(found) / (len(found) - 1)))
+    return float((inv_freq[-1] / inv_freq[0]) ** (-len(inv_freq) / (len(inv_freq) - 1)))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -211,14 +211,18 @@ def _frequencies(seen: Tensor) -> Tensor | None:
     """Return the frequency of each pair, in radians per position, the highest first; None where
     some do not rotate. seen: (65 positions, pairs)."""
     steps = [(seen[n] * seen[0].conj()).angle() for n in (1, 8, 64)]
-    found = steps[0]
+    inv_freq = steps[0]
     for n, angle in zip((8, 64), steps[1:], strict=True):  # each step refines the one before
-        off = torch.remainder(angle - n * found + math.pi, 2 * math.pi) - math.pi
-        found = found + off / n
-    found = found.abs().sort(descending=True).values
-    while len(found) and len(found) % 2 == 0 and (found[::2] - found[1::2]).abs().max() <= 1e-8:
-        found = found[::2]  # a cosine for each channel or head, and not for each pair
-    return None if not len(found) or found[-1] < 1e-9 else found
+        off = torch.remainder(angle - n * inv_freq + math.pi, 2 * math.pi) - math.pi
+        inv_freq = inv_freq + off / n
+    inv_freq = inv_freq.abs().sort(descending=True).values
+    while (
+        len(inv_freq)
+        and len(inv_freq) % 2 == 0
+        and (inv_freq[::2] - inv_freq[1::2]).abs().max() <= 1e-8
+    ):
+        inv_freq = inv_freq[::2]  # a cosine for each channel or head, and not for each pair
+    return None if not len(inv_freq) or inv_freq[-1] < 1e-9 else inv_freq
 
 
 def _stated(subject: Subject, names: tuple[str, ...]) -> list[float]:
@@ -263,8 +267,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _rope_parameters(config: Any) -> dict[str, Any]:
-    found = getattr(config, "rope_parameters", None)
-    return found if isinstance(found, dict) else {}
+    parameters = getattr(config, "rope_parameters", None)
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _parameters(module: Any) -> list[inspect.Parameter]:

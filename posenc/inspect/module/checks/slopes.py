@@ -25,26 +25,26 @@ def slopes(subject: Subject) -> Measured:
     bias = subject.see(subject.inputs(min(64, subject.length)))
     last = bias[:, -1]
     steps = last.diff(dim=-1)
-    found = steps[:, -1]
-    if not (steps - found[:, None]).abs().le(_CLOSE * found.abs()[:, None] + 1e-9).all():
+    measured = steps[:, -1]
+    if not (steps - measured[:, None]).abs().le(_CLOSE * measured.abs()[:, None] + 1e-9).all():
         return None, "no straight line"
-    rewarded = bool((found < 0).all())
-    if not (rewarded or (found > 0).all()):
+    rewarded = bool((measured < 0).all())
+    if not (rewarded or (measured > 0).all()):
         return None, "does not fall with distance"
-    far, is_rounded = _far(subject, found)
+    far, is_rounded = _far(subject, measured)
     if is_rounded:
         return False, far
-    size = found.abs()
-    count = len(found)
-    shown = f"{count} heads: {_few(found)}, ...{_ahead(bias)}"
+    size = measured.abs()
+    count = len(measured)
+    shown = f"{count} heads: {_few(measured)}, ...{_ahead(bias)}"
     power = _stated_power(subject.module)
     authors = _authors(count, power)
     wrong = ["the sign: distance is rewarded"] if rewarded else []
     if not _equal(size, authors):
         name = _mistake(size, power)
         if name is None:
-            own = f"slopes of its own: {shown}{_multiple(size, authors)}"
-            return None, f"{own}; {far}" if far else own
+            text = f"slopes of its own: {shown}{_multiple(size, authors)}"
+            return None, f"{text}; {far}" if far else text
         wrong.append(name)
     if far:
         wrong.append(far)
@@ -64,8 +64,8 @@ def past(subject: Subject) -> Measured:
     before, after = (max(len(head.unique()) for head in row) for row in (bias[:, -1], bias[:, 0]))
     if before > 1 or after == 1:
         return (True if before > 1 else None), f"{before} values over {bias.shape[-1]} keys"
-    said = "all keys before the query have one value, and those after it"
-    return False, f"{said} {after}: the sign of the distance is exchanged"
+    text = "all keys before the query have one value, and those after it"
+    return False, f"{text} {after}: the sign of the distance is exchanged"
 
 
 def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
@@ -76,7 +76,7 @@ def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
     queries = torch.arange(count)[-bias.shape[1] :]  # of a bias by key the last query
     distance = (queries[:, None] - torch.arange(count)).double()
     by_head = torch.stack(
-        [_off_line(*each, distance).max() for each in zip(bias, slopes, strict=True)]
+        [_off_line(*row, distance).max() for row in zip(bias, slopes, strict=True)]
     )
     head = int(by_head.argmax())  # which takes NaN for the largest
     worst = by_head[head].item()
@@ -86,13 +86,13 @@ def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
     at = int(off.argmax())
     far = distance.flatten()[at].item()
     if worst <= _ROUNDING:
-        have = max(len(each.unique()) for each in bias[:, -1])
+        have = max(len(row.unique()) for row in bias[:, -1])
         distinct = f"{have:,} of {count:,} distinct"
         return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
     first = distance[~(off <= _CLOSE)].min().item()
-    found = _below_own(bias[head], distance).flatten()[at].item()
+    fall = _below_own(bias[head], distance).flatten()[at].item()
     return (
-        f"head {head} leaves its line from distance {first:,.0f} on: {-found:.4g} and not "
+        f"head {head} leaves its line from distance {first:,.0f} on: {-fall:.4g} and not "
         f"{-slopes[head].item() * far:.4g} at {far:,.0f}"
     ), False
 
@@ -107,21 +107,24 @@ def _off_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Tensor:
 
 def _below_own(bias: Tensor, distance: Tensor) -> Tensor:
     """Return by how much the bias of each key is below that of the query's own place."""
-    own = (distance == 0).int().argmax(-1, keepdim=True)
-    return bias.gather(1, own) - bias
+    own_place = (distance == 0).int().argmax(-1, keepdim=True)
+    return bias.gather(1, own_place) - bias
 
 
-def _mistake(found: Tensor, usual: float) -> str | None:
+def _mistake(measured: Tensor, usual: float) -> str | None:
     """Return the name of the known mistake that gives these slopes."""
-    return next((name for name, each in _mistakes(found, usual) if _equal(found, each)), None)
+    for name, mistaken in _mistakes(measured, usual):
+        if _equal(measured, mistaken):
+            return name
+    return None
 
 
-def _mistakes(found: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
+def _mistakes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
     """Yield names of known mistakes, with the slopes that they give for this number of heads.
 
     usual: the exponent b of the right slopes 2^(-b h / H).
     """
-    count = len(found)
+    count = len(measured)
     if count == 1:  # one slope may be anything
         return
     heads = torch.arange(1, count + 1, dtype=torch.float64)
@@ -129,41 +132,45 @@ def _mistakes(found: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
     authors, twice = _authors(count, usual), _authors(2 * power, usual)
     yield "heads are in reversed order", authors.flip(0)
     if count > power:  # the authors add every second slope of twice as many heads
-        own = authors[:power]
+        first_heads = authors[:power]
         more = count - power
         only = "holds for powers of two only"
         yield f"2^(-{usual:g} h / H) {only}", _geometric(heads, count, usual)
-        yield "further heads repeat the first ones", torch.cat([own, own[:more]])
-        every = f"further heads take the first slopes of {2 * power} heads, not every second one"
-        yield every, torch.cat([own, twice[:more]])
+        yield "further heads repeat the first ones", torch.cat([first_heads, first_heads[:more]])
+        first_slopes = (
+            f"further heads take the first slopes of {2 * power} heads, not every second one"
+        )
+        yield first_slopes, torch.cat([first_heads, twice[:more]])
         yield f"the slopes are the first ones of {2 * power} heads", twice[:count]
     for start in (0, 2, 0.5, 1.5):
         shift = start - 1
-        said = f"heads are counted from {start:g}, not from 1"
-        yield said, _geometric(heads + shift, count, usual)
+        counted = f"heads are counted from {start:g}, not from 1"
+        yield counted, _geometric(heads + shift, count, usual)
         for between in (shift, 2 * shift):  # further heads, where they are counted as the others
             further = torch.arange(1, 2 * power + 1, 2)[: count - power] + between
             whole = [
                 _geometric(heads[:power] + shift, power, usual),
                 _geometric(further, 2 * power, usual),
             ]
-            yield said, torch.cat(whole)
+            yield counted, torch.cat(whole)
     order = torch.empty_like(authors)
-    order[found.argsort(stable=True)] = authors.sort().values
+    order[measured.argsort(stable=True)] = authors.sort().values
     yield "heads are in another order", order
     natural = "the base is e, not 2"
     yield natural, torch.exp(-usual * heads / count)
     yield natural, _authors(count, usual / math.log(2))
     if count < 3:  # any two slopes are of some exponent
         return
-    for name, exponent, slopes in _of_exponents(found, heads, power):
+    for name, exponent, slopes in _of_exponents(measured, heads, power):
         yield f"{name}the exponent is {exponent:.3g}, not {usual:g}", slopes
 
 
-def _of_exponents(found: Tensor, heads: Tensor, power: int) -> Iterator[tuple[str, float, Tensor]]:
+def _of_exponents(
+    measured: Tensor, heads: Tensor, power: int
+) -> Iterator[tuple[str, float, Tensor]]:
     """Yield slopes 2^(-b h / H) with the exponent b of the first head, or of the first two."""
-    count = len(found)
-    first = -math.log2(found[0].item())
+    count = len(measured)
+    first = -math.log2(measured[0].item())
     if first > 0:
         yield "", first * power, _authors(count, first * power)
         yield (
@@ -171,7 +178,7 @@ def _of_exponents(found: Tensor, heads: Tensor, power: int) -> Iterator[tuple[st
             first * count,
             _geometric(heads, count, first * count),
         )
-    ratio = -math.log2((found[1] / found[0]).item()) * count
+    ratio = -math.log2((measured[1] / measured[0]).item()) * count
     if ratio > 0:
         yield (
             "heads are counted from 0, not from 1, and ",
@@ -198,11 +205,11 @@ def _stated_power(module: nn.Module) -> float:
     return _USUAL
 
 
-def _multiple(found: Tensor, authors: Tensor) -> str:
+def _multiple(measured: Tensor, authors: Tensor) -> str:
     """Return that the slopes are a multiple of the authors', as in Falcon, which adds its bias
     before the division by sqrt(head_dim); "" if they are not."""
-    factor = (found[0] / authors[0]).item()
-    same = _equal(found, factor * authors)
+    factor = (measured[0] / authors[0]).item()
+    same = _equal(measured, factor * authors)
     return f"; {factor:.4g} times the authors'" if same else ""
 
 
