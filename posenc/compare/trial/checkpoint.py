@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -48,33 +49,62 @@ def restore_checkpoint(
     if not (folder / STATE).exists():
         return None
     try:
-        cursor = Cursor.from_json(text_of(folder / STATE))
-        if cursor.trial != trial:
-            raise ValueError("it belongs to another trial")
-        size = sum(value.nbytes for value in model.state_dict().values())
-        content = bytes_of(beside(folder, cursor.tensors), 4 * size + HEADER)
-        if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
-            raise ValueError(f"{cursor.tensors} was changed after it was written")
-        tensors = load(content)
-        if cursor.reused_from:
-            tensors = {f"model/{name}": value for name, value in tensors.items()}
-            cursor = replace(cursor, rng=_rng())
-        rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
-        if {k: v.shape for k, v in tensors.items()} != _shapes(model, tensors):
-            raise ValueError(f"{cursor.tensors} belongs to another model")
+        saved = _read(folder, trial, model)
     except (ValueError, OSError, SafetensorError) as error:
         raise CorruptCheckpoint(str(error)) from error
-    model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
+    weights = {
+        name.removeprefix(_MODEL): tensor
+        for name, tensor in saved.tensors.items()
+        if name.startswith(_MODEL)
+    }
+    model.load_state_dict(weights)
+    _load_moments(optimizer, model, saved.tensors)
+    torch.set_rng_state(saved.rng)
+    return saved.cursor
+
+
+class _Saved(NamedTuple):
+    """A checkpoint that belongs to the trial: tensors by name, and the state of torch's generator,
+    a tensor of bytes."""
+
+    cursor: Cursor
+    tensors: dict[str, Tensor]
+    rng: Tensor
+
+
+def _read(folder: Path, trial: str, model: nn.Module) -> _Saved:
+    """Read a checkpoint. Raise ValueError unless it is whole and fits the trial and its model."""
+    cursor = Cursor.from_json(text_of(folder / STATE))
+    if cursor.trial != trial:
+        raise ValueError("it belongs to another trial")
+    size = sum(value.nbytes for value in model.state_dict().values())
+    content = bytes_of(beside(folder, cursor.tensors), 4 * size + HEADER)
+    if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
+        raise ValueError(f"{cursor.tensors} was changed after it was written")
+    tensors = load(content)
+    if cursor.reused_from:  # a finished trial's weights alone
+        tensors = {f"{_MODEL}{name}": value for name, value in tensors.items()}
+        cursor = replace(cursor, rng=_rng())
+    rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != _shapes(model, tensors):
+        raise ValueError(f"{cursor.tensors} belongs to another model")
+    return _Saved(cursor, tensors, rng)
+
+
+def _load_moments(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
+) -> None:
+    """Give the optimizer what AdamW has stored of each parameter of the model."""
     names = {id(p): name for name, p in model.named_parameters()}
     for group in optimizer.param_groups:
         for p in group["params"]:
-            optimizer.state[p] = {
-                key: tensors[f"{key}/{names[id(p)]}"].to(p.device if key != "step" else "cpu")
-                for key in _MOMENTS
-                if f"{key}/{names[id(p)]}" in tensors
-            }
-    torch.set_rng_state(rng)
-    return cursor
+            state = {}
+            for key in _MOMENTS:
+                moment = tensors.get(f"{key}/{names[id(p)]}")
+                if moment is not None:
+                    state[key] = moment.to("cpu" if key == "step" else p.device)
+            optimizer.state[p] = state
 
 
 def _rng() -> str:
@@ -91,20 +121,23 @@ def clear_checkpoint(folder: Path, keep: str | None = None) -> None:
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
+    """Return the model's tensors and those of AdamW by name, as copies on the CPU."""
+    tensors = {f"{_MODEL}{name}": value for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         for key, value in optimizer.state[p].items():
             tensors[f"{key}/{name}"] = value
     return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
+_MODEL = "model/"
+"""Begins the name of a tensor of the model."""
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of a parameter that has had a gradient."""
 
 
 def _shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
     """Return the shapes of the model's tensors, and of AdamW's state for those with gradients."""
-    shapes = {f"model/{name}": value.shape for name, value in model.state_dict().items()}
+    shapes = {f"{_MODEL}{name}": value.shape for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         if not any(f"{key}/{name}" in tensors for key in _MOMENTS):
             continue

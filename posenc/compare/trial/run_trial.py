@@ -35,15 +35,11 @@ def run_trial(
 
     event: called during training, for example event("step", step=3, loss=2.5).
     """
-    torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
-    if config.device == "cpu":
-        torch.set_num_threads(1)  # the last bits of sums depend on the number of threads
-    else:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    _make_deterministic(config.device)
     task = task_of(config)
     symbols = dict.fromkeys(SPLITS, np.empty(0, np.uint16))
     if task is None:
-        symbols = {s: read_split(study_folder, s, config.corpus) for s in SPLITS}
+        symbols = {split: read_split(study_folder, split, config.corpus) for split in SPLITS}
     model, cursor = train.train_model(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
     )
@@ -79,6 +75,15 @@ def run_trial(
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     save_result(folder, result)
     checkpoint.clear_checkpoint(folder)
+
+
+def _make_deterministic(device: str) -> None:
+    """Have torch compute the same numbers each time, as far as the device can."""
+    torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
+    if device == "cpu":
+        torch.set_num_threads(1)  # the last bits of sums depend on the number of threads
+    else:
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def reason_of(error: Exception) -> str:

@@ -5,10 +5,10 @@ On CUDA gradients may be added in any order, so that no two runs need to be equa
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -133,6 +133,14 @@ def learning_rate(config: TrialConfig, step: int) -> float:
     return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
 
 
+class _Training(NamedTuple):
+    """A trial's model and optimizer, and how far their training is."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    cursor: Cursor
+
+
 def train_model(
     config: TrialConfig,
     train_symbols: np.ndarray,
@@ -146,52 +154,93 @@ def train_model(
     Writes a checkpoint every `checkpoint_steps` steps, which does not change the numbers. The
     symbols are those of a text; tasks ignore them.
     """
+    model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, event)
+    model.train()
+    compiled = maybe_compiled(model, config)
+    validation_steps = max(1, config.steps // VALIDATIONS)
+    unread: list[Tensor] = []
+    while cursor.step < config.steps:
+        began = time.perf_counter()
+        unread.append(take_step(compiled, optimizer, config, train_symbols, cursor.step))
+        step = cursor.step + 1
+        is_last = step == config.steps
+        validates = step % validation_steps == 0 or is_last
+        saves = step % checkpoint_steps == 0 or is_last
+        losses: list[float] = []
+        if validates or saves or len(unread) == READ_EVERY[config.device]:
+            losses = torch.stack(unread).tolist()
+            unread = []
+        seconds = time.perf_counter() - began
+        cursor = _after_step(cursor, losses, seconds, event)
+        if validates:
+            cursor = _after_validation(cursor, _validate(model, config, valid_symbols))
+        if saves:
+            checkpoint.write_checkpoint(folder, cursor, model, optimizer)
+    return model, cursor
+
+
+def _begin_or_resume(
+    config: TrialConfig, valid_symbols: np.ndarray, folder: Path, event: Event
+) -> _Training:
+    """Return the training of the checkpoint in `folder`, or a new one if there is none or it is
+    corrupt."""
     model = build_model(config)
     optimizer = optimizer_for(model, config)
     try:
         cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
         if cursor and cursor.reused_from:
-            known, now = cursor.training[-1].valid, _validate(model, config, valid_symbols)
-            if not abs(now - known) < SAME:
-                raise checkpoint.CorruptCheckpoint(f"its loss is {now:.3f}, not {known:.3f}")
+            recorded = cursor.training[-1].valid
+            measured = _validate(model, config, valid_symbols)
+            if not abs(measured - recorded) < SAME:  # NaN fails, too
+                raise checkpoint.CorruptCheckpoint(
+                    f"its loss is {measured:.3f}, not {recorded:.3f}"
+                )
     except checkpoint.CorruptCheckpoint as error:
         event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
         checkpoint.clear_checkpoint(folder)
         model = build_model(config)
-        optimizer, cursor = optimizer_for(model, config), None
-    cursor = cursor or Cursor(config.hash, 0)
-    every = max(1, config.steps // VALIDATIONS)
-    model.train()
-    compiled, losses = maybe_compiled(model, config), []
-    while cursor.step < config.steps:
-        began = time.perf_counter()
-        losses.append(take_step(compiled, optimizer, config, train_symbols, cursor.step))
-        step = cursor.step + 1
-        ends = step == config.steps
-        validates, saves = step % every == 0 or ends, step % checkpoint_steps == 0 or ends
-        values, total = [], cursor.loss_sum
-        if validates or saves or len(losses) == READ_EVERY[config.device]:
-            values, losses = torch.stack(losses).tolist(), []
-        seconds = cursor.train_seconds + time.perf_counter() - began
-        for number, loss in enumerate(values, step + 1 - len(values)):
-            if not math.isfinite(loss):
-                raise TrialFailed(f"the loss became {loss} at step {number}; try a lower --lr")
-            total += loss
-            event("step", step=number, loss=loss / math.log(2))
-        count = cursor.loss_count + len(values)
-        cursor = replace(cursor, step=step, loss_sum=total, loss_count=count, train_seconds=seconds)
-        if validates:
-            valid = _validate(model, config, valid_symbols)
-            if not math.isfinite(valid):
-                raise TrialFailed(
-                    f"the validation loss became {valid} at step {step}; try a lower --lr"
-                )
-            train = cursor.loss_sum / cursor.loss_count / math.log(2)
-            point = TrainingPoint(step, train, valid)
-            cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
-        if saves:
-            checkpoint.write_checkpoint(folder, cursor, model, optimizer)
-    return model, cursor
+        optimizer = optimizer_for(model, config)
+        cursor = None
+    return _Training(model, optimizer, cursor or Cursor(config.hash, 0))
+
+
+def _after_step(cursor: Cursor, losses: Sequence[float], seconds: float, event: Event) -> Cursor:
+    """Return the cursor one step later, and tell what was read of the device.
+
+    losses: the losses in nats of this step and of those before it that were not read yet, or none.
+    seconds: what the step took.
+
+    Raises: TrialFailed for a loss that is not finite.
+    """
+    step = cursor.step + 1
+    loss_sum = cursor.loss_sum
+    for number, loss in enumerate(losses, step + 1 - len(losses)):
+        if not math.isfinite(loss):
+            raise TrialFailed(f"the loss became {loss} at step {number}; try a lower --lr")
+        loss_sum += loss
+        event("step", step=number, loss=loss / math.log(2))
+    return replace(
+        cursor,
+        step=step,
+        loss_sum=loss_sum,
+        loss_count=cursor.loss_count + len(losses),
+        train_seconds=cursor.train_seconds + seconds,
+    )
+
+
+def _after_validation(cursor: Cursor, valid: float) -> Cursor:
+    """Return the cursor with a point of the curve: the validation loss, and the mean training loss
+    since the point before, in bits.
+
+    Raises: TrialFailed for a loss that is not finite.
+    """
+    if not math.isfinite(valid):
+        raise TrialFailed(
+            f"the validation loss became {valid} at step {cursor.step}; try a lower --lr"
+        )
+    train = cursor.loss_sum / cursor.loss_count / math.log(2)
+    point = TrainingPoint(cursor.step, train, valid)
+    return replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
 
 
 def take_step(
@@ -226,15 +275,14 @@ def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, ste
 
 @torch.no_grad()
 def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> float:
+    """Return the loss of the held-out windows or examples of validation, in bits."""
     task = task_of(config)
     if task is not None:
         return validation_bits(model, task, config)
     objective = objective_of(config)
     asked = objective.ask_held_out(valid_windows(symbols, config))
     model.eval()
-    sums = [
-        objective.losses(model, part, config).double().sum().item()
-        for part in zip(*(each.split(VALID_ROWS) for each in asked), strict=True)
-    ]
+    parts = zip(*(tensor.split(VALID_ROWS) for tensor in asked), strict=True)
+    sums = [objective.losses(model, part, config).double().sum().item() for part in parts]
     model.train()
     return sum(sums) / objective.count(asked) / math.log(2)
