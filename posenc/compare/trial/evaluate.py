@@ -41,11 +41,18 @@ def length_score(length: int, parts: list[tuple[Tensor, Tensor]], held_out: Tens
     parts: losses in nats and which of them count, (pieces * windows, length), the windows of a
         piece one after the other.
     """
-    both = [[t.view(-1, len(held_out), t.shape[1]).sum((0, 2)) for t in part] for part in parts]
-    losses, counts = (torch.stack(each).sum(0) for each in zip(*both, strict=True))
-    windows = tuple(round(bits(each), 5) for each in (losses / counts).tolist())
-    total = sum(each.sum().item() for each, _ in parts)
-    return LengthScore(length, bits(total / sum(c.sum().item() for _, c in parts)), windows=windows)
+    num_windows = len(held_out)
+    losses = torch.stack([_by_window(part_losses, num_windows) for part_losses, _ in parts]).sum(0)
+    counts = torch.stack([_by_window(part_counts, num_windows) for _, part_counts in parts]).sum(0)
+    windows = tuple(round(bits(nats), 5) for nats in (losses / counts).tolist())
+    total_loss = sum(part_losses.sum().item() for part_losses, _ in parts)
+    total_count = sum(part_counts.sum().item() for _, part_counts in parts)
+    return LengthScore(length, bits(total_loss / total_count), windows=windows)
+
+
+def _by_window(values: Tensor, num_windows: int) -> Tensor:
+    """Return the sum in each window of values (pieces * windows, length), (windows)."""
+    return values.view(-1, num_windows, values.shape[1]).sum((0, 2))
 
 
 def bits(nats: float) -> float:

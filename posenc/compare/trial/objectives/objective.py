@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,18 @@ Asked = tuple[Tensor, ...]
 """Windows, which of their bytes are targets, and more: tensors with one row for each window."""
 Scores = tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]
 """Scores by length, by position in the longest window, and by context before the same targets."""
+
+
+class _ByLength(NamedTuple):
+    """Scores by test length, and by position at the last of them.
+
+    at_the_end: by length, the losses of the last targets of each window, (windows, targets), where
+        the pieces end with the window, so that they need not be computed again.
+    """
+
+    scores: list[LengthScore]
+    by_position: tuple[PositionScore, ...]
+    at_the_end: dict[int, Tensor]
 
 
 class Objective(ABC):
@@ -65,50 +77,78 @@ class Objective(ABC):
         """
         model.eval()
         held_out = self.ask_held_out(held_out_windows(symbols, config))
-        whole, wanted = held_out[:2]
+        by_length = self._test_lengths(model, held_out, config)
+        by_context = self._test_contexts(model, held_out, config, by_length.at_the_end)
+        return tuple(by_length.scores), by_length.by_position, tuple(by_context)
+
+    def _test_lengths(self, model: nn.Module, held_out: Asked, config: TrialConfig) -> _ByLength:
+        """Test held-out windows cut into pieces of each length."""
+        windows = held_out[0]
+        is_target = held_out[1]
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
-        targets = max(1, config.train_length // 2)
-        by_length, by_position, by_context, at_the_end = [], (), [], {}
+        scores: list[LengthScore] = []
+        by_position: tuple[PositionScore, ...] = ()
+        at_the_end: dict[int, Tensor] = {}
         for length in config.test_lengths:
             reason = cannot(encoding, self.longest_part(length))
             if reason:
-                by_length.append(LengthScore(length, None, reason))
+                scores.append(LengthScore(length, None, reason))
                 continue
-            parts = [
-                (self._found(model, asked, config), asked[1])
-                for asked in self.cut(held_out, length)
-                if asked[1].any()
-            ]
-            scored = [(losses, asked.double()) for losses, asked in parts]
-            by_length.append(length_score(length, scored, whole))
-            by_position = _by_position(*parts[0])
-            if wanted.all() and whole.shape[1] % length == 0:
-                at_the_end[length] = parts[0][0][-len(whole) :, -targets:]
-        alone = {targets} if len(self.stacks) == 1 else set()  # an encoder needs some input
-        for length in sorted({*alone, *config.test_lengths}):
+            pieces = [piece for piece in self.cut(held_out, length) if piece[1].any()]
+            losses = [self._losses_in_place(model, piece, config) for piece in pieces]
+            targets = [piece[1] for piece in pieces]
+            counts = [of_piece.double() for of_piece in targets]
+            scored = list(zip(losses, counts, strict=True))
+            scores.append(length_score(length, scored, windows))
+            by_position = _by_position(losses[0], targets[0])
+            ends_with_a_piece = windows.shape[1] % length == 0
+            if is_target.all() and ends_with_a_piece:
+                last = losses[0][-len(windows) :]
+                at_the_end[length] = last[:, -_targets(config) :]
+        return _ByLength(scores, by_position, at_the_end)
+
+    def _test_contexts(
+        self,
+        model: nn.Module,
+        held_out: Asked,
+        config: TrialConfig,
+        at_the_end: dict[int, Tensor],
+    ) -> list[LengthScore]:
+        """Test the last bytes of the windows after contexts of each length; `at_the_end` has losses
+        that are known."""
+        encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
+        targets = _targets(config)
+        lengths = set(config.test_lengths)
+        if len(self.stacks) == 1:  # an encoder needs some input
+            lengths.add(targets)
+        by_context = []
+        for length in sorted(lengths):
             reason = cannot(encoding, self.longest_part(length, targets))
             if reason:
                 by_context.append(LengthScore(length, None, reason))
                 continue
             # Ask for bytes among the targets only: masks before them would remove context.
-            tokens, asked, *rest = (each[:, -length:].clone() for each in held_out)
-            asked[:, :-targets] = False
-            losses = at_the_end.get(length)  # read above, as windows at the end of the whole ones
+            tokens, is_target, *rest = (tensor[:, -length:].clone() for tensor in held_out)
+            is_target[:, :-targets] = False
+            losses = at_the_end.get(length)
             if losses is None:
-                losses = self._found(model, (tokens, asked, *rest), config)
-            by_context.append(LengthScore(length, bits((losses.sum() / asked.sum()).item())))
-        return tuple(by_length), by_position, tuple(by_context)
+                losses = self._losses_in_place(model, (tokens, is_target, *rest), config)
+            by_context.append(LengthScore(length, bits((losses.sum() / is_target.sum()).item())))
+        return by_context
 
-    def _found(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+    def _losses_in_place(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
         """Return (rows, length) nats in float64 on the CPU, 0 where there is no target."""
-        length = asked[0].shape[1]
-        found = torch.zeros(asked[0].shape, dtype=torch.float64)
-        pieces = zip(*(t.split(max(1, TOKENS_AT_ONCE // length)) for t in asked), strict=True)
+        windows = asked[0]
+        is_target = asked[1]
+        length = windows.shape[1]
+        rows_at_once = max(1, TOKENS_AT_ONCE // length)
+        pieces = zip(*(tensor.split(rows_at_once) for tensor in asked), strict=True)
         parts = [self.losses(model, piece, config).double().cpu() for piece in pieces]
-        found[asked[1]] = torch.cat(parts)
-        if not found.isfinite().all():
+        losses = torch.zeros(windows.shape, dtype=torch.float64)
+        losses[is_target] = torch.cat(parts)
+        if not losses.isfinite().all():
             raise FloatingPointError(f"the loss is not finite at test length {length}")
-        return found
+        return losses
 
     def longest_part(self, length: int, said: int | None = None) -> int:
         """Return the maximum number of positions in a stack for a window of this length whose last
@@ -121,9 +161,9 @@ class Objective(ABC):
         longest = whole[0].shape[1]
         stop = longest // length * length
         starts = range(0, stop, length)
-        yield tuple(torch.cat([each[:, s : s + length] for s in starts]) for each in whole)
+        yield tuple(torch.cat([tensor[:, s : s + length] for s in starts]) for tensor in whole)
         if stop < longest:
-            yield tuple(each[:, stop:] for each in whole)
+            yield tuple(tensor[:, stop:] for tensor in whole)
 
 
 class Causal(Objective):
@@ -142,11 +182,20 @@ class Causal(Objective):
         return losses.flatten() if wanted.all() else losses[on_device(wanted, config)]
 
 
-def _by_position(losses: Tensor, asked: Tensor) -> tuple[PositionScore, ...]:
+def _targets(config: TrialConfig) -> int:
+    """Return how many bytes at the end of a window are targets after every context."""
+    return max(1, config.train_length // 2)
+
+
+def _by_position(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, ...]:
+    """Return the scores of up to BUCKETS runs of positions; both are (rows, length)."""
     width = max(1, -(-losses.shape[1] // BUCKETS))
-    sums, counts = (t.double().sum(0).split(width) for t in (losses, asked))
-    return tuple(
-        PositionScore(i * width, i * width + len(one), bits((one.sum() / count.sum()).item()))
-        for i, (one, count) in enumerate(zip(sums, counts, strict=True))
-        if count.sum() > 0
-    )
+    sums = losses.double().sum(0).split(width)
+    counts = is_target.double().sum(0).split(width)
+    scores = []
+    for i, (loss, count) in enumerate(zip(sums, counts, strict=True)):
+        if count.sum() > 0:
+            first = i * width
+            mean = bits((loss.sum() / count.sum()).item())
+            scores.append(PositionScore(first, first + len(loss), mean))
+    return tuple(scores)
