@@ -26,7 +26,6 @@
 """
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,15 +179,23 @@ class TrialResult(Record):
         check_rising("positions", [p.start for p in self.by_position], MOST)
         for before, after in itertools.pairwise(self.by_position):
             check_rising("positions", [before.stop - 1, after.start], MOST)
-        lengths = self.config.test_lengths
-        scores, others = self.by_length, self.by_case
-        if not self.config.of_text:
-            scores, others = others, scores
-        _check_once("score", [(each.length, getattr(each, "variant", "")) for each in scores])
-        got = tuple(dict.fromkeys(each.length for each in scores))
-        if others or (got != lengths and self.reason is None):
+        self._check_scores()
+
+    def _check_scores(self) -> None:
+        """Raise ValueError unless there is a score of each test length, of text or of cases."""
+        if self.config.of_text:
+            has_others = bool(self.by_case)
+            keys = [(score.length, "") for score in self.by_length]
+        else:
+            has_others = bool(self.by_length)
+            keys = [(score.length, score.variant) for score in self.by_case]
+        _check_once("score", keys)
+        expected = self.config.test_lengths
+        got = tuple(dict.fromkeys(length for length, _ in keys))
+        is_incomplete = got != expected and self.reason is None
+        if has_others or is_incomplete:
             raise ValueError(
-                f"expected scores at {_few(lengths)}, its training length first, got {_few(got)}"
+                f"expected scores at {_few(expected)}, its training length first, got {_few(got)}"
             )
 
 
@@ -465,31 +472,3 @@ def labelled(study: Study) -> Study:
         ),
         unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
     )
-
-
-def chosen_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
-    """Choose, for every task and encoding, the rate with the lowest validation loss at the end of
-    training, never one whose trial failed.
-
-    Raises: ValueError for a trial that was tested beyond the training length.
-    """
-    found: dict[tuple[str, str], list[RateTried]] = {}
-    for result in results:
-        config = result.config
-        if config.test_lengths != (config.train_length,):
-            raise ValueError(
-                f"A learning rate is chosen at the training length {config.train_length} only, "
-                f"but this trial was tested at {', '.join(map(str, config.test_lengths))}."
-            )
-        bits = result.training[-1].valid if result.reason is None and result.training else None
-        tried = RateTried(config.lr, bits, result.reason)
-        found.setdefault((config.task, config.encoding), []).append(tried)
-    return tuple(
-        RateCheck(task, encoding, tuple(tried), _best(tried))
-        for (task, encoding), tried in found.items()
-    )
-
-
-def _best(tried: Sequence[RateTried]) -> float | None:
-    known = [t for t in tried if t.bits is not None and math.isfinite(t.bits)]
-    return min(known, key=lambda t: t.bits or 0.0).lr if known else None

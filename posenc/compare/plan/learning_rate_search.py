@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posenc.compare.results import FACTORS, RATE_STEPS, Study, TrialResult, chosen_rates
+from posenc.compare.rates import chosen_rates
+from posenc.compare.results import FACTORS, RATE_STEPS, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 
 
@@ -39,7 +40,7 @@ def at_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
     """Return the study with its trials at the rates chosen from `results` of `rate_trials`, or at
     --lr if no rate could be trained."""
     rates = chosen_rates(results)
-    chosen = {(each.task, each.encoding): each.chosen for each in rates}
+    chosen = {(rate.task, rate.encoding): rate.chosen for rate in rates}
     trials = tuple(
         replace(trial, lr=chosen.get((trial.task, trial.encoding)) or trial.lr)
         for trial in study.trials

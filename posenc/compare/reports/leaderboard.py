@@ -9,16 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from posenc.compare.rates import chosen_rates
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import joined, recipe_of, shown
-from posenc.compare.results import (
-    FORMAT,
-    CorpusInfo,
-    RateCheck,
-    Study,
-    TrialResult,
-    chosen_rates,
-)
+from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.material import check_scores
 from posenc.report.files.opened import bytes_of
@@ -65,20 +59,30 @@ def published(name: str = ROWS) -> list[Row]:
 def boards() -> dict[str, Study]:
     """Return the published studies by the names of their files. Raises: ValueError as `published`
     and `study_of`, and for a file that lacks a trial or is of rates without a study."""
-    rows = {path.stem: read_rows(path) for path in published_file(BOARD).parent.glob("*.jsonl")}
-    for name, found in rows.items():
-        of = name.removesuffix(RATES)
-        counts = Counter(row.result.config.encoding for row in found)
-        few = [each for each, count in counts.items() if count < max(counts.values())]
-        if few or not found or of not in rows:
-            why = f"lacks trials of {listed(few)}; run them" if few else "has no row"
-            why = why if of in rows else f"has rates for {of}.jsonl, which is missing"
-            raise ValueError(f"{published_file(BOARD).parent / name}.jsonl {why}.")
+    folder = published_file(BOARD).parent
+    files = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
+    for name, rows in files.items():
+        study = name.removesuffix(RATES)
+        why = _incomplete(rows)
+        if study not in files:
+            why = f"has rates for {study}.jsonl, which is missing"
+        if why:
+            raise ValueError(f"{folder / name}.jsonl {why}.")
     return {
-        name: study_of(rows[name], rows.get(name + RATES, ()), f"{name}.jsonl")
-        for name in sorted(rows)
+        name: study_of(files[name], files.get(name + RATES, ()), f"{name}.jsonl")
+        for name in sorted(files)
         if not name.endswith(RATES)
     }
+
+
+def _incomplete(rows: Sequence[Row]) -> str:
+    """Return what a file lacks if some of its encodings have fewer trials than others, or ""."""
+    if not rows:
+        return "has no row"
+    counts = Counter(row.result.config.encoding for row in rows)
+    most = max(counts.values())
+    too_few = [encoding for encoding, count in counts.items() if count < most]
+    return f"lacks trials of {listed(too_few)}; run them" if too_few else ""
 
 
 def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The leaderboard") -> Study:

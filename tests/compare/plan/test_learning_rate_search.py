@@ -13,8 +13,9 @@ from posenc.compare.options import Options
 from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
 from posenc.compare.plan.learning_rate_search import at_chosen_rates, rate_trials
+from posenc.compare.rates import chosen_rates
 from posenc.compare.reports.merge import merge
-from posenc.compare.results import Study, TrainingPoint, TrialResult, chosen_rates
+from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.material import task_of
 from posenc.tasks.known import TASKS

@@ -1,0 +1,36 @@
+"""Choose learning rates by the trials that tried them."""
+
+import math
+from collections.abc import Sequence
+
+from posenc.compare.results import RateCheck, RateTried, TrialResult
+
+
+def chosen_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
+    """Choose, for every task and encoding, the rate with the lowest validation loss at the end of
+    training, never one whose trial failed.
+
+    Raises: ValueError for a trial that was tested beyond the training length.
+    """
+    tried: dict[tuple[str, str], list[RateTried]] = {}
+    for result in results:
+        config = result.config
+        if config.test_lengths != (config.train_length,):
+            raise ValueError(
+                f"A learning rate is chosen at the training length {config.train_length} only, "
+                f"but this trial was tested at {', '.join(map(str, config.test_lengths))}."
+            )
+        is_trained = result.reason is None and bool(result.training)
+        bits = result.training[-1].valid if is_trained else None
+        rates = tried.setdefault((config.task, config.encoding), [])
+        rates.append(RateTried(config.lr, bits, result.reason))
+    return tuple(
+        RateCheck(task, encoding, tuple(rates), _best(rates))
+        for (task, encoding), rates in tried.items()
+    )
+
+
+def _best(rates: Sequence[RateTried]) -> float | None:
+    """Return the rate with the lowest finite loss, or None."""
+    known = [rate for rate in rates if rate.bits is not None and math.isfinite(rate.bits)]
+    return min(known, key=lambda rate: rate.bits or 0.0).lr if known else None
