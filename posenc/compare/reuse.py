@@ -3,11 +3,12 @@ tests."""
 
 import hashlib
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from posenc.compare.results import TrialResult
+from posenc.compare.results import TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import (
     STATE,
@@ -29,8 +30,10 @@ MOST_WEIGHTS = 1 << 30
 
 def runs_below(places: Sequence[Path]) -> list[Path]:
     """Return the places and the folders in them. A link in a place is skipped."""
-    inside = [sorted(p for p in each.glob("*") if _is(stat.S_ISDIR, p)) for each in places]
-    return [*places, *(folder for folders in inside for folder in folders)]
+    folders = list(places)
+    for place in places:
+        folders += sorted(path for path in place.glob("*") if _is(stat.S_ISDIR, path))
+    return folders
 
 
 def reuse_trials(
@@ -46,53 +49,92 @@ def reuse_trials(
     """
     here = folder.resolve()
     others = [run for run in runs if run.resolve() != here]
-    count, tested = 0, []
+    count = 0
+    tested: list[TrialConfig] = []
     for trial in trials:
         if is_done(folder, trial):
             continue
-        found = ((run, _finished(run, trial)) for run in others)
-        run, result = next((each for each in found if each[1] is not None), (here, None))
-        if result is not None and result.timing is not None:
-            source = result.timing.reused_from or str(run)
-            home = make_inside(folder / trial.folder)
-            save_result(home, replace(result, timing=replace(result.timing, reused_from=source)))
+        result = _reusable_result(trial, others)
+        if result is not None:
+            save_result(make_inside(folder / trial.folder), result)
             count += 1
-        elif not (folder / trial.folder / STATE).exists() and _weights(folder, trial, others):
+            continue
+        has_checkpoint = (folder / trial.folder / STATE).exists()
+        if not has_checkpoint and _copy_weights(folder, trial, others):
             tested.append(trial)
     return count, tested
 
 
-def _weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> bool:
+def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | None:
+    """Return the result of the first run that finished the trial, with a note of this run."""
+    for run in runs:
+        result = _finished(run, trial)
+        if result is None:
+            continue
+        if result.timing is None:
+            return None
+        source = result.timing.reused_from or str(run)
+        return replace(result, timing=replace(result.timing, reused_from=source))
+    return None
+
+
+def _copy_weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> bool:
     """Copy the weights of a finished trial with other test lengths, as the checkpoint after the
     last step. Returns: True if there is one."""
-    for home in (home for run in runs for home in sorted(run.glob(f"{trial.name}-*"))):
-        try:
-            known = TrialResult.from_json(text_of(home / "result.json", MOST_BYTES)).config
-            result = _finished(home.parent, known) if home.name == known.folder else None
-            if replace(known, test_lengths=trial.test_lengths) != trial or result is None:
-                continue
-            if not _is(stat.S_ISREG, home / WEIGHTS):
-                continue
-            weights = bytes_of(home / WEIGHTS, MOST_WEIGHTS)
-        except (ValueError, OSError):
-            continue
-        seconds = result.timing.train_seconds if result.timing else 0.0
-        if not seconds > 0 or [point.step for point in result.training][-1:] != [trial.steps]:
-            continue
-        here = make_inside(folder / trial.folder)
-        write_atomically(here / WEIGHTS, weights)
-        cursor = Cursor(
-            trial.hash,
-            trial.steps,
-            training=result.training,
-            train_seconds=seconds,
-            tensors=WEIGHTS,
-            tensors_sha256=hashlib.sha256(weights).hexdigest(),
-            reused_from=f"{home.parent}, tested again here",
-        )
-        write_atomically(here / STATE, cursor.to_json())
-        return True
+    for run in runs:
+        for home in sorted(run.glob(f"{trial.name}-*")):
+            trained = _trained(home, trial)
+            if trained is not None:
+                _write_last_checkpoint(folder, trial, trained, f"{home.parent}, tested again here")
+                return True
     return False
+
+
+class _Trained(NamedTuple):
+    """What remains of a training to its last step."""
+
+    curve: tuple[TrainingPoint, ...]
+    seconds: float
+    weights: bytes
+
+
+def _trained(home: Path, trial: TrialConfig) -> _Trained | None:
+    """Read the folder of a finished trial that differs in its test lengths only; return None if it
+    is of another trial, incomplete or damaged."""
+    try:
+        config = TrialResult.from_json(text_of(home / "result.json", MOST_BYTES)).config
+        trains_the_same = replace(config, test_lengths=trial.test_lengths) == trial
+        if home.name != config.folder or not trains_the_same:
+            return None
+        result = _finished(home.parent, config)
+        if result is None or not _is(stat.S_ISREG, home / WEIGHTS):
+            return None
+        weights = bytes_of(home / WEIGHTS, MOST_WEIGHTS)
+    except (ValueError, OSError):
+        return None
+    curve = result.training
+    seconds = result.timing.train_seconds if result.timing else 0.0
+    if not seconds > 0 or not curve or curve[-1].step != trial.steps:
+        return None
+    return _Trained(curve, seconds, weights)
+
+
+def _write_last_checkpoint(
+    folder: Path, trial: TrialConfig, trained: _Trained, reused_from: str
+) -> None:
+    """Write weights as the checkpoint of a trial that is trained and not yet tested."""
+    home = make_inside(folder / trial.folder)
+    write_atomically(home / WEIGHTS, trained.weights)
+    cursor = Cursor(
+        trial.hash,
+        trial.steps,
+        training=trained.curve,
+        train_seconds=trained.seconds,
+        tensors=WEIGHTS,
+        tensors_sha256=hashlib.sha256(trained.weights).hexdigest(),
+        reused_from=reused_from,
+    )
+    write_atomically(home / STATE, cursor.to_json())
 
 
 def _finished(run: Path, trial: TrialConfig) -> TrialResult | None:
@@ -101,8 +143,7 @@ def _finished(run: Path, trial: TrialConfig) -> TrialResult | None:
     home = run / trial.folder
     if not _is(stat.S_ISDIR, home):
         return None
-    files = [home / "result.json", home / "timing.json"]
-    if not all(_is(stat.S_ISREG, f) and f.lstat().st_size <= MOST_BYTES for f in files):
+    if not (_is_small(home / "result.json") and _is_small(home / "timing.json")):
         return None
     try:
         result = load_result(run, trial)
@@ -114,7 +155,12 @@ def _finished(run: Path, trial: TrialConfig) -> TrialResult | None:
     return result if measured == set(trial.test_lengths) else None
 
 
-def _is(kind, path: Path) -> bool:
+def _is_small(path: Path) -> bool:
+    """Return True for an ordinary file, no link, that is small enough for a result."""
+    return _is(stat.S_ISREG, path) and path.lstat().st_size <= MOST_BYTES
+
+
+def _is(kind: Callable[[int], bool], path: Path) -> bool:
     """Return True if the path itself, not what it links to, is of this kind."""
     try:
         return kind(path.lstat().st_mode)

@@ -3,7 +3,8 @@
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.learning_rate_search import at_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
-from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import reuse_trials, runs_below
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
@@ -87,36 +88,30 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         run.remove_leftovers()
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        try:
+        with _removed_if_refused(folder, made):
             seconds = run.prepare(study, trials, damaged)
-        except ValueError:  # of a disk that is too small, a refused storage, or more than a week
-            if made:
-                remove_folder(folder)
-                remove_empty(made)
-            raise
         say(console, opening(study, workers, folder, seconds))
-        try:
-            if plan.checks:
-                study = run.choose_rates(study)
-                run.settle(study)
-            run.train(study)
-        finally:
-            # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
-            engine.cancel()
-            if (folder / LOCK).exists():
-                with spoken(options.lang):
-                    study, _ = write_report(study, folder)
-        with spoken(options.lang):
-            for line in write_figures_of(study, options.figures):
-                say(console, line)
-            if show:
-                show_study(study, folder, console, options.as_json)
+        study = run.train_and_report(study)
+        run.show(study, with_table=show)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "
             "The same command tries them again."
         )
     return study
+
+
+@contextmanager
+def _removed_if_refused(folder: Path, made: list[Path]) -> Iterator[None]:
+    """Remove the run's folder and those that were made for it if the block refuses the run: for a
+    disk that is too small, a storage that does not fit, or more than a week."""
+    try:
+        yield
+    except ValueError:
+        if made:
+            remove_folder(folder)
+            remove_empty(made)
+        raise
 
 
 def _name_of(trials: Sequence[TrialConfig]) -> str:
@@ -182,11 +177,36 @@ class _Run:
         if tested:
             say(self.console, f"{len(tested)} trials have weights in other runs: tested only.")
         self.engine.settle(self.folder, trials, options.checkpoint_steps)
-        left = [t for t in trials if not is_done(self.folder, t) and t not in tested]
-        seconds = expected_seconds(left, self.folder, self.workers, self.here)
+        to_train = [t for t in trials if not is_done(self.folder, t) and t not in tested]
+        seconds = expected_seconds(to_train, self.folder, self.workers, self.here)
         if seconds is not None:
-            check_seconds(left, seconds, options.yes)
+            check_seconds(to_train, seconds, options.yes)
         return seconds
+
+    def train_and_report(self, study: Study) -> Study:
+        """Train what is left, after the trials that choose learning rates, and write the report.
+        Return the study with all results."""
+        try:
+            if self.plan.checks:
+                study = self.choose_rates(study)
+                self.settle(study)
+            self.train(study)
+        finally:
+            # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
+            self.engine.cancel()
+            if (self.folder / LOCK).exists():
+                with spoken(self.plan.options.lang):
+                    study, _ = write_report(study, self.folder)
+        return study
+
+    def show(self, study: Study, with_table: bool) -> None:
+        """Write the figures that --figures asks for, and print the table if it is wanted."""
+        options = self.plan.options
+        with spoken(options.lang):
+            for line in write_figures_of(study, options.figures):
+                say(self.console, line)
+            if with_table:
+                show_study(study, self.folder, self.console, options.as_json)
 
     def choose_rates(self, study: Study) -> Study:
         """Train each encoding at three learning rates first, and return the study at its best."""
@@ -231,11 +251,15 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
     counts as missing. A trial without a folder, as in a repository, keeps the study's result."""
     kept = {r.config: r for r in study.results if not (folder / r.config.folder).exists()}
     loaded, damaged = load_results(folder, [t for t in study.trials if t not in kept])
-    found = kept | loaded
-    results = tuple(found[trial] for trial in study.trials if trial in found)
-    timed = [vars(each.timing) for each in results if each.timing and each.timing.processor]
+    by_trial = kept | loaded
+    results = tuple(by_trial[trial] for trial in study.trials if trial in by_trial)
+    timed = [vars(result.timing) for result in results if _names_processor(result)]
     hardware = study.hardware | (processors_of(timed) if timed else {})
     return conclude(replace(study, results=results, hardware=hardware)), damaged
+
+
+def _names_processor(result: TrialResult) -> bool:
+    return result.timing is not None and bool(result.timing.processor)
 
 
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -254,28 +278,42 @@ def check_ours(folder: Path) -> str | None:
     """Refuse a folder with foreign files or a study of another version.
     Returns: what is wrong with an existing study.json, or None.
     """
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"--out: {there} is not a folder.")
-    if there != folder:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"--out: {existing} is not a folder.")
+    if existing != folder:
         return None
-    known = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
-    if OURS in known:
-        try:
-            Study.from_json(known.decode())
-        except OtherFormat as error:
+    content = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
+    if OURS in content:
+        return _damage(folder, content)
+    for path in folder.iterdir():
+        if not _may_be_left(path):
             raise ValueError(
-                f"--out: {folder} was written by another version of posenc ({error}). Choose "
-                "another folder."
-            ) from None
-        except ValueError as error:
-            return f"{folder / STUDY} is damaged ({error})"
-        return None
-    # A run that was killed before it wrote study.json leaves the lock, texts and partial files.
-    others = [p.name for p in folder.iterdir() if p.name != LOCK and not is_partial(p)]
-    if others := [name for name in others if not name.lstrip(".").startswith("corpus-")]:
-        raise ValueError(
-            f"--out: {folder} is not empty and was not written by posenc compare (it contains "
-            f"{others[0]}). Choose another folder."
-        )
+                f"--out: {folder} is not empty and was not written by posenc compare (it contains "
+                f"{path.name}). Choose another folder."
+            )
     return None
+
+
+def _damage(folder: Path, content: bytes) -> str | None:
+    """Return what is wrong with the content of a study.json, or None.
+
+    Raises: ValueError for that of another version.
+    """
+    try:
+        Study.from_json(content.decode())
+    except OtherFormat as error:
+        raise ValueError(
+            f"--out: {folder} was written by another version of posenc ({error}). Choose "
+            "another folder."
+        ) from None
+    except ValueError as error:
+        return f"{folder / STUDY} is damaged ({error})"
+    return None
+
+
+def _may_be_left(path: Path) -> bool:
+    """Return True for the lock, texts and partial files, which a run leaves that was killed before
+    it wrote study.json."""
+    is_text = path.name.lstrip(".").startswith("corpus-")
+    return path.name == LOCK or is_partial(path) or is_text

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,9 @@ def run_trials(
         for watcher in watchers:
             getattr(watcher, event)(*values, **named)
 
-    waiting: deque[TrialConfig] = deque()
-    for trial in trials:
-        try:
-            result = load_result(folder, trial)
-        except CorruptResult as error:
-            tell("note", trial, f"the result is corrupt ({error}); running this trial again")
-            result = None
-        if result is not None and result.reason is None:
-            clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
-            tell("finished", trial, result)
-        else:
-            waiting.append(trial)
-    running, device = 0, folder.stat().st_dev
+    waiting = deque(_unfinished(folder, trials, tell))
+    running = 0
+    device = folder.stat().st_dev
     try:
         while waiting or running:
             while waiting and running < engine.slots():
@@ -76,6 +66,26 @@ def run_trials(
     except OSError:
         _check_there(folder, device)
         raise
+
+
+def _unfinished(
+    folder: Path, trials: Sequence[TrialConfig], tell: Callable[..., None]
+) -> list[TrialConfig]:
+    """Return the trials without a result, or with one that failed or is corrupt; tell of the
+    others that they are finished."""
+    unfinished = []
+    for trial in trials:
+        try:
+            result = load_result(folder, trial)
+        except CorruptResult as error:
+            tell("note", trial, f"the result is corrupt ({error}); running this trial again")
+            result = None
+        if result is not None and result.reason is None:
+            clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
+            tell("finished", trial, result)
+        else:
+            unfinished.append(trial)
+    return unfinished
 
 
 def _check_there(folder: Path, device: int) -> None:
