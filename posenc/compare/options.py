@@ -258,18 +258,24 @@ def check_options(options: Options) -> None:
     for name, hint in get_type_hints(Options, include_extras=True).items():
         annotated, declared = get_args(hint)
         kind, *or_none = get_args(annotated) or (annotated,)
-        value, least = getattr(options, name), declared.min
+        value = getattr(options, name)
         if value is None and or_none:
             continue
         option = name if name == "encodings" else f"--{name.replace('_', '-')}"
-        if "" in (value if isinstance(value, list) else [value]):
-            raise ValueError(f"{option} is empty; it must name something.")
-        if not _is(value, kind) or (least is not None and value < least):
-            limit = "" if least is None else f" of at least {least}"
-            raise ValueError(f"{option} must be {_EXPECTED[kind][1]}{limit}, got {value!r}.")
+        _check_option(option, value, kind, declared.min)
+
+
+def _check_option(option: str, value: Any, kind: Any, least: Any) -> None:
+    """Raise ValueError unless a value is of the type `kind`, not empty, and at least `least`."""
+    if "" in (value if isinstance(value, list) else [value]):
+        raise ValueError(f"{option} is empty; it must name something.")
+    if not _is(value, kind) or (least is not None and value < least):
+        limit = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{option} must be {_EXPECTED[kind][1]}{limit}, got {value!r}.")
 
 
 def _is(value: Any, kind: Any) -> bool:
+    """Return True if a value is of an option's type; True and False are no numbers here."""
     if isinstance(value, bool):
         return kind is bool
     if not isinstance(value, _EXPECTED[kind][0]):

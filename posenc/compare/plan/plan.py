@@ -1,5 +1,6 @@
 """The `Plan` of a comparison, made once from the options and checked before allocation."""
 
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -97,11 +98,16 @@ def make_plan(options: Options) -> Plan:
             raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
     usual = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
     compared = _read(options.encodings or usual)
+    return Plan(options, _seeds(options, compared), compared, plan_trials(options, compared))
+
+
+def _seeds(options: Options, compared: Sequence[Compared]) -> int:
+    """Return the number of seeds: as given, or as the budget has it, or more for a pair."""
+    is_standard = options.budget == "standard" and not options.suite
     seeds = chosen(options).seeds
-    standard = options.budget == "standard" and not options.suite
-    if len(compared) == 2 and options.seeds is None and standard:
-        seeds = PAIR_SEEDS
-    return Plan(options, seeds, compared, plan_trials(options, compared))
+    if len(compared) == 2 and options.seeds is None and is_standard:
+        return PAIR_SEEDS
+    return seeds
 
 
 @without_exits()
@@ -172,14 +178,14 @@ def with_suite(options: Options) -> Options:
 
 def check_engine(options: Options) -> None:
     """Raise ValueError for an unknown engine, or for an option of another."""
-    own = OWN[check_choice("--engine", options.engine, OWN)]
-    for name in dict.fromkeys(name for names in OWN.values() for name in names):
-        if getattr(options, name) is not None and name not in own:
+    own_options = OWN[check_choice("--engine", options.engine, OWN)]
+    for name in dict.fromkeys(itertools.chain(*OWN.values())):
+        if getattr(options, name) is not None and name not in own_options:
             engines = " or ".join(engine for engine in OWN if name in OWN[engine])
-            mine = ", ".join(f"--{each.replace('_', '-')}" for each in own)
+            has = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
             raise ValueError(
                 f"--{name.replace('_', '-')} is an option of --engine {engines}; --engine "
-                f"{options.engine} has {mine}."
+                f"{options.engine} has {has}."
             )
 
 
@@ -190,11 +196,29 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
     """
     check_options(options)
     names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
-    for name in names:
-        if name != TEXT:
-            task_named(name)
-    if len(names) > 1 and (options.train_length is not None or options.test_lengths is not None):
-        option = "--train-length" if options.train_length is not None else "--test-lengths"
+    drawn = [name for name in names if name != TEXT]
+    for name in drawn:
+        task_named(name)
+    _check_options_of_tasks(options, names)
+    objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
+    if not all(objective.stacks):
+        _check_both_directions(objective, drawn, compared)
+    shared = _shared(options, compared[0].text)
+    planned = tuple(_of_task(name, options, shared) for name in names)
+    for name in drawn:
+        if TASKS[name].num_axes > 1:
+            _check_axes(TASKS[name], compared)
+    return planned
+
+
+def _check_options_of_tasks(options: Options, names: Sequence[str]) -> None:
+    """Raise ValueError for options that do not go with the named tasks."""
+    option = ""
+    if options.train_length is not None:
+        option = "--train-length"
+    elif options.test_lengths is not None:
+        option = "--test-lengths"
+    if option and len(names) > 1:
         raise ValueError(
             f"{option}: tasks have different units, and there are {len(names)} tasks "
             f"({', '.join(names)}). Leave it out, or compare one task at a time."
@@ -208,15 +232,6 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
         raise ValueError(
             "--text: none of the tasks reads a text. Add --task text, or leave it out."
         )
-    objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
-    if not all(objective.stacks):
-        _check_both_directions(objective, names, compared)
-    shared = _shared(options, compared[0].text)
-    planned = tuple(_of_task(name, options, shared) for name in names)
-    for name in names:
-        if name != TEXT and TASKS[name].num_axes > 1:
-            _check_axes(TASKS[name], compared)
-    return planned
 
 
 def _shared(options: Options, encoding: str) -> dict[str, Any]:
@@ -278,21 +293,22 @@ def _check_machine(device: str, precision: str, compiled: bool) -> None:
 
 
 def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
+    """Return the trial of a task, with the task's own sizes where no option gives them."""
     task = None if name == TEXT else TASKS[name]
-    own: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen(options).steps}
+    sizes: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen(options).steps}
     if task is not None:
-        own = {key: getattr(task, key) for key in own}
-    own = {key: value if shared[key] is None else shared[key] for key, value in own.items()}
-    train_length = own["train_length"]
+        sizes = {key: getattr(task, key) for key in sizes}
+    sizes |= {key: shared[key] for key in sizes if shared[key] is not None}
+    train_length = sizes["train_length"]
     if task is None:
         lengths = _lengths(options.test_lengths, train_length, [1, 2, 4, 8])
-        return TrialConfig(**shared | own | {"task": TEXT, "test_lengths": lengths})
+        return TrialConfig(**shared | sizes | {"task": TEXT, "test_lengths": lengths})
     lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
         lengths = _lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check(train_length, lengths)
     corpus = content_hash(task, train_length, lengths)
-    return TrialConfig(**shared | own | {"task": name, "test_lengths": lengths, "corpus": corpus})
+    return TrialConfig(**shared | sizes | {"task": name, "test_lengths": lengths, "corpus": corpus})
 
 
 def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
@@ -313,14 +329,13 @@ def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tu
 
 
 def _check_both_directions(
-    objective: Objective, names: Sequence[str], compared: Sequence[Compared]
+    objective: Objective, drawn: Sequence[str], compared: Sequence[Compared]
 ) -> None:
-    """Raise ValueError for tasks other than text, and for encodings that a stack without causal
-    attention cannot use."""
-    if names != [TEXT]:
-        drawn = next(name for name in names if name != TEXT)
+    """Raise ValueError for tasks other than text, which are `drawn`, and for encodings that a stack
+    without causal attention cannot use."""
+    if drawn:
         raise ValueError(
-            f"--objective {objective.name}: the task {drawn} needs a causal decoder. Use --task "
+            f"--objective {objective.name}: the task {drawn[0]} needs a causal decoder. Use --task "
             "text."
         )
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)

@@ -159,19 +159,14 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     totals = {split: sum(b - a for _, a, b in stretches[split]) for split in SPLITS}
     if any(totals[split] < need.bytes[split] for split in SPLITS):
         raise need.complain(totals, source)
-    here = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
-    disk = shutil.disk_usage(here).total
+    folders = (folder.absolute(), *folder.absolute().parents)
+    existing = next(parent for parent in folders if parent.exists())
+    disk = shutil.disk_usage(existing).total
     check_room(COPIES, 2 * sum(sizes.values()), disk, ADVICE, "disk")
-    digest, counts = hashlib.sha256(), np.zeros(256, np.int64)
-    for name, path in source.files:
-        digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))
-        for chunk in _chunks(path, 0, sizes[name]):
-            digest.update(chunk)
-            counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
-    digest.update(repr(sorted(stretches.items())).encode(errors="surrogateescape"))
+    digest, counts = _read_all(source, sizes, stretches)
     info = CorpusInfo(
         name=source.name,
-        hash=digest.hexdigest()[:16],
+        hash=digest[:16],
         num_files=len(source.files),
         train_bytes=totals["train"],
         valid_bytes=totals["valid"],
@@ -180,6 +175,21 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         byte_entropy=entropy(counts),
     )
     return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
+
+
+def _read_all(
+    source: Source, sizes: dict[str, int], stretches: dict[str, list[Stretch]]
+) -> tuple[str, np.ndarray]:
+    """Read a text once; return the hash of its files and cuts, and how often it has each byte."""
+    digest = hashlib.sha256()
+    counts = np.zeros(256, np.int64)
+    for name, path in source.files:
+        digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))
+        for chunk in _chunks(path, 0, sizes[name]):
+            digest.update(chunk)
+            counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
+    digest.update(repr(sorted(stretches.items())).encode(errors="surrogateescape"))
+    return digest.hexdigest(), counts
 
 
 def entropy(counts: np.ndarray) -> float:
