@@ -41,34 +41,51 @@ def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     Its "use" lists the encodings that the answer says to use. "places" has one item for all tasks,
     for each tested length of the text, and for each task.
     """
-    text, overall = study.of_task(TEXT), standing_of_tasks(study)
-    found = [(overall, "mean rank")]
-    found += [(each, "bits per byte") for each in (standings(text) if text.finished else ())]
-    found += [(standing_of_task(study, task), TASKS[task].metric) for task in study.drawn]
-    places = [_place(standing, unit) for standing, unit in found if standing is not None]
     content = {
         "answer": study.recommendation,
         "cannot_say": study.limits,
         "use": answer_and_use(study)[1],
-        "places": places,
+        "places": _places(study),
         "trials": {
             "planned": len(study.trials),
             "finished": len(study.finished),
-            "reused": {
-                each.config.folder: {
-                    "from": each.timing.reused_from,
-                    "processor": each.timing.processor or None,
-                }
-                for each in study.finished
-                if each.timing and each.timing.reused_from
-            },
-            "failed": {each.config.folder: each.reason for each in study.failed},
+            "reused": _reused(study),
+            "failed": {result.config.folder: result.reason for result in study.failed},
         },
     }
     for name, file in (("report", "report.html"), ("study", "study.json")):
         if folder is not None and (folder / file).is_file():
             content[name] = str(folder / file)
     return content
+
+
+def _places(study: Study) -> list[dict[str, Any]]:
+    """Return the standing over all tasks, at each length of the text, and on each task."""
+    places = []
+    overall = standing_of_tasks(study)
+    if overall is not None:
+        places.append(_place(overall, "mean rank"))
+    text = study.of_task(TEXT)
+    if text.finished:
+        places += [_place(standing, "bits per byte") for standing in standings(text)]
+    for task in study.drawn:
+        standing = standing_of_task(study, task)
+        if standing is not None:
+            places.append(_place(standing, TASKS[task].metric))
+    return places
+
+
+def _reused(study: Study) -> dict[str, dict[str, str | None]]:
+    """Return, by a trial's folder, which other run trained it, and on which processor."""
+    reused = {}
+    for result in study.finished:
+        timing = result.timing
+        if timing and timing.reused_from:
+            reused[result.config.folder] = {
+                "from": timing.reused_from,
+                "processor": timing.processor or None,
+            }
+    return reused
 
 
 def _place(standing: Standing, unit: str) -> dict[str, Any]:

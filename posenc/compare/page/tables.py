@@ -3,13 +3,14 @@
 import csv
 import dataclasses
 import io
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.trial.config import name_of
+from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
@@ -23,25 +24,32 @@ COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
 def summary_table(study: Study) -> Table:
     """Return one row per encoding, best first: losses by length, gain from context, speed."""
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
-    named, context = phrase("encoding"), phrase("more context")
-    header, lines = [named, *lengths, context, phrase("parameters"), phrase("tokens/s")], []
-    most = max((row.num_seeds for row in study.summary), default=0)
-    for of, losses, context in rows.text_rows(study):
-        speed = "" if of.tokens_per_second is None else f"{of.tokens_per_second:,.0f}"
-        cells = [*map(_cell, losses), context, f"{of.parameters:,}", speed]
-        some = phrase("{part} of {whole}", part=of.num_seeds, whole=most)
-        lines.append([of.encoding if of.num_seeds == most else f"{of.encoding} ({some})", *cells])
+    named = phrase("encoding")
+    header = [named, *lengths, phrase("more context"), phrase("parameters"), phrase("tokens/s")]
+    lines = []
+    most_seeds = max((row.num_seeds for row in study.summary), default=0)
+    for summary, losses, context in rows.text_rows(study):
+        name = summary.encoding
+        if summary.num_seeds != most_seeds:
+            some = phrase("{part} of {whole}", part=summary.num_seeds, whole=most_seeds)
+            name = f"{name} ({some})"
+        speed = "" if summary.tokens_per_second is None else f"{summary.tokens_per_second:,.0f}"
+        lines.append([name, *map(_cell, losses), context, f"{summary.parameters:,}", speed])
     title = phrase("Bits per byte by window length (lower is better)")
     table = text_table(header, lines, named=named, title=title, title_justify="left")
-    table.caption, table.caption_justify = rows.detectable(study), "left"
+    table.caption = rows.detectable(study)
+    table.caption_justify = "left"
     return table
 
 
 def rate_tables(study: Study) -> list[Table]:
     """Return the learning rates that were tried; [] if none were."""
-    found, title = settings.rate_rows(study), phrase("title of learning rates")
+    header_and_rows = settings.rate_rows(study)
+    if not header_and_rows:
+        return []
+    title = phrase("title of learning rates")
     style: dict[str, Any] = {"named": phrase("encoding"), "title_justify": "left"}
-    return [text_table(found[0], found[1:], title=title, **style)] if found else []
+    return [text_table(header_and_rows[0], header_and_rows[1:], title=title, **style)]
 
 
 def notes(study: Study) -> list[str]:
@@ -51,7 +59,7 @@ def notes(study: Study) -> list[str]:
     lines += dict.fromkeys(
         phrase("several axes", name=trial.config.encoding, axes=trial.spec[AXES])
         for trial in study.finished
-        if AXES in trial.spec and (trial.config.of_text or TASKS[trial.config.task].num_axes == 1)
+        if AXES in trial.spec and _is_in_a_row(trial.config)
     )
     for row in study.summary:
         reasons = dict.fromkeys(retold(s.cannot, CANNOT) for s in row.by_length if s.cannot)
@@ -66,6 +74,11 @@ def notes(study: Study) -> list[str]:
     return lines
 
 
+def _is_in_a_row(config: TrialConfig) -> bool:
+    """Return True if a trial's tokens have positions with one component."""
+    return config.of_text or TASKS[config.task].num_axes == 1
+
+
 def csv_text(study: Study) -> str:
     """Return one row per number: which trial, what was measured, at which length, position or step.
     The column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1."""
@@ -77,29 +90,48 @@ def csv_text(study: Study) -> str:
         fields = dataclasses.asdict(result.config)
         fields["test_lengths"] = " ".join(map(str, result.config.test_lengths))
         speed = "" if result.timing is None else round(result.timing.tokens_per_second)
-        for measure, at, bits, note in _numbers(result):
-            value = "" if bits is None else repr(bits)
-            writer.writerow([measure, at, value, note, speed, *(fields[c] for c in config)])
+        settings_of_trial = [fields[name] for name in config]
+        for number in _numbers(result):
+            value = "" if number.value is None else repr(number.value)
+            writer.writerow(
+                [number.measure, number.at, value, number.note, speed, *settings_of_trial]
+            )
     return out.getvalue()
 
 
-def _numbers(result: TrialResult):
+class _Number(NamedTuple):
+    """A number of a trial: what was measured, at which length, position or step."""
+
+    measure: str
+    at: int | str
+    value: float | None
+    note: str
+
+
+def _numbers(result: TrialResult) -> Iterator[_Number]:
+    """Yield every number of a trial, or why it failed."""
     if result.reason is not None:
-        yield "failed", "", None, result.reason
+        yield _Number("failed", "", None, result.reason)
     for score in result.by_length:
-        yield "by_length", score.length, score.bits_per_byte, score.cannot or ""
+        yield _Number("by_length", score.length, score.bits_per_byte, score.cannot or "")
     for score in result.by_context:
-        yield "by_context", score.length, score.bits_per_byte, score.cannot or ""
+        yield _Number("by_context", score.length, score.bits_per_byte, score.cannot or "")
     for bucket in result.by_position:
-        yield "by_position", bucket.start, bucket.bits_per_byte, f"to {bucket.stop - 1}"
+        until = f"to {bucket.stop - 1}"
+        yield _Number("by_position", bucket.start, bucket.bits_per_byte, until)
+    yield from _numbers_of_cases(result)
+    for point in result.training:
+        yield _Number("train", point.step, point.train, "")
+        yield _Number("valid", point.step, point.valid, "")
+
+
+def _numbers_of_cases(result: TrialResult) -> Iterator[_Number]:
+    """Yield the scores of a task's tests, and why a test cannot run under each measure."""
     for case in result.by_case:
         for measure in CASE_MEASURES:
             value = getattr(case, measure)
             if value is not None or case.cannot:
-                yield measure, case.length, value, case.cannot or case.variant
-    for point in result.training:
-        yield "train", point.step, point.train, ""
-        yield "valid", point.step, point.valid, ""
+                yield _Number(measure, case.length, value, case.cannot or case.variant)
 
 
 CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accuracy_cut")

@@ -39,27 +39,32 @@ TONES = 4
 def matrix(study: Study) -> Iterator[Block]:
     """Yield a table with a row per encoding, best first, and a column per task."""
     standings = _columns(study)
-    counts = {(row.encoding, row.task): (row.learned, row.num_seeds) for row in study.tasks}
-    overall = standings.get("all")
-    places = ranks_without_a_task(study) if overall else {}
+    ranks = ranks_without_a_task(study) if "all" in standings else {}
+    summaries = {(row.encoding, row.task): row for row in study.tasks}
     cells = []
     for name in rows.in_order(study, standings.values()):
         row: list = [name]
         for key, standing in standings.items():
-            seeds = counts.get((name, key))
-            small = f"{seeds[0]}/{seeds[1]}" if seeds else ""
-            if key == "all" and name in places:
-                low, high = places[name]
-                small = f"({low})" if low == high else f"({low}–{high})"
+            small = ""
+            if key == "all" and name in ranks:
+                small = _in_brackets(*ranks[name])
+            elif (name, key) in summaries:
+                summary = summaries[name, key]
+                small = f"{summary.learned}/{summary.num_seeds}"
             row.append(_cell(standing, name, small))
-        passed = [counts[name, task] for task in study.drawn if (name, task) in counts]
-        whole = sum(n == of for n, of in passed)
-        row.append(phrase("{part} of {whole}", part=whole, whole=len(study.drawn)))
+        of_tasks = [summaries[name, task] for task in study.drawn if (name, task) in summaries]
+        by_every_seed = sum(summary.learned == summary.num_seeds for summary in of_tasks)
+        row.append(phrase("{part} of {whole}", part=by_every_seed, whole=len(study.drawn)))
         cells.append(row)
     header = [phrase("encoding"), *(_heading(key) for key in standings)]
     header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
     yield Table(header, cells, phrase("caption of all tasks"), cards=True)
     yield phrase("explain the table of tasks")
+
+
+def _in_brackets(lowest: int, highest: int) -> str:
+    """Return a range, or one number if both are the same, in brackets."""
+    return f"({lowest})" if lowest == highest else f"({lowest}–{highest})"
 
 
 def figures_of(study: Study) -> Iterator[Plot]:
