@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, OverflowMethod
@@ -89,6 +89,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _show(block: Block, console: Console) -> None:
+    """Print a block, if it has something for the terminal."""
     match block:
         case rows.Table():
             if block.caption:
@@ -113,25 +114,56 @@ def _show(block: Block, console: Console) -> None:
 def split(table: rows.Table, width: int) -> Iterator[Table]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
     with the names of the rows. No number is broken or cut."""
-    names = [each.text if isinstance(each, rows.Heading) else each for each in table.header]
-    numeric, notes = rows.numeric_columns(table), _notes(table)
-    lines = [[_text(value, notes) for value in row] for row in table.rows]
-    columns = [*zip(names, *lines, strict=True)]
-    widths = [max(map(cell_len, map(visible, column))) + FRAME for column in columns]
-    rest = range(1, len(columns))
+    columns = _columns(table)
+    names = columns[:1]
+    rest = columns[1:]
     while rest:
-        shown = len(rest)
-        while shown > 1 and widths[0] + sum(widths[i] for i in rest[:shown]) + 1 > width:
-            shown -= 1
-        made = Table()
-        for i in (0, *rest[:shown]):
-            side = "right" if numeric[i] else "left"
-            whole = i == 0 or numeric[i]
-            made.add_column(escape(names[i]), justify=side, no_wrap=whole, overflow="fold")
-        for line in lines:
-            made.add_row(*(escape(line[i]) for i in (0, *rest[:shown])))
-        yield made
-        rest = rest[shown:]
+        count = _how_many_fit(names[0], rest, width)
+        yield _table_of(names[0], rest[:count])
+        rest = rest[count:]
+
+
+class _Column(NamedTuple):
+    """A column as the terminal shows it; `width` is in characters, with its frame."""
+
+    heading: str
+    cells: list[str]
+    is_numeric: bool
+    width: int
+
+
+def _columns(table: rows.Table) -> list[_Column]:
+    """Return the columns of a table."""
+    notes = _notes(table)
+    columns = []
+    for i, is_numeric in enumerate(rows.numeric_columns(table)):
+        name = table.header[i]
+        heading = name.text if isinstance(name, rows.Heading) else name
+        cells = [_text(row[i], notes) for row in table.rows]
+        width = max(cell_len(visible(text)) for text in (heading, *cells)) + FRAME
+        columns.append(_Column(heading, cells, is_numeric, width))
+    return columns
+
+
+def _how_many_fit(first: _Column, rest: Sequence[_Column], width: int) -> int:
+    """Return how many columns of `rest`, at least one, fit beside the first one."""
+    count = len(rest)
+    while count > 1 and first.width + sum(column.width for column in rest[:count]) + 1 > width:
+        count -= 1
+    return count
+
+
+def _table_of(first: _Column, others: Sequence[_Column]) -> Table:
+    """Return columns as a table; names of rows and numbers are not broken into lines."""
+    table = Table()
+    columns = [first, *others]
+    for column in columns:
+        side = "right" if column.is_numeric else "left"
+        whole = column is first or column.is_numeric
+        table.add_column(escape(column.heading), justify=side, no_wrap=whole, overflow="fold")
+    for line in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(escape, line))
+    return table
 
 
 def _notes(table: rows.Table) -> list[str]:

@@ -4,7 +4,8 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,16 @@ def _drawn(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
     for text in texts:
         text.set_text(readable(text.get_text()))
     foreign = _foreign({letter for text in texts for letter in text.get_text()})
-    families = [text.get_fontfamily() for text in texts]
-    known = {*font_manager.get_font_names()} if foreign else set()
-    for text in texts if foreign else ():
-        text.set_fontfamily([OWN, *(name for name in CHINESE if name in known)])
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
     fonts: dict[Any, Any] = {"pdf.fonttype": 3 if foreign else 42}
     files = {}
-    with style(), matplotlib.rc_context(fonts), warnings.catch_warnings(record=True) as warned:
+    with (
+        _fonts_of_machine(texts if foreign else ()),
+        style(),
+        matplotlib.rc_context(fonts),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         for kind, metadata in _WITHOUT_DATE.items():
             written = io.BytesIO()
@@ -75,16 +77,38 @@ def _drawn(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
                 written, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
             )
             files[kind] = written.getvalue()
+    return files, _letters_of(str(warning.message) for warning in caught)
+
+
+@contextmanager
+def _fonts_of_machine(texts: Sequence[Text]) -> Iterator[None]:
+    """Let letters that the figures' own font lacks come from this machine's inside the block."""
+    if not texts:
+        yield
+        return
+    families = [text.get_fontfamily() for text in texts]
+    installed = {*font_manager.get_font_names()}
+    for text in texts:
+        text.set_fontfamily([OWN, *(name for name in CHINESE if name in installed)])
+    yield
     for text, family in zip(texts, families, strict=True):
         text.set_fontfamily(family)
-    lacking = {chr(int(found[1])) for each in warned if (found := _GLYPH.match(str(each.message)))}
-    return files, lacking
+
+
+def _letters_of(warned: Iterable[str]) -> set[str]:
+    """Return the letters of which matplotlib warns that no font has them."""
+    letters = set()
+    for message in warned:
+        if glyph := _GLYPH.match(message):
+            letters.add(chr(int(glyph[1])))
+    return letters
 
 
 def _foreign(letters: set[str]) -> set[str]:
     """Return the letters that the figures' own font lacks."""
-    own = FT2Font(font_manager.findfont(OWN))
-    return {each for each in letters if not each.isspace() and not own.get_char_index(ord(each))}
+    font = FT2Font(font_manager.findfont(OWN))
+    visible_letters = {letter for letter in letters if not letter.isspace()}
+    return {letter for letter in visible_letters if not font.get_char_index(ord(letter))}
 
 
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:

@@ -7,11 +7,12 @@ page.write("report.html")
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata, resources
 from itertools import count, groupby
 from pathlib import Path
+from typing import Any
 
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.chart import described
@@ -60,7 +61,9 @@ class Page:
     """
 
     def __init__(self, title: str, subtitle: str = "", *, contents: bool = False) -> None:
-        self.title, self.subtitle, self.contents = title, subtitle, contents
+        self.title = title
+        self.subtitle = subtitle
+        self.contents = contents
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
     def section(self, heading: str, *blocks: Block) -> None:
@@ -95,7 +98,7 @@ class Page:
         headings = [heading for heading, _ in self._sections if heading]
         if not self.contents or len(headings) < 2:
             return ""
-        links = [f'<a href="#{_anchor(each)}">{escape(each)}</a>' for each in headings]
+        links = [f'<a href="#{_anchor(heading)}">{escape(heading)}</a>' for heading in headings]
         return f"<nav>{' · '.join(links)}</nav>"
 
     def write(self, path: str | Path) -> None:
@@ -152,6 +155,7 @@ def _anchor(heading: str) -> str:
 
 
 def _block(block: Block, plots: Iterator[int]) -> str:
+    """Return a block as HTML; `plots` as in `_section`."""
     match block:
         case str():
             return f"<p>{escape(block)}</p>"
@@ -161,24 +165,43 @@ def _block(block: Block, plots: Iterator[int]) -> str:
             start = f"<strong>{phrase('What this cannot say.')}</strong>"
             return f"<p class=limits>{start} {escape(text)}</p>"
         case Links(items):
-            links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in items.items())
-            return f"<p>{' · '.join(links)}</p>"
-        case Fold(summary, blocks):
-            inner = "".join(_block(each, plots) for each in blocks)
-            return f"<details><summary>{escape(summary)}</summary>{inner}</details>"
+            return _links(items)
+        case Fold():
+            return _fold(block, plots)
         case Caution(text):
             return f"<p class=warning role=note>{escape(text)}</p>"
         case Code(text):
             return f"<pre tabindex=0><code>{escape(text)}</code></pre>"
         case Items(texts):
-            return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+            return _list(texts)
         case Facts(items):
-            pairs = (f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in items.items())
-            return "<dl>" + "".join(pairs) + "</dl>"
+            return _definitions(items)
         case Plot():
             return _plot(block, f"f{next(plots)}")
         case Table():
             return table_html(block)
+
+
+def _links(addresses: Mapping[str, str]) -> str:
+    """Return a line of links; `addresses` are by what is shown of them."""
+    links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in addresses.items())
+    return f"<p>{' · '.join(links)}</p>"
+
+
+def _fold(fold: Fold, plots: Iterator[int]) -> str:
+    """Return blocks that a click on their summary shows."""
+    inner = "".join(_block(block, plots) for block in fold.blocks)
+    return f"<details><summary>{escape(fold.summary)}</summary>{inner}</details>"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+
+
+def _definitions(facts: Mapping[str, Any]) -> str:
+    """Return facts, by their names, as a list of definitions."""
+    pairs = (f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
+    return "<dl>" + "".join(pairs) + "</dl>"
 
 
 def _plot(plot: Plot, prefix: str) -> str:

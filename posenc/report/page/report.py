@@ -130,13 +130,13 @@ class Report:
 
 def named_tables(blocks: Iterable[Block]) -> dict[str, Table]:
     """Return the tables among blocks and in folds that have a name, by it."""
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for block in blocks:
         if isinstance(block, Fold):
-            found |= named_tables(block.blocks)
+            tables |= named_tables(block.blocks)
         elif isinstance(block, Table) and block.name:
-            found[block.name] = block
-    return found
+            tables[block.name] = block
+    return tables
 
 
 def as_json(report: Report) -> str:
@@ -152,9 +152,9 @@ def as_json(report: Report) -> str:
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: dataclasses as mappings, tuples as lists, no NaN."""
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -167,17 +167,22 @@ def rows_of(table: Table) -> list[dict[str, Any]]:
 
     An interval has columns of its own, "NAME, low" and "NAME, high", in every row of its column.
     """
-    names = [each.text if isinstance(each, Heading) else each for each in table.header]
-    columns: list[dict[str, list[Any]]] = []
-    for name, cells in zip(names, zip(*table.rows, strict=True), strict=True):
-        values = [measured(cell) for cell in cells]
-        column = {name or "name": [v.value if isinstance(v, Number) else v for v in values]}
-        if any(isinstance(v, Number) and v.low is not None for v in values):
-            for end in ("low", "high"):
-                column[f"{name}, {end}"] = [getattr(value, end, None) for value in values]
-        columns.append(column)
-    whole = {name: values for column in columns for name, values in column.items()}
-    return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+    columns: dict[str, list[Any]] = {}
+    for heading, cells in zip(table.header, zip(*table.rows, strict=True), strict=True):
+        name = heading.text if isinstance(heading, Heading) else heading
+        columns |= _with_ends(name, [measured(cell) for cell in cells])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _with_ends(name: str, measured_values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return a column by its name, and the ends of its intervals if it has any."""
+    numbers = [value for value in measured_values if isinstance(value, Number)]
+    values = [value.value if isinstance(value, Number) else value for value in measured_values]
+    columns = {name or "name": values}
+    if any(number.low is not None for number in numbers):
+        for end in ("low", "high"):
+            columns[f"{name}, {end}"] = [getattr(value, end, None) for value in measured_values]
+    return columns
 
 
 def measured(cell: Value) -> Any:
@@ -191,5 +196,5 @@ def table_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for line in ([*rows[0]] if rows else [], *(row.values() for row in rows)):
-        writer.writerow(visible(each) if isinstance(each, str) else each for each in line)
+        writer.writerow(visible(value) if isinstance(value, str) else value for value in line)
     return out.getvalue()

@@ -84,29 +84,31 @@ def table_html(table: Table) -> str:
     headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
     numeric = numeric_columns(table)
     notes: dict[str, int] = {}
-    head = "".join(
-        f"<th scope=col{_class(number)}>{_heading(heading)}</th>"
-        for heading, number in zip(headings, numeric, strict=True)
-    )
-    labels = [f' data-label="{escape(h.text)}"' if table.cards else "" for h in headings]
-    rows = []
-    for row in table.rows:
-        cells = [f"<th scope=row{_class(False, row[0])}>{_cell(row[0], notes)}</th>"]
-        cells += [
-            f"<td{_class(number, value)}{label}>{_cell(value, notes)}</td>"
-            for value, number, label in zip(row[1:], numeric[1:], labels[1:], strict=True)
-        ]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(map(_column_heading, headings, numeric))
+    labels = [""] * len(headings)
+    if table.cards:
+        labels = [f' data-label="{escape(heading.text)}"' for heading in headings]
+    rows = [_row(row, numeric, labels, notes) for row in table.rows]
     caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
     name = table.caption or ", ".join(heading.text for heading in headings)
     kind = '"table cards"' if table.cards else "table"
     below = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    below = f"<ol class=notes>{below}</ol>" if below else ""
     return (
         f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape(name)}">'
         f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        + (f"<ol class=notes>{below}</ol>" if below else "")
+        f"<tbody>{''.join(rows)}</tbody></table></div>{below}"
     )
+
+
+def _row(
+    row: Sequence[Value], numeric: Sequence[bool], labels: Sequence[str], notes: dict[str, int]
+) -> str:
+    """Return a row as HTML, and number its notes; `labels` are attributes of its cells."""
+    cells = [f"<th scope=row{_class(False, row[0])}>{_cell(row[0], notes)}</th>"]
+    for value, is_numeric, label in zip(row[1:], numeric[1:], labels[1:], strict=True):
+        cells.append(f"<td{_class(is_numeric, value)}{label}>{_cell(value, notes)}</td>")
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _cell(value: Value, notes: dict[str, int]) -> str:
@@ -134,15 +136,19 @@ def text_of(value: Value) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _heading(heading: Heading) -> str:
+def _column_heading(heading: Heading, is_numeric: bool) -> str:
     meaning = f"<small>{escape(heading.meaning)}</small>" if heading.meaning else ""
-    return escape(heading.text) + meaning
+    return f"<th scope=col{_class(is_numeric)}>{escape(heading.text)}{meaning}</th>"
 
 
 def _class(number: bool, value: Value = None) -> str:
-    names = ["number"] if number else []
-    names += ["long"] if not number and isinstance(value, str) and len(value) > LONG else []
-    names += [f"tone{value.tone}"] if isinstance(value, Cell) and value.tone else []
+    names = []
+    if number:
+        names.append("number")
+    elif isinstance(value, str) and len(value) > LONG:
+        names.append("long")
+    if isinstance(value, Cell) and value.tone:
+        names.append(f"tone{value.tone}")
     quote = '"' if len(names) > 1 else ""
     return f" class={quote}{' '.join(names)}{quote}" if names else ""
 
