@@ -253,8 +253,8 @@ MUTATIONS = (
     ),
     Mutation(
         "hf/tables.py",
-        "before, after = (count + table.counted_rows for count in (table.length, length))",
-        "before, after = table.length, length",
+        "after = length + table.counted_rows",
+        "after = length",
         "hf extend",
     ),
     # Runtimes and the doctor

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,9 +74,11 @@ def find_table(model: Any) -> PositionTable | None:
 
 def table_of(model: Any) -> PositionTable | None:
     """Return the position table of a model of FAMILIES, even if it has other positions too."""
-    path, key, offset_rows, counted_rows = FAMILIES.get(model.config.model_type, ("", "", 0, 0))
+    if model.config.model_type not in FAMILIES:
+        return None
+    path, key, offset_rows, counted_rows = FAMILIES[model.config.model_type]
     for name, module in model.named_modules():
-        if path and name.endswith(path) and isinstance(module, nn.Embedding):
+        if name.endswith(path) and isinstance(module, nn.Embedding):
             padding = 0 if module.padding_idx is None else module.padding_idx + 1
             return PositionTable(
                 module,
@@ -92,31 +94,56 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
     """Lengthen the model's table to `length` positions inside the block, and restore it after."""
     table = find_table(model)
     assert table is not None
-    module, config = table.module, model.config
-    weight, rows, maximum = module.weight, module.num_embeddings, getattr(config, table.key)
+    module = table.module
+    weight = module.weight
+    rows = module.num_embeddings
+    config = model.config
+    maximum = getattr(config, table.key)
     # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
     keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
+    grow_table = METHODS[method][1]
     with torch.no_grad():
-        longer = METHODS[method][1](weight.detach(), length, offset_rows=table.offset_rows)
-    before, after = (count + table.counted_rows for count in (table.length, length))
-    buffers = [  # one column per position, as in BERT
-        (owner, name, buffer)
-        for owner in model.modules()
-        for name, buffer in owner.named_buffers(recurse=False)
-        if name in ("position_ids", "token_type_ids") and buffer.shape[-1] == before
-    ]
-    module.weight, module.num_embeddings = nn.Parameter(longer), len(longer)
+        longer = grow_table(weight.detach(), length, offset_rows=table.offset_rows)
+    before = table.length + table.counted_rows
+    after = length + table.counted_rows
+    buffers = _buffers_of_positions(model, before)
+    module.weight = nn.Parameter(longer)
+    module.num_embeddings = len(longer)
     for key in keys:
         setattr(config, key, after)
     for owner, name, buffer in buffers:
-        row = buffer.new_zeros(1, after)
-        counted = torch.arange(after, device=row.device).expand(1, -1)
-        setattr(owner, name, counted if name == "position_ids" else row)
+        setattr(owner, name, _lengthened(name, buffer, after))
     try:
         yield model
     finally:
-        module.weight, module.num_embeddings = weight, rows
+        module.weight = weight
+        module.num_embeddings = rows
         for key in keys:
             setattr(config, key, maximum)
         for owner, name, buffer in buffers:
             setattr(owner, name, buffer)
+
+
+class _Buffer(NamedTuple):
+    """A buffer of a module, (..., positions)."""
+
+    owner: nn.Module
+    name: str
+    values: Tensor
+
+
+def _buffers_of_positions(model: nn.Module, length: int) -> list[_Buffer]:
+    """Return the buffers with one column per position, as in BERT."""
+    return [
+        _Buffer(owner, name, buffer)
+        for owner in model.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if name in ("position_ids", "token_type_ids") and buffer.shape[-1] == length
+    ]
+
+
+def _lengthened(name: str, buffer: Tensor, length: int) -> Tensor:
+    """Return a buffer (1, length) like this one: positions, or the type 0 for all tokens."""
+    if name == "position_ids":
+        return torch.arange(length, device=buffer.device).expand(1, -1)
+    return buffer.new_zeros(1, length)
