@@ -32,28 +32,34 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
 
     Raises: ValueError naming the file, the keys and what to do.
     """
-    for key in ("rope_parameters", "rope_scaling"):
-        value = raw.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise ValueError(f"{path}: {key} must be an object or null, got {value!r}.")
-    new = raw.get("rope_parameters") or {}
-    old = raw.get("rope_scaling") or {}
+    new = _object(raw, "rope_parameters", path)
+    old = _object(raw, "rope_scaling", path)
     if new and old and _canonical(_flat(new, old)) != _canonical(old):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
         )
-    source = new or old
-    nested = {key: value for key, value in source.items() if isinstance(value, dict)}
-    by_layer_type = nested or {FAR: source}
-    for layer_type, parameters in by_layer_type.items():
-        if parameters:
-            _check_parameters(parameters, raw, path)
-            # The rope_theta outside belongs to the full-attention layers.
-            outer_theta = raw.get("rope_theta") if layer_type == FAR else None
-            _check_one_theta(parameters, outer_theta, path)
-            if new:
-                _check_some_theta(parameters, raw, path)
+    for layer_type, parameters in _by_layer_type(new or old).items():
+        _check_parameters(parameters, raw, path)
+        if layer_type == FAR:  # to whose layers the rope_theta outside belongs
+            _check_one_theta(parameters, raw, path)
+        if new:
+            _check_some_theta(parameters, raw, path)
+
+
+def _object(raw: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """Return the object under a key, {} if there is none. Raise ValueError for anything else."""
+    value = raw.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{path}: {key} must be an object or null, got {value!r}.")
+    return value or {}
+
+
+def _by_layer_type(rotary_keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the rotary keys by layer type, without types that have none."""
+    nested = {key: value for key, value in rotary_keys.items() if isinstance(value, dict)}
+    by_layer_type = nested or {FAR: rotary_keys}
+    return {key: parameters for key, parameters in by_layer_type.items() if parameters}
 
 
 def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
@@ -87,12 +93,13 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
         )
 
 
-def _check_one_theta(parameters: dict[str, Any], outer_theta: Any, path: Path) -> None:
+def _check_one_theta(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
     """Raise ValueError for two different bases, one in the rotary keys and one outside of them."""
-    theta = parameters.get("rope_theta")
-    if theta is not None and outer_theta is not None and float(theta) != float(outer_theta):
+    inside = parameters.get("rope_theta")
+    outside = raw.get("rope_theta")
+    if inside is not None and outside is not None and float(inside) != float(outside):
         raise ValueError(
-            f"{path}: rope_theta is {outer_theta} outside and {theta} inside of the rotary keys."
+            f"{path}: rope_theta is {outside} outside and {inside} inside of the rotary keys."
         )
 
 
@@ -110,11 +117,7 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
     for key in NEEDED[kind]:
         if parameters.get(key) is None:
             raise ValueError(f"{path}: {kind} without {key}.")
-    for key in NUMBERS:
-        value = parameters.get(key)
-        means_none = value is None or (value == 0 and "mscale" in key)  # in transformers, too
-        if not means_none and not is_positive(value):
-            raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
+    _check_numbers(parameters, path)
     length = parameters.get("original_max_position_embeddings")
     if length is not None and not is_count(length):
         raise ValueError(
@@ -125,6 +128,15 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
         factors = parameters.get(key)
         if factors is not None and not _is_positive_list(factors):
             raise ValueError(f"{path}: {key} must be a list of positive numbers, got {factors!r}.")
+
+
+def _check_numbers(parameters: dict[str, Any], path: Path) -> None:
+    """Raise ValueError for a number that is not above 0, or no number."""
+    for key in NUMBERS:
+        value = parameters.get(key)
+        means_none = value is None or (value == 0 and "mscale" in key)  # in transformers, too
+        if not means_none and not is_positive(value):
+            raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
 
 
 def _is_positive_list(value: Any) -> bool:
