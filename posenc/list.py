@@ -4,11 +4,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posenc.report.page.visible import visible
+
+if TYPE_CHECKING:
+    from posenc.encodings.registry import Entry
 
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
@@ -89,38 +92,43 @@ def encodings(
     """
     from posenc.encodings import registry
 
-    known = {row["name"]: row for row in stored}
-    rows, wrong = [], []
+    stored_rows = {row["name"]: row for row in stored}
+    rows: list[dict[str, Any]] = []
+    wrong: list[str] = []
     for name in asked or registry.names():
-        if name in known:
-            rows.append(known[name])
+        if name in stored_rows:
+            rows.append(stored_rows[name])
             continue
-        from posenc.encodings.base.shape import ModelShape
-
-        shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
         spec = registry.parse(name)
-        named = len(spec.parts) == 1 and not spec.parts[0].attribute
-        line = registry.entry(spec.parts[0].where) if named else registry.Entry(name, "unchecked")
+        is_name_alone = len(spec.parts) == 1 and not spec.parts[0].attribute
+        entry = registry.Entry(name, "unchecked")
+        if is_name_alone:
+            entry = registry.entry(spec.parts[0].where)
         try:
-            encoding = registry.create(name, shape)
+            rows.append(_row(name, spec.label or str(spec), entry))
         except Exception as error:  # of another package: its constructor may raise anything
-            if asked or not line.origin:
+            if asked or not entry.origin:
                 raise
             wrong.append(f"{error}" if name in str(error) else f"{name!r}: {error}")
-            continue
-        rows.append(
-            {
-                "name": spec.label or str(spec),
-                "places": list(encoding.claims.places),
-                "parameters": encoding.num_parameters,
-                **{claim: getattr(encoding.claims, claim) for claim in _CLAIMS.split()},
-                "checked": line.checked,
-                "origin": line.origin,
-                "keras": KERAS_LAYERS.get(type(encoding).__name__),
-                "source": encoding.claims.source,
-            }
-        )
     return rows, wrong
+
+
+def _row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
+    """Build an encoding, and return what is listed of it under its label."""
+    from posenc.encodings import registry
+    from posenc.encodings.base.shape import ModelShape
+
+    encoding = registry.create(name, ModelShape(embed_dim=512, num_heads=8, train_length=2048))
+    return {
+        "name": label,
+        "places": list(encoding.claims.places),
+        "parameters": encoding.num_parameters,
+        **{claim: getattr(encoding.claims, claim) for claim in _CLAIMS.split()},
+        "checked": entry.checked,
+        "origin": entry.origin,
+        "keras": KERAS_LAYERS.get(type(encoding).__name__),
+        "source": encoding.claims.source,
+    }
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -133,11 +141,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['num_axes']} axes": row["num_axes"] > 1,
         f"below {row['max_positions']}": row["max_positions"] is not None,
     }
-    each = " per layer" if row["parameters"] and row["scope"] == "layer" else ""
+    per_layer = " per layer" if row["parameters"] and row["scope"] == "layer" else ""
     return [
         row["name"],
         ", ".join(map(str, row["places"])) or "none",
-        f"{row['parameters']:,}{each}",
+        f"{row['parameters']:,}{per_layer}",
         ", ".join(claim for claim, holds in claims.items() if holds),
         f"{row['checked']}, {row['origin']}" if row["origin"] else row["checked"],
         row["keras"] or "",

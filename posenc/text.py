@@ -52,27 +52,32 @@ def find_text(texts: Sequence[str]) -> Source:
     `MOST_FILES` files.
     """
     _is_ours.cache_clear()  # since the last call a comparison may have begun, or been deleted
-    found: dict[Path, None] = {}
-    seen = 0
+    paths: dict[Path, None] = {}  # without repeats, in the order in which they are named
+    count = 0
     for text in texts:
-        before = seen
+        count_before = count
         for file in _files_named(text):
-            seen += 1
-            if seen > MOST_FILES:
+            count += 1
+            if count > MOST_FILES:
                 raise ValueError(
                     f"--text: more than {MOST_FILES:,} files, the last in {text}. Join them into "
                     "fewer."
                 )
-            found[file.resolve()] = None
-        if seen == before:
-            what = "No such file" if glob.escape(text) == text else "No file has a name like"
-            if Path(text).is_dir():
-                what = "No file in the folder, apart from hidden ones and comparisons of posenc"
-            raise ValueError(f"{what}: {text}. --text takes files, folders and globs.")
-    root = Path(os.path.commonpath([path.parent for path in found]))
-    named = sorted((_utf8(path.relative_to(root).as_posix()), path) for path in found)
+            paths[file.resolve()] = None
+        if count == count_before:
+            raise ValueError(f"{_nothing_in(text)}: {text}. --text takes files, folders and globs.")
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    named = sorted((_utf8(path.relative_to(root).as_posix()), path) for path in paths)
     name = ", ".join(_utf8(Path(text).name or text) for text in texts)
     return Source(name, tuple(named))
+
+
+def _nothing_in(text: str) -> str:
+    """Return why one value of --text names no file."""
+    if Path(text).is_dir():
+        return "No file in the folder, apart from hidden ones and comparisons of posenc"
+    is_glob = glob.escape(text) != text
+    return "No file has a name like" if is_glob else "No such file"
 
 
 def _files_named(text: str) -> Iterator[Path]:
