@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST, answered, check_count, check_number
-from posenc.encodings.base.arguments import alike
+from posenc.encodings.base.arguments import alike, in_one_line
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.placed import check_whole
 from posenc.positions import join, tensor
@@ -58,8 +58,8 @@ class KVCache:
         before = self._made_by
         if self.length and before is not None and not alike(before, encoding):
             raise ValueError(
-                f"KVCache: its keys were made for {_one_line(before)}, but attention has "
-                f"{_one_line(encoding)}. Use a new cache."
+                f"KVCache: its keys were made for {in_one_line(before)}, but attention has "
+                f"{in_one_line(encoding)}. Use a new cache."
             )
         self._made_by = encoding
 
@@ -349,10 +349,6 @@ class KVCache:
                 grown[:, :, : self.length] = buffer[:, :, : self.length]
             self._buffers[name] = buffer = grown
         buffer[:, :, self.length : end] = new
-
-
-def _one_line(encoding: PositionEncoding) -> str:
-    return " ".join(str(encoding).split())
 
 
 def _dtype_of(positions: Tensor | range) -> torch.dtype:

@@ -1,5 +1,6 @@
 # The names that the folders above import, each on first use.
 
+from posenc.encodings.base.arguments import in_one_line as in_one_line
 from posenc.encodings.base.arguments import likeness as likeness
 from posenc.encodings.base.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.base import require_encoding as require_encoding

@@ -104,6 +104,11 @@ def alike(a: nn.Module, b: nn.Module) -> bool:
     return likeness(a) == likeness(b)
 
 
+def in_one_line(encoding: nn.Module) -> str:
+    """Return repr(encoding) in one line, for messages."""
+    return " ".join(str(encoding).split())
+
+
 def likeness(encoding: nn.Module) -> tuple[Any, ...]:
     """Return class and arguments of each module. A computed default replaces None."""
     likenesses = []

@@ -23,12 +23,14 @@ class Columns:
     key_dim: channels of what the cache stores as a key: those of a head, or of a latent from which
     keys and values are computed (DeepSeek's). axes: components of a position. positions: int64 if
     they are whole, else float64. state: shape (heads, ...) and dtype of a token's state, or None.
+    made_by: the encoding with which the tokens were read, in one line; "" where torch.compile did.
     """
 
     key_dim: int
     axes: int
     positions: torch.dtype
     state: tuple[tuple[int, ...], torch.dtype] | None
+    made_by: str = ""
 
     @classmethod
     def of(cls, now: Attending, key_dim: int) -> "Columns":
@@ -38,7 +40,8 @@ class Columns:
             shape = (now.state.shape[1], *now.state.shape[3:])
             state = shape, torch.promote_types(now.state.dtype, torch.float32)
         axes = now.encoding.claims.num_axes
-        return cls(key_dim, axes, torch.int64 if whole else torch.float64, state)
+        dtype = torch.int64 if whole else torch.float64
+        return cls(key_dim, axes, dtype, state, now.forward.described)
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +58,13 @@ class Columns:
 
         Raises: ValueError if they differ in more than the dtypes of numbers.
         """
+        # Keys are stored without the encoding, but all layers after the first have read what it
+        # did to the tokens.
+        if self.made_by and new.made_by and self.made_by != new.made_by:
+            raise ValueError(
+                f"posenc: the cache was filled with {self.made_by} attached, and now it is "
+                f"{new.made_by}. Start with an empty cache."
+            )
         new_shape = None if new.state is None else new.state[0]
         shape = None if self.state is None else self.state[0]
         if (new.key_dim, new.axes, new_shape) != (self.key_dim, self.axes, shape):
@@ -197,6 +207,7 @@ class Update:
         update = type(self.cache).update
         now = ATTENDING.get()
         if now is None:
+            self._refuse_detached(key_states, layer_idx)
             return update(self.cache, key_states, value_states, layer_idx, *args, **options)
         columns = self._columns(now, key_states, layer_idx)
         positions = tensor(now.positions, key_states.device)
@@ -211,6 +222,19 @@ class Update:
             assert now.state is not None
             now.kv_state = state.to(now.state.dtype)
         return keys, values
+
+    def _refuse_detached(self, keys: Tensor, index: int) -> None:
+        """Raise ValueError if the cache holds positions, and the model no longer has an encoding to
+        read them."""
+        held = self.columns.get(index)
+        before = _layer(self.cache, index)
+        if held is None or before is None or not int(before.get_seq_length()):
+            return
+        if keys.shape[-1] == held.key_dim and before.keys.shape[-1] != held.key_dim:
+            raise ValueError(
+                "posenc: the cache was filled while an encoding was attached to the model, which "
+                "is gone. Start with an empty cache."
+            )
 
     def _columns(self, now: Attending, keys: Tensor, index: int) -> Columns:
         """Return the columns of the new keys, like those that the cache holds already.

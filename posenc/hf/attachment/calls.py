@@ -27,7 +27,8 @@ class Forward:
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
     documents: (len) or (batch, len), the document of each token in a packed row; None if there is
-    only one. has_mask: whether the caller gave an attention_mask.
+    only one. has_mask: whether the caller gave an attention_mask. described: the encoding in one
+    line, which a cache keeps; "" while torch.compile reads the forward.
     """
 
     stack: nn.Module
@@ -35,6 +36,7 @@ class Forward:
     positions: Tensor | range | None
     documents: Tensor | None = None
     has_mask: bool = False
+    described: str = ""
     token: Any = None
 
 

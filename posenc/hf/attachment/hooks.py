@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings import Compose, PositionEncoding
+from posenc.encodings import Compose, PositionEncoding, in_one_line
 from posenc.hf.attachment.attention import NAME, LazyMask
 from posenc.hf.attachment.cached import past_positions, past_state, self_attention, watch
 from posenc.hf.attachment.calls import (
@@ -104,8 +104,10 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
+    described = ""
     if not torch.compiler.is_compiling():
         _refuse_exchanged(stack)
+        described = in_one_line(getattr(stack, ENCODING))
     mask = _mask_beside_fractions(given)
     given = given | mask
     kwargs = kwargs | mask
@@ -119,7 +121,7 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
     has_mask = given.get("attention_mask") is not None
-    forward = Forward(stack, prepared, positions, documents, has_mask)
+    forward = Forward(stack, prepared, positions, documents, has_mask, described)
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
