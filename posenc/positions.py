@@ -143,13 +143,18 @@ def placed(positions: Real[Tensor, "*where axes"]) -> Real[Tensor, "*where axes"
 
 
 def join(first: Known, second: Known, axis: int, batch: int, device: torch.device) -> Known:
-    """Concatenate positions along `axis`; those without a batch are repeated for `batch` rows."""
+    """Concatenate positions along `axis`, which counts from the end; those without a batch are
+    repeated for `batch` rows, and those of one row for the rows of the other."""
     if isinstance(first, range) and isinstance(second, range):
         if first.step == second.step == 1 and first.stop == second.start:
             return range(first.start, second.stop)
     both = [tensor(t, device) for t in (first, second)]
     ndim = max(t.ndim for t in both)
     both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in both]
+    has_rows = ndim + axis > 0
+    if has_rows:
+        rows = max(t.shape[0] for t in both)
+        both = [t.expand(rows, *t.shape[1:]) for t in both]
     return torch.cat(both, dim=axis)
 
 

@@ -1,5 +1,7 @@
 """Cached keys are cut and moved: the same as keys that are computed at their new positions."""
 
+import copy
+import itertools
 import math
 
 import pytest
@@ -290,3 +292,32 @@ def test_keys_that_no_encoding_made_are_not_moved():
     cache.shift(1)
     assert cache.positions.tolist() == [1, 2, 3] and torch.equal(cache.k, k)
     posenc.KVCache().shift(3)  # an empty one has nothing to move
+
+
+@pytest.mark.parametrize("steps", list(itertools.product([[2], [0, 2]], [[0, 0, 0], [0]])))
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_leave_and_become_beams(steps, shared):
+    """Rows that finish leave, and one that goes on is copied; positions of one row then stand for
+    all, whichever form the next ones have."""
+    layer = layer_of(posenc.RoPE(DIM, interleaved=False))
+    x = torch.randn(3, LENGTH, HEADS * DIM)
+    starts = [[4], [4], [4]] if shared else [[0], [0], [4]]
+    positions = torch.tensor(starts) + torch.arange(LENGTH)
+    cache = filled(layer, x, positions[:1] if shared else positions)
+    rows = torch.arange(3)
+    for kept in steps:
+        cache.reorder(torch.tensor(kept))
+        rows = rows[torch.tensor(kept)]
+    new = torch.randn(len(rows), 1, HEADS * DIM)
+    at = positions[rows, -1:] + 1
+    want = layer(torch.cat([x[rows], new], 1), torch.cat([positions[rows], at], 1))[:, -1:]
+    forms = [at, at[:1], at[0]] if len(at.unique()) == 1 else [at]
+    for next_positions in forms:
+        goes_on = copy.deepcopy(cache)
+        with torch.no_grad():
+            out = layer(new, next_positions, cache=goes_on, mask=masks.causal)
+        torch.testing.assert_close(out, want, rtol=0, atol=2e-6)
+        assert (
+            goes_on.positions.expand(len(rows), -1).tolist()
+            == torch.cat([positions[rows], at], 1).tolist()
+        )
