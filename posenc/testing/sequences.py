@@ -42,6 +42,33 @@ def assert_decoding_matches_prefill(make: Make) -> None:
         assert_same(torch.cat(steps, dim=1), want, f"in {len(cuts)} steps")
 
 
+def assert_moved_keys_are_made_anew(make: Make) -> None:
+    """Check that `KVCache.shift` gives the keys and values that the encoding makes at the new
+    positions. An encoding that cannot move them raises ValueError, and passes."""
+    model = layer(make)
+    encoding = model.encoding
+    limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
+    length = room(encoding, 11)
+    by = 7
+    if limit is not None:
+        length = max(1, min(length, limit // 2)) if axes == 1 else length
+        by = min(by, limit // 2)
+    x, positions = hidden(length, batch=2), tokens(encoding, length)
+    if limit is not None and axes > 1:
+        positions = positions % max(1, limit // 2)
+    cache = KVCache()
+    model(x, positions, cache=cache)
+    try:
+        cache.shift(by)
+    except ValueError:
+        return
+    wanted = KVCache()
+    model(x, positions + by, cache=wanted)
+    assert_same(cache.k, wanted.k, f"keys that are moved by {by}")
+    if type(encoding).transform_values is not PositionEncoding.transform_values:
+        assert_same(cache.v, wanted.v, f"values that are moved by {by}")
+
+
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     model, x, positions = example(make, 9)
     encoding = model.encoding

@@ -14,7 +14,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, own_line, parse
-from posenc.testing import CHECKS, VOIDING, maker, verdicts
+from posenc.testing import CHECKS, VOIDING, in_both_modes, maker, verdicts
 from posenc.testing.harness import SHAPE, Make, differs, hidden, layer, room, tokens
 
 _CHECKS = {name: CHECKS[name] for name in VOIDING}
@@ -44,7 +44,8 @@ def find_void(
     found, causal = {}, [t for t in trials if all(objective_of(t).stacks)]
     tested = [(shape_length(t), tested_tokens(t)) for t in causal]
     lengths = {(train, n) for train, each in tested for n, _, _ in (each[0], max(each))}
-    checks = _CHECKS | {"lengths_of_the_study": partial(_check_lengths, sorted(lengths))}
+    of_lengths = in_both_modes(partial(_check_lengths, sorted(lengths)))
+    checks = _CHECKS | {"lengths_of_the_study": of_lengths}
     for each in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
             why = _why_void(each, checks) if each.code else None

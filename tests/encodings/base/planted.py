@@ -12,6 +12,7 @@ from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numbers import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.queries_keys.rove import RoVE
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Term
@@ -261,6 +262,37 @@ class TimesTheLastKey(Term):
 
     def add(self, scores, rows, keys, mask):
         return scores * self.k.x[:, :, -1].sum(-1)[..., None, None]
+
+
+class PeeksAheadInEvaluation(PeeksAhead):
+    """Is right as it trains."""
+
+    def term(self, q, k):
+        return None if self.training else super().term(q, k)
+
+
+class CentredPerCallInEvaluation(Rotary):
+    """Is right as it trains; then a query's place counts from the first of its call."""
+
+    def transform(self, q, k):
+        if not self.training:
+            q = replace(q, positions=q.positions - q.positions[..., :1])
+        return super().transform(q, k)
+
+
+class MovesKeysTheOtherWay(Rotary):
+    def move_keys(self, k, before, after):
+        return super().move_keys(k, after, before)
+
+
+class LeavesMovedKeys(Rotary):
+    def move_keys(self, k, before, after):
+        return k
+
+
+class LeavesMovedValues(RoVE):
+    def move_values(self, v, before, after):
+        return v
 
 
 class ScalesInPlace(Rotary):
