@@ -34,7 +34,7 @@ from posenc.arguments import answered
 from posenc.encodings import ModelShape, PositionEncoding, create, one_per_model, require_encoding
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
-from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, HOOKED, LAYER
+from posenc.hf.attachment.calls import ATTACHMENT, CARRIES, ENCODING, HOOKED, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
 from posenc.hf.attachment.proof import prove
 from posenc.hf.attachment.save import save_beside
@@ -153,6 +153,10 @@ def _attach(
             ]
         with trial():
             run(model, example)
+        order_is_attentions = own == "replace" and alone
+        if not order_is_attentions:
+            for stack in stacks:
+                _note_carried_texts(attachment, stack, model, example)
         if check:
             prove(model, example)
         save_beside(model)
@@ -394,6 +398,15 @@ def _note_hooked(attachment: Attachment, stack: Stack, model: Any) -> None:
     noted = hooks.places_of(model, hooked)
     attachment.changed.append((module, {HOOKED: noted}, {}))
     vars(module)[HOOKED] = noted
+
+
+def _note_carried_texts(
+    attachment: Attachment, stack: Stack, model: Any, example: dict[str, Any]
+) -> None:
+    """Note whether the stack hands one text of a packed row on to the next, for `hooks.begin`."""
+    carries = own_positions.carries_texts(model, stack, example)
+    attachment.changed.append((stack.module, {CARRIES: carries}, {}))
+    vars(stack.module)[CARRIES] = carries
 
 
 def _undo(model: Any) -> None:

@@ -12,6 +12,9 @@ ATTACHMENT = "posenc_attachment"
 """Attribute of a model that has its Attachment."""
 ENCODING = "posenc_encoding"
 """Submodule of a stack that is the encoding, so its parameters are the model's."""
+CARRIES = "posenc_carries_texts"
+"""Attribute of a stack: whether layers that are no attention hand one text of a packed row on to
+the next."""
 HOOKED = "posenc_hooked"
 """Attribute of a stack that has the modules which carry its hooks, and the layers around them, a
 list of hooks.Hooked."""

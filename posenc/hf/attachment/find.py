@@ -1,5 +1,6 @@
 """Find a model's attention modules, and the stacks that contain them, by running it once."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class Stack:
 
 
 def example_of(model: Any) -> dict[str, Tensor]:
-    """Build a small input of the kind that the model takes: a few tokens or one image.
+    """Build a small input of the kind that the model takes: a few tokens, one image or one video.
 
     Raises: ValueError for a model that takes neither.
     """
@@ -42,8 +43,12 @@ def example_of(model: Any) -> dict[str, Tensor]:
     if model.main_input_name == "pixel_values":
         size = model.config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.linspace(-1, 1, model.config.num_channels * height * width, device=device)
-        return {"pixel_values": pixels.view(1, -1, height, width).to(model.dtype)}
+        shape = (1, model.config.num_channels, height, width)
+        frames = getattr(config, "num_frames", None)
+        if frames is not None:
+            shape = (1, frames, *shape[1:])
+        pixels = torch.linspace(-1, 1, math.prod(shape), device=device)
+        return {"pixel_values": pixels.view(shape).to(model.dtype)}
     words = getattr(config, "vocab_size", None)
     if model.main_input_name != "input_ids" or not words or words < 4 * LENGTH:
         raise ValueError(

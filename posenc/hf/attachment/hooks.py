@@ -14,6 +14,7 @@ from posenc.hf.attachment.attention import NAME, LazyMask
 from posenc.hf.attachment.cached import past_positions, past_state, self_attention, watch
 from posenc.hf.attachment.calls import (
     ATTENDING,
+    CARRIES,
     ENCODING,
     FORWARD,
     GIVEN_IDS,
@@ -113,6 +114,8 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     kwargs = kwargs | mask
     encoding: Any = getattr(stack, ENCODING)
     positions, documents = _positions(given, encoding.claims.num_axes)
+    if documents is not None and vars(stack).get(CARRIES):
+        _refuse_carried_texts(stack, documents)
     if positions is None:
         prepared = encoding
     else:
@@ -262,6 +265,17 @@ def _refuse_chunks_of_packed_rows(
     raise ValueError(
         f"posenc: {type(module).__name__} attends in chunks of {chunk} tokens. {when} counts them "
         f"in the whole row, and this row of {length} tokens has several texts. {cure}"
+    )
+
+
+def _refuse_carried_texts(stack: nn.Module, documents: Tensor) -> None:
+    """Raise ValueError for a packed row of several texts that layers of the stack hand on."""
+    if not bool((documents > 0).any()):  # a compiled forward always says documents
+        return
+    raise ValueError(
+        f"posenc: {type(stack).__name__} has layers that are no attention, and they hand one text "
+        "of a packed row on to the next, as they do without posenc. Call the model with one text "
+        "in a row."
     )
 
 

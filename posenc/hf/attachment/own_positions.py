@@ -1,5 +1,6 @@
 """Remove a model's own positions, or compute them by posenc if they are a bias of the scores."""
 
+import inspect
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -195,8 +196,36 @@ def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
     return None
 
 
-def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
-    """Return the stack's output if every token sees every other."""
+def carries_texts(model: Any, stack: Stack, example: dict[str, Any]) -> bool:
+    """Return True if a text of a packed row changes the one after it, because layers that are no
+    attention, such as Mamba's, hand on what they have read. False if that cannot be tried."""
+    name = _read_by(stack, example)
+    takes_ids = "position_ids" in inspect.signature(model.forward).parameters
+    if name != "input_ids" or "position_ids" in example or not takes_ids:
+        return False
+    ids = example[name]
+    length = ids.shape[1]
+    first = length // 2
+    numbers = torch.cat([torch.arange(first), torch.arange(length - first)]).to(ids.device)
+    packed = {**example, "position_ids": numbers.expand(ids.shape)}
+    other = ids.clone()
+    other[:, :first] = ids[:, :first].flip(-1)
+    try:
+        plain = _hidden(model, stack.module, packed, blind=False)
+        changed = _hidden(model, stack.module, {**packed, name: other}, blind=False)
+    except ValueError:  # packed rows are refused anyway, in the words of `hooks.begin`
+        return False
+    error = float((changed - plain)[:, first:].abs().max() / plain.abs().max())
+    return not error <= min(tolerance(model), _SAME_ORDER)
+
+
+_SAME_ORDER = 1e-2
+"""Largest change of hidden states that rounding may bring where other tokens of a row change, but
+not their number: experts read their tokens together."""
+
+
+def _hidden(model: Any, stack: nn.Module, example: dict[str, Any], *, blind: bool = True) -> Tensor:
+    """Return the stack's output. blind: every token sees every other."""
     found: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple, out: Any) -> None:
@@ -204,7 +233,7 @@ def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
 
     handle = stack.register_forward_hook(note)
     try:
-        with trial(blind=True):
+        with trial(blind=blind):
             run(model, example)
     finally:
         handle.remove()

@@ -47,6 +47,22 @@ TABLES = {
     for name in ("gpt2", "opt", "bert", "roberta", "gpt_bigcode", "electra", "biogpt")
 } | {"gpt_bigcode": OTHERS["gpt2"], "biogpt": ("AutoModelForCausalLM", _MASKED)}
 """Families with a learned table of positions."""
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": COMMON | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "granitemoehybrid": COMMON
+    | {
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+        "shared_intermediate_size": 16,
+    },
+}
+"""Families with layers that are no attention."""
 _BOTH = {
     "vocab_size": 257,
     "d_model": 32,
@@ -97,8 +113,8 @@ def build(family: str, **overrides: Any) -> Any:
     """A random model whose weights are wide enough for positions to be felt."""
     torch.manual_seed(0)
     auto = "AutoModelForMaskedLM" if family == "modernbert" else "AutoModelForCausalLM"
-    sizes = ROTARY.get(family, {})
-    if family not in ROTARY:
+    sizes = (ROTARY | HYBRIDS).get(family, {})
+    if family not in ROTARY | HYBRIDS:
         shape = "t5" if family in ("mt5", "umt5") else family
         auto, sizes = (TABLES | TWO_STACKS | LATENT).get(family) or OTHERS[shape]
     config = transformers.AutoConfig.for_model(family, **{**sizes, **overrides})

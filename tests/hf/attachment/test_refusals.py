@@ -10,7 +10,7 @@ from torch import nn
 import posenc
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.attachment.attention import _without_unseen_end
-from tests.hf.attachment.models import TOKENS, build
+from tests.hf.attachment.models import HYBRIDS, TOKENS, build
 from tests.hf_models import COMMON, transformers
 
 ALIBI = posenc.ALiBi(num_heads=4)
@@ -431,3 +431,44 @@ def test_position_ids_that_a_head_hands_on_without_naming_them():
     attach(headed, posenc.ALiBi(num_heads=4))
     ids = torch.arange(TOKENS.shape[1])[None]
     torch.testing.assert_close(headed(TOKENS, position_ids=ids)[0], headed(TOKENS)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_packed_rows_of_a_hybrid_that_hands_texts_on(family):
+    model = build(family)
+    posenc.hf.attach(model, "alibi", own="keep")
+    row = TOKENS[:1]
+    packed = torch.cat([torch.arange(5), torch.arange(row.shape[1] - 5)])[None]
+    for use_cache in (False, True):
+        with pytest.raises(ValueError, match="hand one text of a packed row on to the next"):
+            model(row, position_ids=packed, use_cache=use_cache)
+    one = torch.arange(row.shape[1])[None]
+    torch.testing.assert_close(model(row, position_ids=one).logits, model(row).logits)
+    posenc.hf.detach(model)
+    model(row, position_ids=packed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["videomae", "vivit"])
+def test_a_model_that_takes_a_video_is_attached_to(family):
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 16,
+        "num_frames": 4,
+        "tubelet_size": 2 if family == "videomae" else [2, 8, 8],
+    }
+    if family == "videomae":
+        sizes["patch_size"] = 8
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    model = transformers.AutoModel.from_config(config).eval()
+    video = torch.randn(2, 4, 3, 16, 16)
+    plain = model(pixel_values=video).last_hidden_state
+    posenc.hf.attach(model, "alibi", own="keep")
+    with_encoding = model(pixel_values=video).last_hidden_state
+    assert with_encoding.shape == plain.shape
+    assert (with_encoding - plain).abs().max() > 1e-4
