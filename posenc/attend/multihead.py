@@ -144,6 +144,7 @@ class Attention(nn.Module):
 
         # `source` is what keys and values are projected from.
         if context is not None:
+            check_across("Attention", encoding)
             source = context
             source_positions = checked(context, context_positions, name="context")
             if cache is not None and cache.length:  # the context is cached: append nothing
@@ -219,6 +220,16 @@ class Attention(nn.Module):
                 f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
                 f"got {heads} * {self.head_dim} and {self.embed_dim}."
             )
+
+
+def check_across(owner: str, encoding: PositionEncoding) -> None:
+    """Raise ValueError for an encoding that cannot act in cross-attention."""
+    if not encoding.claims.permutation_invariant:
+        raise ValueError(
+            f"{owner}: {type(encoding).__name__} reads the order of the tokens between a key and "
+            "its query, and in cross-attention they stand in two sequences. Use another encoding "
+            "there."
+        )
 
 
 def _check_sources(

@@ -87,6 +87,15 @@ def test_memory_equals_the_end_of_the_whole_sequence(name):
     torch.testing.assert_close(end, whole[:, 5:], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["fox", "rope+fox", "cope"])
+def test_an_encoding_that_reads_the_order_in_memory_is_refused_across_sequences(name):
+    encoding = posenc.create(name, posenc.ModelShape(16, 4, 2, causal=False)).double()
+    x = random(1, 3, 16)
+    at = {"context": random(1, 5, 16), "context_positions": range(5)}
+    with pytest.raises(ValueError, match="stand in two sequences"):
+        layer(kv_heads=2)(x, range(3), **at, encoding=encoding)
+
+
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "shaw", "deberta"])
 @torch.no_grad()
 def test_a_cached_context_is_projected_once_and_read_again(name):

@@ -152,6 +152,8 @@ def test_all_parameters_of_an_encoder_decoder_learn(tie, norm_position):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="cross_encoding is Sinusoidal"):
         pair(cross=encoding("sinusoidal"))
+    with pytest.raises(ValueError, match="cross_encoding: FoX reads the order of the tokens"):
+        pair(cross=encoding("fox"))
     with pytest.raises(ValueError, match="an encoder has none"):
         Encoder(DecoderConfig(23, 32, 2, 4, tie_embeddings=True), encoding("rope"))
     with pytest.raises(ValueError, match=r"multiple of the source's 2, got 3"):
