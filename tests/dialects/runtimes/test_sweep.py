@@ -219,6 +219,11 @@ def test_rope_interleave_decides_the_layout_where_the_class_reads_it():
             {"model_type": "lfm3", "rope_parameters": {"full_attention": None}},
             "full_attention is None",
         ),
+        ({"model_type": "gemma4_text", "rope_scaling": None}, "rope_scaling is None"),
+        (
+            {"model_type": "laguna", "rope_scaling": None, "rope_parameters": {}},
+            "rope_scaling is None",
+        ),
     ],
 )
 def test_a_null_that_the_class_refuses_is_refused(config, refused):
