@@ -73,6 +73,9 @@ def _no_exit() -> Iterator[None]:
     except SystemExit as error:
         from posenc.encodings import own_line
 
+        # rich ends the program where nobody reads its output any more, as in `| head -1`.
+        if isinstance(error.__context__, BrokenPipeError):
+            raise
         where = own_line(error) or "a package"
         raise RunFailed(
             f"{where} raises SystemExit({error.code!r}) in what is measured."

@@ -1,14 +1,17 @@
 """`posenc inspect` of encodings in files, with options, and their contract."""
 
+import io
 import json
 import shutil
 import sys
 
 import pytest
+from rich.console import Console
 from rich.markup import escape
 
 import posenc
 from posenc import ModelShape
+from posenc.inspect.command import _no_exit
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
 from posenc.report.page.console import print_table, stderr, stdout
@@ -216,3 +219,16 @@ def test_a_name_is_not_turned_into_pictures(folder, capsys):
         print_table(console, names, [names], title=escape(names[0]), named=names[0])
         said = getattr(capsys.readouterr(), where)
         assert all(said.count(name) >= 3 for name in names)
+
+
+def test_a_reader_that_goes_is_not_called_an_exit_of_what_is_measured():
+    """As in `posenc inspect encoding rope | head -1`, where rich ends the program."""
+    console = Console(file=ClosedPipe())
+    ended = (SystemExit, BrokenPipeError)  # older releases of rich leave it to the caller
+    with pytest.raises(ended), _no_exit():
+        console.print("a line")
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
