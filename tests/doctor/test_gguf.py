@@ -105,6 +105,8 @@ def test_tensors_that_an_architecture_refuses(tmp_path):
     freqs = {"rope_freqs.weight": np.array(EIGHT)}
     path = write(tmp_path / "a.gguf", "qwen2", freq_base=1e6, tensors=freqs)
     assert any("loads no rope_freqs" in m for m in codes(path))
+    found = [f for f in findings(Case(load(path), ALL)) if "loads no rope_freqs" in f.message]
+    assert all("does not load the file" in f.cure and "{arch}" not in f.cure for f in found)
     path = write(tmp_path / "b.gguf", freq_base=1e6, dimension_count=8)
     assert any("invalid n_rot" in m for m in codes(path))
 

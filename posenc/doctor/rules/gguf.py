@@ -15,6 +15,12 @@ RESTORE = (
     "CONFIG --fix --out new.gguf` takes them from there if its two lists are equal."
 )
 
+RELOAD = (
+    "libllama does not load the file as it is. Convert the model again with llama.cpp's "
+    "convert_hf_to_gguf.py, or take the key or tensor that the message names from a file that "
+    "loads: a tensor of divisors has one value for each rotated pair of channels."
+)
+
 
 @rule("PD034", "E")
 def keys(case: Case) -> Iterator[Hit]:
@@ -30,7 +36,7 @@ def keys(case: Case) -> Iterator[Hit]:
         yield Hit(message, concerned, LLAMA_CPP)
     error = case.computed["llama.cpp"].error
     if error:
-        yield Hit(error, concerned, LLAMA_CPP)
+        yield Hit(error, concerned, LLAMA_CPP, cure=RELOAD)
 
 
 def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
