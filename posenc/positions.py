@@ -151,9 +151,8 @@ def join(first: Known, second: Known, axis: int, batch: int, device: torch.devic
     both = [tensor(t, device) for t in (first, second)]
     ndim = max(t.ndim for t in both)
     both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in both]
-    has_rows = ndim + axis > 0
-    if has_rows:
-        rows = max(t.shape[0] for t in both)
+    if ndim + axis > 0:
+        rows = max(map(len, both))
         both = [t.expand(rows, *t.shape[1:]) for t in both]
     return torch.cat(both, dim=axis)
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 500, 12, 95
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 95
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")
@@ -168,7 +168,7 @@ PLANTED = {
     "the face itself": ("compare/page.py", "import posenc", "the package's face"),
     "a room on no floor": ("tools/__init__.py", "", "tools stands on no floor"),
     "a loose file on no floor": ("helpers.py", "", "helpers stands on no floor"),
-    "a long file": ("hf/__init__.py", "\n" * 500, "501 lines"),
+    "a long file": ("hf/__init__.py", "\n" * 550, "551 lines"),
 }
 
 

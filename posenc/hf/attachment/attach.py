@@ -34,7 +34,7 @@ from posenc.arguments import answered
 from posenc.encodings import ModelShape, PositionEncoding, create, one_per_model, require_encoding
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
-from posenc.hf.attachment.calls import ATTACHMENT, CARRIES, ENCODING, HOOKED, LAYER
+from posenc.hf.attachment.calls import ATTACHMENT, CARRIES, COUNTS, ENCODING, HOOKED, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
 from posenc.hf.attachment.proof import prove
 from posenc.hf.attachment.save import save_beside
@@ -138,11 +138,7 @@ def _attach(
                 own_positions.refuse_rest(model, stacks, example)
         else:
             for stack in stacks:
-                if not hooks.takes_ids(stack.module) and own_positions.tables(stack.module, model):
-                    handle = stack.module.register_forward_pre_hook(
-                        hooks.refuse_ids, with_kwargs=True
-                    )
-                    attachment.handles.append(handle)
+                _keep_positions(attachment, stack.module, model)
         for stack, stack_encoding in zip(stacks, encodings, strict=True):
             _put(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
             _note_hooked(attachment, stack, model)
@@ -398,6 +394,19 @@ def _note_hooked(attachment: Attachment, stack: Stack, model: Any) -> None:
     noted = hooks.places_of(model, hooked)
     attachment.changed.append((module, {HOOKED: noted}, {}))
     vars(module)[HOOKED] = noted
+
+
+def _keep_positions(attachment: Attachment, stack: nn.Module, model: Any) -> None:
+    """Note which position_ids the stack's own positions need, and refuse those they ignore."""
+    has_tables = bool(own_positions.tables(stack, model))
+    takes_ids = hooks.takes_ids(stack)
+    if has_tables and not takes_ids:
+        handle = stack.register_forward_pre_hook(hooks.refuse_ids, with_kwargs=True)
+        attachment.handles.append(handle)
+    # A table that counts padding is another matter: without posenc the model reads it so, too.
+    counts = takes_ids and not has_tables and bool(own_positions.rotations(stack))
+    attachment.changed.append((stack, {COUNTS: counts}, {}))
+    vars(stack)[COUNTS] = counts
 
 
 def _note_carried_texts(

@@ -15,6 +15,9 @@ ENCODING = "posenc_encoding"
 CARRIES = "posenc_carries_texts"
 """Attribute of a stack: whether layers that are no attention hand one text of a packed row on to
 the next."""
+COUNTS = "posenc_counts"
+"""Attribute of a stack: whether it takes position_ids and keeps its own rotation. It then gets
+the positions that posenc has counted, so that both rotate by the same ones."""
 HOOKED = "posenc_hooked"
 """Attribute of a stack that has the modules which carry its hooks, and the layers around them, a
 list of hooks.Hooked."""

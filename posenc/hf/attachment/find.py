@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from posenc.encodings import ModelShape
 from posenc.hf.attachment.calls import TRIAL, Reached, Trial
 from posenc.hf.capabilities import takes
+from posenc.report.page.failure import one_line
 
 LENGTH, SOURCE_LENGTH = 5, 7
 """Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""
@@ -80,6 +81,11 @@ def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
     try:
         with trial() as seen:
             run(model, example)
+    except Exception as error:  # a family's code may raise anything
+        raise ValueError(
+            f"attach: {type(model).__name__} fails with {', '.join(example)} ({one_line(error)}). "
+            "Give example=, the arguments of one small forward that runs."
+        ) from error
     finally:
         for handle in handles:
             handle.remove()

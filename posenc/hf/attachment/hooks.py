@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from posenc.encodings import Compose, PositionEncoding, in_one_line
 from posenc.hf.attachment.attention import NAME, LazyMask
@@ -15,6 +14,7 @@ from posenc.hf.attachment.cached import past_positions, past_state, self_attenti
 from posenc.hf.attachment.calls import (
     ATTENDING,
     CARRIES,
+    COUNTS,
     ENCODING,
     FORWARD,
     GIVEN_IDS,
@@ -24,12 +24,19 @@ from posenc.hf.attachment.calls import (
     Forward,
 )
 from posenc.hf.attachment.own_positions import refresh
-from posenc.hf.capabilities import cache_among, chunks_each_text
+from posenc.hf.attachment.texts import (
+    documents_of,
+    one_row,
+    refuse_another_text,
+    refuse_carried_texts,
+    refuse_chunks_of_packed_rows,
+    refuse_packed_text,
+)
+from posenc.hf.capabilities import cache_among
 from posenc.positions import (
     counted,
     positions_from_mask,
     tensor,
-    text_returns,
 )
 
 
@@ -115,7 +122,7 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     encoding: Any = getattr(stack, ENCODING)
     positions, documents = _positions(given, encoding.claims.num_axes)
     if documents is not None and vars(stack).get(CARRIES):
-        _refuse_carried_texts(stack, documents)
+        refuse_carried_texts(stack, documents)
     if positions is None:
         prepared = encoding
     else:
@@ -124,6 +131,11 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
     has_mask = given.get("attention_mask") is not None
+    counted_beside_padding = isinstance(positions, Tensor) and given.get("position_ids") is None
+    if counted_beside_padding and vars(stack).get(COUNTS):
+        # Transformers would count the padding, too. That turns all keys and queries of a row alike,
+        # but an encoding that changes them after this rotation needs not commute with it.
+        kwargs = {**kwargs, "position_ids": positions}
     forward = Forward(stack, prepared, positions, documents, has_mask, described)
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
@@ -199,7 +211,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     )
     past = None
     cache = cache_among(everything)
-    _refuse_chunks_of_packed_rows(module, forward, x.shape[1], cache is not None)
+    refuse_chunks_of_packed_rows(module, forward, x.shape[1], cache is not None)
     if cache is not None:
         cache = self_attention(cache)
         watch(cache)
@@ -243,42 +255,6 @@ def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> N
         raise _bypassed(module, "it did not call the attention interface of transformers")
 
 
-def _refuse_chunks_of_packed_rows(
-    module: nn.Module, forward: Forward, length: int, has_cache: bool
-) -> None:
-    """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.
-
-    Without a cache and a mask newer transformers counts the chunks of Llama 4 in each text;
-    otherwise it counts them in the row, where a chunk may begin in the middle of a text.
-    """
-    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
-    if forward.documents is None or chunk is None or length <= chunk:
-        return
-    if not bool((forward.documents > 0).any()):  # a compiled forward always says documents
-        return
-    when, cure = "This transformers", "Call the model with one text in a row."
-    if chunks_each_text():
-        if not has_cache and not forward.has_mask:
-            return
-        when = "With a cache or an attention_mask transformers"
-        cure = "Call the model with use_cache=False and without attention_mask."
-    raise ValueError(
-        f"posenc: {type(module).__name__} attends in chunks of {chunk} tokens. {when} counts them "
-        f"in the whole row, and this row of {length} tokens has several texts. {cure}"
-    )
-
-
-def _refuse_carried_texts(stack: nn.Module, documents: Tensor) -> None:
-    """Raise ValueError for a packed row of several texts that layers of the stack hand on."""
-    if not bool((documents > 0).any()):  # a compiled forward always says documents
-        return
-    raise ValueError(
-        f"posenc: {type(stack).__name__} has layers that are no attention, and they hand one text "
-        "of a packed row on to the next, as they do without posenc. Call the model with one text "
-        "in a row."
-    )
-
-
 def _bypassed(module: nn.Module, why: str) -> ValueError:
     return ValueError(
         f"posenc: {type(module).__name__} runs without the encoding attached to it: {why}. Call "
@@ -308,7 +284,7 @@ def _mask_beside_fractions(given: dict[str, Any]) -> dict[str, Tensor]:
     """Return a mask that hides nothing for positions that may have fractions, if none is given.
 
     Without a mask and a cache transformers takes every token whose position is not one more than
-    the last for the first of a text. With a mask only `_begins_text` tells texts apart.
+    the last for the first of a text. With a mask only `begins_text` tells texts apart.
     """
     ids = given.get("position_ids")
     tokens = given.get("input_ids")
@@ -355,12 +331,12 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
             held = past_positions(self_attention(cache))
             if axes > 1:
                 held = None  # the cache holds components, and not the numbers of its tokens
-            _refuse_another_text(ids, numbers, held, mask, past)
+            refuse_another_text(ids, numbers, held, mask, past)
             return positions, None
         if numbers is None:
-            _refuse_packed_text(ids, mask)
+            refuse_packed_text(ids, mask)
             return positions, None
-        return positions, _documents(numbers, mask)
+        return positions, documents_of(numbers, mask)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
@@ -392,105 +368,6 @@ def _whole_if_they_are(ids: Tensor) -> Tensor:
     return ids.long() if bool(whole.all()) else ids
 
 
-def _documents(numbers: Tensor, mask: Any) -> Tensor | None:
-    """Return the document of each token in packed rows; None if there is only one. A mask of four
-    dimensions, or of another kind, says itself what each token sees."""
-    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
-        return None
-    valid = _valid(mask, numbers.shape[-1], numbers.device)
-    begins = _begins_text(numbers, valid)
-    documents = begins.cumsum(dim=-1)
-    if mask is not None and torch.compiler.is_compiling():
-        return documents  # reading them would break the graph
-    return _one_row(documents) if bool(begins.any()) else None
-
-
-def _valid(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return False for padding, (#batch, length), as a mask of the first tokens says. All are valid
-    without a mask, or with one of fewer tokens."""
-    if mask is None or mask.shape[-1] < length:
-        return torch.ones(1, length, dtype=torch.bool, device=device)
-    return (mask[:, :length] != 0).to(device)
-
-
-def _begins_text(positions: Tensor, valid: Tensor) -> Tensor:
-    """Return True for each token that begins another text than the valid one before it in its row.
-
-    A text goes on where whole positions grow by one, or by as much as the token stands later in the
-    row, where the padding between is counted too: 0 1 pad 2 and 0 1 pad 3 are one text. Positions
-    with fractions may grow by anything; there a text begins where they fall.
-
-    Shapes: positions (len) or (#batch, len), valid (#batch, len) -> (batch, len). Padding begins
-    none, whatever its positions are.
-    """
-    positions, valid = torch.broadcast_tensors(positions, valid)
-    index = torch.arange(positions.shape[-1], device=positions.device).expand(positions.shape)
-    last_valid = index.where(valid, -1).cummax(dim=-1).values
-    previous = F.pad(last_valid[:, :-1], (1, 0), value=-1)
-    steps = positions - positions.gather(-1, previous.clamp(min=0))
-    goes_on = (steps == 1) | (steps == index - previous)
-    if positions.is_floating_point():
-        goes_on = steps >= 0
-    return valid & (previous >= 0) & ~goes_on
-
-
-def _refuse_another_text(
-    ids: Tensor, numbers: Tensor | None, held: Tensor | None, mask: Any, past: int
-) -> None:
-    """Raise ValueError if new tokens and those of a cache are not one text, as `_begins_text` has
-    it: a new token begins another one, or the cache holds several.
-
-    Tokens of several components that nobody has numbered may share places (those of an image do),
-    but only the first of a text has 0 on all axes.
-
-    Args:
-        ids: positions of the new tokens.
-        numbers: the number of each new token in its text, if it is known.
-        held: numbers of cached tokens, the last ones if a window forgets; None: counted from 0.
-        mask: attention_mask; one of four dimensions says itself what each token sees.
-        past: cached tokens of a row, with padding and forgotten ones.
-    """
-    # A compiled step is not checked: reading numbers would break its graph.
-    if torch.compiler.is_compiling():
-        return
-    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
-        return
-    new = ids.shape[-1]
-    valid = _valid(mask, past + new, ids.device)
-    if numbers is None:
-        begins = (ids == 0).all(dim=0) & valid[:, past:] & valid[:, :past].any(-1, keepdim=True)
-    else:
-        if held is None:
-            held = valid[:, :past].cumsum(dim=-1) - 1
-        rows = max(len(held), numbers.shape[0] if numbers.ndim == 2 else 1)
-        both = [held.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
-        kept = held.shape[1] + new
-        begins = _begins_text(torch.cat(both, dim=1), valid[:, -kept:])
-    if not bool(begins.any()):
-        return
-    raise ValueError(
-        f"posenc: the position_ids of the new tokens do not go on with the {past} tokens that the "
-        "cache holds: one of them begins another text, or the cache holds several texts. Read each "
-        "text with a cache of its own, or all texts of a row in one call, or hand an "
-        "attention_mask of four dimensions that says what each token sees."
-    )
-
-
-def _refuse_packed_text(ids: Tensor, mask: Any) -> None:
-    """Raise ValueError if positions of several components return to the text that begins a row."""
-    if ids.ndim != 3:
-        return
-    valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
-    if text_returns(ids.movedim(0, -1), valid):
-        axes = len(ids)
-        raise ValueError(
-            f"posenc: position_ids of {axes} components return to the text that begins their row, "
-            "as packed texts do, and only a number for each token says where a text ends. Put it "
-            f"before the components: position_ids of shape ({axes + 1}, batch, len), whose first "
-            "entry counts from 0 in each text."
-        )
-
-
 def _positions_of(ids: Tensor, axes: int) -> Tensor:
     """Convert position_ids to posenc's shape."""
     if ids.ndim == 3 or axes > 1:
@@ -500,12 +377,4 @@ def _positions_of(ids: Tensor, axes: int) -> Tensor:
                 f"shape {tuple(ids.shape)}."
             )
         return ids.movedim(0, -1).contiguous()
-    return _one_row(ids)
-
-
-def _one_row(ids: Tensor) -> Tensor:
-    """Return position_ids without their batch if all rows are known to be equal."""
-    on_cpu = ids.device.type == "cpu"
-    if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):
-        return ids[0].contiguous()
-    return ids
+    return one_row(ids)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import posenc
+from posenc.hf import attach, shape_of
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import transformers
 
@@ -86,3 +87,23 @@ def test_a_mask_of_other_dimensions_is_refused(mask):
     posenc.hf.attach(model, "alibi")
     with pytest.raises(ValueError, match=r"must be \(batch, len\), which hides padding, or"):
         model(TOKENS, attention_mask=mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rope_interleaved", "pope", "transformer_xl", "alibi"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
+    """Also where the encoding and the model's rotation do not commute: both count without it."""
+    model = build(family)
+    attach(model, posenc.create(name, shape_of(model)), own="keep")
+    row = TOKENS[:1]
+    alone = model(row).logits
+    padded = torch.cat([row[:, :3], row], dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, :3] = 0
+    got = model(padded, attention_mask=mask).logits[:, 3:]
+    torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-4)
+    first = model(padded[:, :9], attention_mask=mask[:, :9], use_cache=True)
+    later = model(padded[:, 9:], attention_mask=mask, past_key_values=first.past_key_values)
+    steps = torch.cat([first.logits, later.logits], dim=1)[:, 3:]
+    torch.testing.assert_close(steps, alone, rtol=1e-4, atol=1e-4)

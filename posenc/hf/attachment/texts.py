@@ -1,0 +1,154 @@
+"""Tell the texts of packed rows apart, and refuse rows and steps in which they would mix."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.hf.attachment.calls import Forward
+from posenc.hf.capabilities import chunks_each_text
+from posenc.positions import text_returns
+
+
+def begins_text(positions: Tensor, valid: Tensor) -> Tensor:
+    """Return True for each token that begins another text than the valid one before it in its row.
+
+    A text goes on where whole positions grow by one, or by as much as the token stands later in the
+    row, where the padding between is counted too: 0 1 pad 2 and 0 1 pad 3 are one text. Positions
+    with fractions may grow by anything; there a text begins where they fall.
+
+    Shapes: positions (len) or (#batch, len), valid (#batch, len) -> (batch, len). Padding begins
+    none, whatever its positions are.
+    """
+    positions, valid = torch.broadcast_tensors(positions, valid)
+    index = torch.arange(positions.shape[-1], device=positions.device).expand(positions.shape)
+    last_valid = index.where(valid, -1).cummax(dim=-1).values
+    previous = F.pad(last_valid[:, :-1], (1, 0), value=-1)
+    steps = positions - positions.gather(-1, previous.clamp(min=0))
+    goes_on = (steps == 1) | (steps == index - previous)
+    if positions.is_floating_point():
+        goes_on = steps >= 0
+    return valid & (previous >= 0) & ~goes_on
+
+
+def documents_of(numbers: Tensor, mask: Any) -> Tensor | None:
+    """Return the document of each token in packed rows; None if there is only one. A mask of four
+    dimensions, or of another kind, says itself what each token sees."""
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+        return None
+    valid = valid_tokens(mask, numbers.shape[-1], numbers.device)
+    begins = begins_text(numbers, valid)
+    documents = begins.cumsum(dim=-1)
+    if mask is not None and torch.compiler.is_compiling():
+        return documents  # reading them would break the graph
+    return one_row(documents) if bool(begins.any()) else None
+
+
+def valid_tokens(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """Return False for padding, (#batch, length), as a mask of the first tokens says. All are valid
+    without a mask, or with one of fewer tokens."""
+    if mask is None or mask.shape[-1] < length:
+        return torch.ones(1, length, dtype=torch.bool, device=device)
+    return (mask[:, :length] != 0).to(device)
+
+
+def refuse_another_text(
+    ids: Tensor, numbers: Tensor | None, held: Tensor | None, mask: Any, past: int
+) -> None:
+    """Raise ValueError if new tokens and those of a cache are not one text, as `begins_text` has
+    it: a new token begins another one, or the cache holds several.
+
+    Tokens of several components that nobody has numbered may share places (those of an image do),
+    but only the first of a text has 0 on all axes.
+
+    Args:
+        ids: positions of the new tokens.
+        numbers: the number of each new token in its text, if it is known.
+        held: numbers of cached tokens, the last ones if a window forgets; None: counted from 0.
+        mask: attention_mask; one of four dimensions says itself what each token sees.
+        past: cached tokens of a row, with padding and forgotten ones.
+    """
+    # A compiled step is not checked: reading numbers would break its graph.
+    if torch.compiler.is_compiling():
+        return
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+        return
+    new = ids.shape[-1]
+    valid = valid_tokens(mask, past + new, ids.device)
+    if numbers is None:
+        begins = (ids == 0).all(dim=0) & valid[:, past:] & valid[:, :past].any(-1, keepdim=True)
+    else:
+        if held is None:
+            held = valid[:, :past].cumsum(dim=-1) - 1
+        rows = max(len(held), numbers.shape[0] if numbers.ndim == 2 else 1)
+        both = [held.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
+        kept = held.shape[1] + new
+        begins = begins_text(torch.cat(both, dim=1), valid[:, -kept:])
+    if not bool(begins.any()):
+        return
+    raise ValueError(
+        f"posenc: the position_ids of the new tokens do not go on with the {past} tokens that the "
+        "cache holds: one of them begins another text, or the cache holds several texts. Read each "
+        "text with a cache of its own, or all texts of a row in one call, or hand an "
+        "attention_mask of four dimensions that says what each token sees."
+    )
+
+
+def refuse_packed_text(ids: Tensor, mask: Any) -> None:
+    """Raise ValueError if positions of several components return to the text that begins a row."""
+    if ids.ndim != 3:
+        return
+    valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
+    if text_returns(ids.movedim(0, -1), valid):
+        axes = len(ids)
+        raise ValueError(
+            f"posenc: position_ids of {axes} components return to the text that begins their row, "
+            "as packed texts do, and only a number for each token says where a text ends. Put it "
+            f"before the components: position_ids of shape ({axes + 1}, batch, len), whose first "
+            "entry counts from 0 in each text."
+        )
+
+
+def refuse_carried_texts(stack: nn.Module, documents: Tensor) -> None:
+    """Raise ValueError for a packed row of several texts that layers of the stack hand on."""
+    if not bool((documents > 0).any()):  # a compiled forward always says documents
+        return
+    raise ValueError(
+        f"posenc: {type(stack).__name__} has layers that are no attention, and they hand one text "
+        "of a packed row on to the next, as they do without posenc. Call the model with one text "
+        "in a row."
+    )
+
+
+def refuse_chunks_of_packed_rows(
+    module: nn.Module, forward: Forward, length: int, has_cache: bool
+) -> None:
+    """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.
+
+    Without a cache and a mask newer transformers counts the chunks of Llama 4 in each text;
+    otherwise it counts them in the row, where a chunk may begin in the middle of a text.
+    """
+    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
+    if forward.documents is None or chunk is None or length <= chunk:
+        return
+    if not bool((forward.documents > 0).any()):  # a compiled forward always says documents
+        return
+    when, cure = "This transformers", "Call the model with one text in a row."
+    if chunks_each_text():
+        if not has_cache and not forward.has_mask:
+            return
+        when = "With a cache or an attention_mask transformers"
+        cure = "Call the model with use_cache=False and without attention_mask."
+    raise ValueError(
+        f"posenc: {type(module).__name__} attends in chunks of {chunk} tokens. {when} counts them "
+        f"in the whole row, and this row of {length} tokens has several texts. {cure}"
+    )
+
+
+def one_row(ids: Tensor) -> Tensor:
+    """Return position_ids without their batch if all rows are known to be equal."""
+    on_cpu = ids.device.type == "cpu"
+    if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):
+        return ids[0].contiguous()
+    return ids
