@@ -1,7 +1,9 @@
 """`posenc inspect NAME --contract`: hold encodings to the contract and print what fails."""
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from posenc.encodings import create
@@ -61,10 +63,23 @@ def _checked(name: str) -> list[Verdict]:
     checks = every_check()
     say(stderr(), f"{name}: {len(checks)} checks of its behaviour, about half a minute.")
     outcomes = []
-    for i, verdict in enumerate(verdicts(maker(name), checks), 1):
-        tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
-        outcomes.append(verdict)
+    with _without_logs():
+        for i, verdict in enumerate(verdicts(maker(name), checks), 1):
+            tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
+            outcomes.append(verdict)
     return outcomes
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Silence loggers: torch logs tracebacks where an encoding cannot be compiled or exported, and
+    the table says that in a line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _print(name: str, outcomes: list[Verdict]) -> None:
