@@ -214,7 +214,8 @@ class KVCache:
     @answered
     def drop(self, start: int, stop: int) -> None:
         """Remove the tokens with indices start .. stop - 1. The others keep their positions:
-        `shift` closes the gap.
+        `shift` closes the gap. They keep their states, too: gates of FoX between a key and its
+        query still count the removed tokens.
 
         Raises: ValueError as `crop`.
         """
