@@ -24,22 +24,27 @@ from posenc.testing.harness import (
 
 FAR = 20_011
 """Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
+LONG = 600
+"""Tokens of a text in which an encoding that changes at some length shows it."""
 Pairs = Iterator[tuple[Tensor, Tensor, str]]
 """Results that should be equal, and a few words on the first."""
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
     """Check that decoding token by token, or in pieces, equals one pass, all with one `length`."""
-    model, x, positions = example(make, batch=2)
-    length = len(positions)
-    want = model(x, positions, length=length)
-    for cuts in ([1] * length, [length - length // 3, 1, length // 3 - 1]):
-        cache, steps, start = KVCache(), [], 0
-        for size in cuts:
-            part = slice(start, start + size)
-            steps.append(model(x[:, part], positions[part], cache=cache, length=length))
-            start += size
-        assert_same(torch.cat(steps, dim=1), want, f"in {len(cuts)} steps")
+    for tokens_read in (LENGTH, LONG):
+        model, x, positions = example(make, tokens_read, batch=2)
+        length = len(positions)
+        want = model(x, positions, length=length)
+        in_pieces = [length - length // 3, 1, length // 3 - 1]
+        for cuts in (in_pieces,) if tokens_read == LONG else ([1] * length, in_pieces):
+            cache, steps, start = KVCache(), [], 0
+            for size in cuts:
+                part = slice(start, start + size)
+                steps.append(model(x[:, part], positions[part], cache=cache, length=length))
+                start += size
+            got = torch.cat(steps, dim=1)
+            assert_same(got, want, f"{length} tokens in {len(cuts)} steps")
 
 
 def assert_moved_keys_are_made_anew(make: Make) -> None:
@@ -192,16 +197,19 @@ def assert_rows_are_independent(make: Make) -> None:
 
 def assert_the_future_is_invisible(make: Make) -> None:
     """Check that a change of later tokens changes their own outputs, and no earlier one."""
-    model, x, positions = example(make, 19)
-    before = slice(0, 11)
-    changed = slice(11, 19)
-    changed_x = x.clone()
-    changed_x[:, changed] = 3 * x[:, changed].flip(1)
-    out = model(x, positions)
-    new_out = model(changed_x, positions)
-    assert_same(new_out[:, before], out[:, before], "queries before the changed tokens")
-    differences = (new_out[:, changed] - out[:, changed]).abs().amax(-1)
-    assert differences.min() > 0, "later queries must see them"
+    for tokens_read in (19, LONG):
+        model, x, positions = example(make, tokens_read)
+        length = len(positions)
+        before = slice(0, length - 8)
+        changed = slice(length - 8, length)
+        changed_x = x.clone()
+        changed_x[:, changed] = 3 * x[:, changed].flip(1)
+        out = model(x, positions)
+        new_out = model(changed_x, positions)
+        at = f"queries before the changed ones of {length} tokens"
+        assert_same(new_out[:, before], out[:, before], at)
+        differences = (new_out[:, changed] - out[:, changed]).abs().amax(-1)
+        assert differences.min() > 0, "later queries must see them"
 
 
 def assert_blind_rows_give_zeros(make: Make) -> None:

@@ -69,9 +69,11 @@ def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
         x[1, :same] = x[0, :same]
         with torch.no_grad():
             out = model(x, positions, length=len(positions))
+            alone = model(x[:, :same], positions[:same], length=len(positions))
         at = f"in sequences of {length:,} tokens"
         assert out.isfinite().all(), f"{VOIDING['outputs_are_finite']} {at}"
         assert not differs(*out[:, :same]), f"{VOIDING['the_future_is_invisible']} {at}"
+        assert not differs(alone, out[:, :same]), f"{VOIDING['decoding_matches_prefill']} {at}"
 
 
 def _why_void(compared: Compared, checks: dict[str, Callable[[Make], None]]) -> str | None:

@@ -10,12 +10,12 @@ import pytest
 from posenc import ALiBi
 from posenc.compare.judge.standing import standing_at
 from posenc.compare.page.page import make_page
-from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.contract_gate import _check_lengths, find_void
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, labelled
 from posenc.encodings import code_of
 from posenc.encodings.registry import known
-from posenc.testing import VOIDING
+from posenc.testing import CHECKS, VOIDING, maker
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encodings.base import planted
 from tests.texts import prose
@@ -123,6 +123,14 @@ def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
     assert said in str(raised.value)
     # The first check that fails is named, which may be another one.
     assert said.startswith(tuple(VOIDING.values()))
+
+
+def test_numbers_that_depend_on_how_many_tokens_follow_are_seen_at_the_lengths_of_the_study():
+    make = maker(planted.DividedByTheNumberOfKeys)
+    CHECKS["decoding_matches_prefill"](make)  # shorter sequences do not show it
+    _check_lengths([(64, 600)], make)
+    with pytest.raises(AssertionError, match="cut into calls in sequences of 1,400 tokens"):
+        _check_lengths([(64, 600), (64, 1400)], make)
 
 
 def test_an_encoding_that_keeps_its_promises_is_not_refused(folder):

@@ -271,6 +271,15 @@ class PeeksAheadInEvaluation(PeeksAhead):
         return None if self.training else super().term(q, k)
 
 
+class ReadsTheNextKeyInLongTexts(Rotary):
+    """Is right up to 64 tokens."""
+
+    def transform(self, q, k):
+        if k.x.shape[2] > 64:
+            k = replace(k, x=k.x + k.x.roll(-1, 2))
+        return super().transform(q, k)
+
+
 class CentredPerCallInEvaluation(Rotary):
     """Is right as it trains; then a query's place counts from the first of its call."""
 
@@ -533,3 +542,21 @@ class TrainsWithItsInputsAlone(NewMemory):
         return Dense(
             q, k, lambda q, k: slope[:, None, None] * (k.positions[None, :] - q.positions[:, None])
         )
+
+
+class DividedByTheNumberOfKeys(DistanceBias):
+    """A distance counts less in a longer sequence: from 700 keys on."""
+
+    claims = replace(WRONG, places=(3,))
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+
+    def term(self, q, k):
+        return Dense(q, k, self.values)
+
+    def values(self, q, k):
+        distance = (q.positions[..., :, None] - k.positions[..., None, :]).abs().double()
+        bias = -0.1 * distance / max(1, k.positions.shape[-1] / 700)
+        return bias.view(-1, 1, *bias.shape[-2:]).expand(-1, self.num_heads, -1, -1)

@@ -24,7 +24,7 @@ MISTAKES = {
     "no_option_is_ignored": "ThetaMissingFromTheCache ThetaIgnored",
     "bfloat16_is_precise_far_out": "AnglesInTheInputsType KeyOnlyALiBi OutputInFloat32",
     "decoding_matches_prefill": "CentredPerCall FirstPositionIsAlwaysZero DistanceBetweenIndices"
-    " CentredPerCallInEvaluation",
+    " CentredPerCallInEvaluation ReadsTheNextKeyInLongTexts",
     "moved_keys_are_made_anew": "MovesKeysTheOtherWay LeavesMovedKeys LeavesMovedValues",
     "shift_invariance_as_claimed": "CentredPerCall PositionsTruncated",
     "padding_is_invisible": "CountedFromTheShape",
@@ -38,7 +38,7 @@ MISTAKES = {
     "bfloat16_is_precise_at_far_distances": "DistanceInTheParametersType",
     "works_or_refuses_beyond_training": "SilentlyWrapped",
     "blind_rows_give_zeros": "NotANumberWhereNothingIsSeen",
-    "the_future_is_invisible": "PeeksAhead PeeksAheadInEvaluation",
+    "the_future_is_invisible": "PeeksAhead PeeksAheadInEvaluation ReadsTheNextKeyInLongTexts",
     "earlier_calls_leave_no_trace": "RemembersTheLongest KeptByShape",
     "inputs_are_not_written_to": "ScalesInPlace",
     "device_follows_input": "ReadsValues",
