@@ -43,8 +43,7 @@ def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
     distance sees as many keys, and its scores are kept before the mask, after it and in the sum."""
     if not encoding.claims.permutation_invariant:
         return 0
-    limit, trained = encoding.claims.max_positions, shape.train_length
-    steps = len(_distances((trained if limit is None else min(limit, trained)) - 1))
+    steps = len(_distances(_last_position(encoding, shape)))
     return 3 * 8 * 4 * PAIRS * shape.num_heads * steps**2
 
 
@@ -58,26 +57,14 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
     Raises: ValueError for scores of NaN or +inf, from which a softmax makes NaN.
     """
     exact = copy.deepcopy(encoding).double()
-    limit, trained = encoding.claims.max_positions, shape.train_length
-    last = (trained if limit is None else min(limit, trained)) - 1
+    last = _last_position(encoding, shape)
     distances = _distances(last)
     if encoding.claims.permutation_invariant:
-        x, y = hidden(2 * pairs, shape)[0].split(pairs)
-        both = torch.cat([x, x, -x, -x]), torch.cat([y, -y, y, -y])
-        far = torch.full((len(distances),), last)
-        near = last - torch.tensor(distances)
-        random = pair_scores(exact, shape, *both, far, near)
         count = pairs
-        same = pair_scores(exact, shape, x, x, far, near)
+        random, same = _scores_of_pairs(exact, shape, last, pairs)
     else:
-        few = max(2, min(pairs, 2**14 // (last + 1)))
-        x = hidden(last + 1, shape, batch=few)
-        asked = hidden(1, shape, batch=few, seed=5)  # else a key at distance 0 is the query itself
-        keys = last - torch.tensor(distances)
-        signs = [_last_row(exact, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
-        random = torch.cat(signs)
-        count = few
-        same = _last_row(exact, shape, x[:, -1:].expand_as(x))[..., keys]
+        count = max(2, min(pairs, 2**14 // (last + 1)))
+        random, same = _scores_in_texts(exact, shape, last, count)
     flat = random.flatten(0, 1)
     if (wrong := flat.isnan() | (flat == torch.inf)).any():
         first = distances[int(wrong.any(0).nonzero()[0])]
@@ -92,6 +79,40 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
     same_mean = same.flatten(0, 1).mean(0)
     statistics = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
     return Decay(distances, *map(_numbers, statistics))
+
+
+def _last_position(encoding: PositionEncoding, shape: ModelShape) -> int:
+    """Return the last position of the training that the encoding accepts."""
+    limit = encoding.claims.max_positions
+    length = shape.train_length if limit is None else min(limit, shape.train_length)
+    return length - 1
+
+
+def _scores_of_pairs(
+    encoding: PositionEncoding, shape: ModelShape, last: int, pairs: int
+) -> tuple[Tensor, Tensor]:
+    """Return the scores of independent vectors, for each choice of their signs, and those of equal
+    vectors: (4 * pairs, num_heads, distances) and (pairs, num_heads, distances)."""
+    x, y = hidden(2 * pairs, shape)[0].split(pairs)
+    queries = torch.cat([x, x, -x, -x])
+    keys = torch.cat([y, -y, y, -y])
+    near = last - torch.tensor(_distances(last))
+    far = torch.full_like(near, last)
+    random = pair_scores(encoding, shape, queries, keys, far, near)
+    return random, pair_scores(encoding, shape, x, x, far, near)
+
+
+def _scores_in_texts(
+    encoding: PositionEncoding, shape: ModelShape, last: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Return the same for a method that reads the tokens between: the scores of the last token of
+    `count` random texts for two signs, and those in a text of equal tokens."""
+    x = hidden(last + 1, shape, batch=count)
+    asked = hidden(1, shape, batch=count, seed=5)  # else a key at distance 0 is the query itself
+    keys = last - torch.tensor(_distances(last))
+    signs = [_last_row(encoding, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
+    same = _last_row(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
+    return torch.cat(signs), same
 
 
 def _standard_error(scores: Tensor, count: int) -> Tensor:
