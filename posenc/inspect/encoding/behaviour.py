@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import masks
-from posenc.encodings import ModelShape, PositionEncoding, Tokens
+from posenc.encodings import ModelShape, PositionEncoding, Term, Tokens
 from posenc.testing.layer import Layer, heads, hidden, room, tokens
 from posenc.testing.tracing import exported
 
@@ -25,15 +25,20 @@ def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
     1: embeddings; 2: q and k; 3: scores; 4: values or output.
     """
     offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
-    return sorted({place for offset in offsets for place in _acting(encoding, shape, offset)})
+    acting: set[int] = set()
+    for offset in offsets:
+        acting |= _acting(encoding, shape, offset)
+    return sorted(acting)
 
 
 def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
+    """Return the places where the encoding changes anything at positions from `offset` on."""
     encoding = copy.deepcopy(encoding).double()
     length = room(encoding, 9)
     positions = tokens(encoding, length, offset)
     x = hidden(length, shape)
-    q, k = heads(x, shape), heads(hidden(length, shape, seed=3), shape)
+    q = heads(x, shape)
+    k = heads(hidden(length, shape, seed=3), shape)
     acting = set()
     embedded = encoding.embed(x, positions)
     if not _same(embedded, x):
@@ -46,23 +51,26 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     new_q, new_k = encoding.transform(q_side, k_side)
     if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
         acting.add(2)
-    if not (
-        _same(encoding.transform_values(k_side), k) and _same(encoding.transform_output(q_side), q)
-    ):
+    new_values = encoding.transform_values(k_side)
+    if not (_same(new_values, k) and _same(encoding.transform_output(q_side), q)):
         acting.add(4)
     term = encoding.term(q_side, k_side)
-    if term is None:
-        return acting
-    term = term.ready(length, False)
-    everything = slice(0, length)
+    if term is not None:
+        acting |= _acting_by_term(term.ready(length, False), q, k)
+    return acting
+
+
+def _acting_by_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
+    """Return the places where a term changes scores, or values by their weights."""
+    acting = set()
+    everything = slice(0, q.shape[-2])
     scores = q @ k.mT
     if not _same(term.add(scores.clone(), everything, everything, None), scores):
         acting.add(3)
-    weights = scores.softmax(-1)
-    if term.combine is not None and not _same(
-        term.combine(weights, k, everything, everything), weights @ k
-    ):
-        acting.add(4)
+    if term.combine is not None:
+        weights = scores.softmax(-1)
+        if not _same(term.combine(weights, k, everything, everything), weights @ k):
+            acting.add(4)
     return acting
 
 
