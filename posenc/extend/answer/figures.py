@@ -184,10 +184,15 @@ def _draw_passkeys(data: Data) -> Figure:
             axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], rotation=45)
             axes.set_yticks(range(len(depths)), [*depths])
             for (y, x), share in np.ndenumerate(shares):
-                shown = "–" if math.isnan(share) else f"{100 * share:.0f}"
-                ink = INK if math.isnan(share) else "black" if share > 0.6 else "white"
-                axes.text(x, y, shown, ha="center", va="center", fontsize=8, color=ink)
+                axes.text(x, y, **_percent(share), ha="center", va="center", fontsize=8)
         drawn.supxlabel(x_label, fontsize=9.5)
         drawn.supylabel(y_label, fontsize=9.5)
         drawn.colorbar(image, ax=panels, label=unit, shrink=0.8)  # pyright: ignore
     return drawn
+
+
+def _percent(share: float) -> dict[str, str]:
+    """Return the text of a cell and a colour that is read on it; a dash for one not measured."""
+    if math.isnan(share):
+        return {"s": "–", "color": INK}
+    return {"s": f"{100 * share:.0f}", "color": "black" if share > 0.6 else "white"}

@@ -135,15 +135,14 @@ def _evaluate(outcome: Outcome, written: Path, tasks: str) -> None:
 def write_csv(outcome: Outcome, path: Path) -> None:
     """Write the losses by position next to the page: a row per method and bucket, nats per
     token."""
-    rows = [
-        (name, start, stop, e.mean, e.low, e.high, e.tokens)
-        for name, evaluation in outcome.evaluations().items()
-        for (start, stop), e in zip(
-            itertools.pairwise(evaluation.edges), evaluation.by_position, strict=True
-        )
-        if e.tokens
-    ]
-    write_atomically(path, csv_text(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))))
+    rows = []
+    for name, evaluation in outcome.evaluations().items():
+        buckets = itertools.pairwise(evaluation.edges)
+        for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
+            if e.tokens:
+                rows.append((name, start, stop, e.mean, e.low, e.high, e.tokens))
+    columns = zip(*rows, strict=True)
+    write_atomically(path, csv_text(dict(zip(COLUMNS, columns, strict=True))))
 
 
 def read_documents(texts: list[Path]) -> list[str]:

@@ -36,13 +36,15 @@ READ_PADDING = ("convbert", "mobilebert")
 
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return inv_freq of every layer type, before a forward could change it."""
-    return {
-        name.removesuffix("inv_freq").removesuffix("_"): buffer.cpu().clone()
-        for module in model.modules()
-        if "RotaryEmbedding" in type(module).__name__
-        for name, buffer in module.named_buffers(recurse=False)
-        if name.endswith("inv_freq") and "original" not in name
-    }
+    buffers = {}
+    for module in model.modules():
+        if "RotaryEmbedding" not in type(module).__name__:
+            continue
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name:
+                layer_type = name.removesuffix("inv_freq").removesuffix("_")
+                buffers[layer_type] = buffer.cpu().clone()
+    return buffers
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -143,18 +145,18 @@ def main(
         for name, value in expected.items()
         if name.startswith("inv_freq/")
     ]
-    tokens, wanted = expected["tokens"].to(device), expected["logits"].to(device)
-    got = model(tokens).logits
+    tokens = expected["tokens"].to(device)
+    logits = model(tokens).logits
     result = {
         "inv_freq_error": float(torch.tensor([0.0, *errors]).max()),  # max() would drop a NaN
-        "logits_error": float((got - wanted).abs().max()),
+        "logits_error": float((logits - expected["logits"].to(device)).abs().max()),
         "decode_error": 0.0,
         "padding_error": padding_error(model, tokens, kind),
         "generated": 0,
     }
     if kind == "causal":
         steps = min(16, tokens.shape[1] // 2)
-        full = got[:, -steps:].float()
+        full = logits[:, -steps:].float()
         result["decode_error"] = float((decode(model, tokens, steps, cache) - full).abs().max())
         prompt = tokens[:, : tokens.shape[1] - steps]
         # An end-of-text token would stop the count, not the model's ability to go on.

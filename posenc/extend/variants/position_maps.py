@@ -31,12 +31,13 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     Whether a map rotates as the model does is not read from names: see `exact_inside`.
     """
     model = checkpoint.model
-    if (
-        len(checkpoint.rotary) != 1
-        or checkpoint.rotary[0].layer_type is not None
-        or getattr(checkpoint.config, "no_rope_layers", None)
-        or not exchangeable(model)
-    ):
+    # A map rotates all layers alike.
+    is_alike = (
+        len(checkpoint.rotary) == 1
+        and checkpoint.rotary[0].layer_type is None
+        and not getattr(checkpoint.config, "no_rope_layers", None)
+    )
+    if not is_alike or not exchangeable(model):
         return []
     setting = checkpoint.rotary[0]
     trained = checkpoint.trained_length

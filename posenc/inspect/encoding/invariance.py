@@ -29,12 +29,11 @@ def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
     """Measure every difference, by name."""
     encoding = moved(copy.deepcopy(encoding)).double()
     layer = Layer(encoding, shape).double().eval()
-    return {
-        name: torch.stack([_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)])
-        .max()  # of tensors: NaN stays
-        .item()
-        for name, pairs in CHANGES.items()
-    }
+    largest = {}
+    for name, pairs in CHANGES.items():
+        gaps = [_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
+        largest[name] = torch.stack(gaps).max().item()  # of tensors: NaN stays
+    return largest
 
 
 def _gap(a: Tensor, b: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from posenc.inspect.encoding.behaviour import COST_LENGTH
 from posenc.inspect.encoding.captions import number
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import BOUND
-from posenc.inspect.encoding.scores import Decay
+from posenc.inspect.encoding.scores import Decay, Resolution
 
 GROUPS: dict[str, dict[str, str]] = {
     "Near and far": {
@@ -66,10 +66,14 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
     begins with its name. Properties that no sheet has are left out."""
     lines = [rows(sheet) for sheet in sheets]
     for subject, group in GROUPS.items():
-        meanings = {k: v for k, v in group.items() if any(k in line for line in lines)}
+        meanings = {}
+        for name, meaning in group.items():
+            if any(name in line for line in lines):
+                meanings[name] = meaning
         if meanings:
-            named = zip(sheets, lines, strict=True)
-            table = [[s.name, *(line.get(k, "–") for k in meanings)] for s, line in named]
+            table = []
+            for sheet, line in zip(sheets, lines, strict=True):
+                table.append([sheet.name, *(line.get(name, "–") for name in meanings)])
             yield subject, meanings, table
 
 
@@ -120,12 +124,17 @@ def _resolution(sheet: SpecSheet) -> dict[str, str]:
     resolution = sheet.resolution
     if resolution is None:
         return {"neighbours": "by the tokens between, not by distance"}
-    return {
-        f"neighbours, {dtype}": "never"
-        if not r.any
-        else f"all up to {r.every:,}" + (f", some up to {r.any:,}" if r.any > r.every else "")
-        for dtype, r in resolution.items()
-    }
+    return {f"neighbours, {dtype}": _told_apart(r) for dtype, r in resolution.items()}
+
+
+def _told_apart(resolution: Resolution) -> str:
+    """Return up to where a query distinguishes neighbouring keys."""
+    if not resolution.any:
+        return "never"
+    every = f"all up to {resolution.every:,}"
+    if resolution.any <= resolution.every:
+        return every
+    return f"{every}, some up to {resolution.any:,}"
 
 
 def _precision(sheet: SpecSheet) -> dict[str, str]:

@@ -23,10 +23,8 @@ def slopes(subject: Subject) -> Measured:
     if subject.view.kind != "bias":
         return None, "no bias"
     bias = subject.see(subject.inputs(min(64, subject.length)))
-    last = bias[:, -1]
-    steps = last.diff(dim=-1)
-    measured = steps[:, -1]
-    if not (steps - measured[:, None]).abs().le(_CLOSE * measured.abs()[:, None] + 1e-9).all():
+    measured = _line_slopes(bias)
+    if measured is None:
         return None, "no straight line"
     rewarded = bool((measured < 0).all())
     if not (rewarded or (measured > 0).all()):
@@ -53,6 +51,16 @@ def slopes(subject: Subject) -> Measured:
     return True, shown
 
 
+def _line_slopes(bias: Tensor) -> Tensor | None:
+    """Return by how much each head's bias grows with each key, (heads,), for the last query; None
+    if its steps differ."""
+    steps = bias[:, -1].diff(dim=-1)
+    last = steps[:, -1]
+    off = (steps - last[:, None]).abs()
+    is_straight = off.le(_CLOSE * last.abs()[:, None] + 1e-9).all()
+    return last if is_straight else None
+
+
 def past(subject: Subject) -> Measured:
     """Check that keys before a query differ by distance. Where only those after it do, the sign of
     the distance is exchanged."""
@@ -61,11 +69,16 @@ def past(subject: Subject) -> Measured:
     bias = subject.see(subject.inputs(min(64, subject.length)))
     if bias.shape[1] == 1:
         return None, "a bias by key"
-    before, after = (max(len(head.unique()) for head in row) for row in (bias[:, -1], bias[:, 0]))
+    before, after = (_most_values(bias[:, query]) for query in (-1, 0))
     if before > 1 or after == 1:
         return (True if before > 1 else None), f"{before} values over {bias.shape[-1]} keys"
     text = "all keys before the query have one value, and those after it"
     return False, f"{text} {after}: the sign of the distance is exchanged"
+
+
+def _most_values(rows: Tensor) -> int:
+    """Return how many values the row of one query (heads, keys) has, in the head with the most."""
+    return max(len(head.unique()) for head in rows)
 
 
 def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
@@ -86,8 +99,7 @@ def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
     at = int(off.argmax())
     far = distance.flatten()[at].item()
     if worst <= _ROUNDING:
-        have = max(len(row.unique()) for row in bias[:, -1])
-        distinct = f"{have:,} of {count:,} distinct"
+        distinct = f"{_most_values(bias[:, -1]):,} of {count:,} distinct"
         return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
     first = distance[~(off <= _CLOSE)].min().item()
     fall = _below_own(bias[head], distance).flatten()[at].item()
