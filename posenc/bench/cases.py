@@ -156,15 +156,14 @@ def on_device(device: str, lengths: Sequence[int], heads: int, dtype: str) -> li
     runs = tuple(f"{name}, {impl}" for name in ("alibi", "t5") for impl in impls)
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "dtype": dtype, "device": device}
     rotations = ("interleaved, same positions", "half-split, same positions")
-    return [
-        case
-        for n in lengths
-        for case in (
-            Case("backward", runs, ("SDPA",), n, backward=True, **sizes),
-            Case("memory", runs, ("SDPA",), n, backward=True, **sizes),
-            Case("rotation", rotations, ("clone",), n, **sizes),
-        )
-    ]
+    cases = []
+    for length in lengths:
+        cases += [
+            Case("backward", runs, ("SDPA",), length, backward=True, **sizes),
+            Case("memory", runs, ("SDPA",), length, backward=True, **sizes),
+            Case("rotation", rotations, ("clone",), length, **sizes),
+        ]
+    return cases
 
 
 def _thousands(n: int) -> str:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -194,8 +194,6 @@ def _on_device(
 ) -> None:
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
     result is wrong."""
-    from posenc.bench import cases
-    from posenc.bench import device as of_device
     from posenc.report.files.atomic import check_results, write_atomically
     from posenc.report.machine.machine import check_device
 
@@ -208,24 +206,30 @@ def _on_device(
     check_results(out, _BEGIN)
     results: dict[str, Any] = {"machine": machine, "rows": []}
 
-    def keep(row: dict[str, Any]) -> None:
+    for row in _device_rows(name, lengths, heads, every, dtypes):
         results["rows"].append(row)
         if not row.get("ok"):
             print(json.dumps(row), file=sys.stderr)
         write_atomically(out, _json(results))
+    if as_json:
+        print(_json(results), end="")
+    _print_verdict(results["rows"], out)
 
-    checked = lengths or of_device.LENGTHS[: None if every else -1]
-    for row in of_device.checks(name, checked, dtypes, _DEVICE_SECONDS):
-        keep(row)
+
+def _device_rows(
+    name: str, lengths: Sequence[int], heads: int, every: bool, dtypes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Check every encoding on a device, then time its kernels; yield each row as it is measured."""
+    from posenc.bench import cases, device
+
+    checked = lengths or device.LENGTHS[: None if every else -1]
+    yield from device.checks(name, checked, dtypes, _DEVICE_SECONDS)
     timed = lengths or _DEVICE_LENGTHS[: None if every else 2]
     began = time.perf_counter()
     for case in cases.on_device(name, timed, heads, dtypes[-1]):
         is_late = time.perf_counter() - began > _DEVICE_SECONDS
-        for row in _LATE if is_late else _timed(case):
-            keep(_columns(case) | row)
-    if as_json:
-        print(_json(results), end="")
-    _print_verdict(results["rows"], out)
+        for row in [{"left_out": "out of time"}] if is_late else _timed(case):
+            yield _columns(case) | row
 
 
 def _print_verdict(rows: Sequence[dict[str, Any]], out: Path) -> None:
@@ -244,10 +248,6 @@ def _timed(case: "Case") -> list[dict[str, Any]]:
         return run.measured(case, (1,), _QUICK_ROUNDS)
     except Exception as error:  # such as too little memory; the others are measured
         return [{"error": device.first_line(error), "ok": False}]
-
-
-_LATE = [{"left_out": "out of time"}]
-"""The row of a case that is not begun."""
 
 
 def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
