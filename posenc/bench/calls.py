@@ -107,6 +107,8 @@ def rotation_calls(case: Case) -> dict[str, Call]:
 
 
 def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
+    """Return a rotation of q and k. same: at the same positions in every call, else one later
+    each."""
     rope = RoPE(case.head_dim, interleaved=interleaved)
     starts = itertools.count(step=0 if same else 1)
 

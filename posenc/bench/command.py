@@ -359,6 +359,7 @@ def _columns(case: "Case") -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a run: its name, and its memory or its time and ratios."""
     if "mib" in row:
         return row["run"], f"{row['mib']:.1f} MiB"
     ratios = [
@@ -380,6 +381,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
+    """Return the numbers of an option. Raises: ValueError, with an example, for anything else."""
     try:
         numbers = tuple(int(part) for part in _listed(text))
     except ValueError:

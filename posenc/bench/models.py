@@ -95,6 +95,7 @@ def _each(case: Case, llama: Callable[[str], Call], ours: Callable[[str], Call])
 
 
 def _step(case: Case, model: nn.Module, logits: Callable[[Tensor], Tensor], autocast: bool) -> Call:
+    """Return a call that trains a model for one step on the same random tokens."""
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -118,6 +119,7 @@ def _decoder(case: Case, name: str) -> Decoder:
 
 
 def _llama(case: Case, attention: str) -> Any:
+    """Return transformers' Llama in the sizes of the case."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {

@@ -268,6 +268,7 @@ def evaluate(
 
 
 def _load(folder: str | Path, options: Options) -> Checkpoint:
+    """Load the checkpoint in the dtype in which it is measured and tuned."""
     dtype = options.precision
     if dtype == "auto" and options.tune is not None:
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits

@@ -83,22 +83,22 @@ class _Case:
 
     @property
     def base(self) -> Evaluation:
-        """The unchanged model."""
+        """Return what was measured of the unchanged model."""
         return self.measured["none"][1]
 
     @property
     def window(self) -> Evaluation | None:
-        """The unchanged model on the last tokens alone, None if it was not measured."""
+        """Return the same on the last tokens alone; None if that was not measured."""
         return self.measured[WINDOW][1] if WINDOW in self.measured else None
 
     @property
     def cut(self) -> str:
-        """The window in words."""
+        """Return the window in words."""
         return f"cutting to the last {self.trained} tokens"
 
     @property
     def hint(self) -> str:
-        """A sentence on what else to try before the model is left as it is, after a space."""
+        """Return a space and a sentence on what else to try, for a model that is left as it is."""
         return "" if self.tuned else " Tuning may change that (--tune)."
 
 

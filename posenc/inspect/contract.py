@@ -60,6 +60,7 @@ def _check_size(name: str) -> None:
 
 
 def _checked(name: str) -> list[Verdict]:
+    """Run every check of the contract on one encoding and say which on stderr."""
     checks = every_check()
     say(stderr(), f"{name}: {len(checks)} checks of its behaviour, about half a minute.")
     outcomes = []
@@ -83,6 +84,7 @@ def _without_logs() -> Iterator[None]:
 
 
 def _print(name: str, outcomes: list[Verdict]) -> None:
+    """Print how many checks fail, and a table with the failing ones first."""
     console = stdout(140)
     failed = [v for v in outcomes if v.failure is not None]
     void = {v.check: VOIDING[v.check] for v in failed if v.check in VOIDING}

@@ -37,6 +37,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def _evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
+    """Return the measurements of one method as plain lists and dicts."""
     buckets = itertools.pairwise(evaluation.edges)
     return {
         "by_position": [

@@ -164,6 +164,7 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
 
 
 def _draw_passkeys(data: Data) -> Figure:
+    """Draw a square per method, depths down and lengths across, with the percent in each cell."""
     x_label, y_label, unit = axes_of(data)
     grids = parts(data, PANEL)
     columns = min(4, len(grids))

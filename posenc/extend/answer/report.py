@@ -37,6 +37,7 @@ def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Rep
 
 
 def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
+    """Yield the sections of the report, those that were not measured left out."""
     yield Section("Perplexity by position", _by_position(outcome, trained))
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     yield Section("What was tried", [Facts({k: v for k, v in tried.items() if v})])
@@ -62,6 +63,7 @@ def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
 
 
 def _by_position(outcome: Outcome, trained: int) -> list[Block]:
+    """Return the table of perplexity by method and bucket, and what its numbers mean."""
     explained = (
         "Perplexity is the exponential of the loss: 1 is certain, lower is better. Up to "
         f"{trained:,} tokens it shows what a method costs within the training length, beyond them "
@@ -195,6 +197,7 @@ def keys_unread(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
 
 
 def _proved(proof: Proof) -> dict[str, object]:
+    """Return what the fresh process found, by what it compared."""
     padded = proof.padding_error
     return {
         "largest relative error of a frequency": f"{proof.inv_freq_error:.1e}",

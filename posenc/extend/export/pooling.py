@@ -73,6 +73,7 @@ def settings_text(content: dict[str, Any], name: str) -> str:
 
 
 def _module_folders(source: Path) -> list[str]:
+    """Return the folders next to modules.json that it names. Raises: ValueError for any other."""
     path = inside(source, MODULES, "sentence-transformers")
     try:
         listed = bounded_json(text_of(path))

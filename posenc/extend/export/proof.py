@@ -129,6 +129,7 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
 def main(
     folder: str, reference: str, kind: str, dtype: str, device: str, cache: str | None
 ) -> None:
+    """Print how far a folder, read by stock transformers, is from what was expected."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     auto = (

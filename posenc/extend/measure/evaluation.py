@@ -55,6 +55,8 @@ class Evaluation:
 
 
 def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
+    """Return the mean loss per token of the buckets whose last edge is kept; NaN if one has
+    none."""
     kept = [
         e
         for edge, e in zip(evaluation.edges[1:], evaluation.by_position, strict=True)

@@ -55,6 +55,8 @@ class Reader:
         return torch.cat([self.losses(part) for part in windows.split(rows)])
 
     def _slide(self, tokens: Tensor, window: int) -> Tensor:
+        """Return the losses of tokens that see the last window only, a quarter of a window at a
+        time."""
         step = max(1, window // 4)
         parts = [self._losses(tokens[:, :window])]
         for stop in range(window + step, tokens.shape[1] + step, step):

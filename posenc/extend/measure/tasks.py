@@ -102,6 +102,8 @@ class TaskGrid:
     def _prompt(
         self, name: str, length: int, depth: float, filler: Tensor, rng: np.random.Generator
     ) -> tuple[Tensor, int]:
+        """Make a prompt with the facts at their places in text; return it and the answer's
+        length."""
         start = self.encode("")
         puzzle = told(name, rng, depth)
         question = self._plain(puzzle.question, start)
@@ -126,6 +128,7 @@ class TaskGrid:
         return self.encode(text)[len(start) :]
 
     def _score(self, reader: Reader, prompts: Sequence[tuple[Tensor, int]]) -> Score:
+        """Score the model's answers to prompts in the order of depths."""
         exact, losses = [], []
         rows = max(1, ROWS_BUDGET // len(prompts[0][0]))
         for i in range(0, len(prompts), rows):

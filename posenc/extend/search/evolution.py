@@ -77,6 +77,7 @@ class Probe:
         return Tried(genome, self._rate(losses - self.reference), early)
 
     def _rate(self, excess: np.ndarray) -> float:
+        """Return the weighted loss of excess losses (windows, length), see `score`."""
         beyond = max(
             float(np.nanmean(excess[:, low:high]))
             for low, high in itertools.pairwise(self.edges)
@@ -225,6 +226,8 @@ class Search:
         return seeds + banded
 
     def _children(self, generation: int) -> list[Genome]:
+        """Return genomes made from two of the best parents each. The same state has the same
+        children."""
         rng = np.random.default_rng((len(self.tried), generation))
         parents = [tried.genome for tried in self._best(PARENTS) if tried.score < math.inf]
         if not parents:
@@ -241,6 +244,7 @@ class Search:
         return children
 
     def _try(self, genome: Genome) -> None:
+        """Score a genome, unless its score is known, and count it as tried."""
         if genome.key in self.tried:
             return
         # All read the same windows, so that a part of them compares fairly.

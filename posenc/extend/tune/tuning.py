@@ -111,6 +111,7 @@ def _finish(model: Any, config: TuneConfig, keep_adapter: Callable[[], None]) ->
 
 
 def _recompute(model: Any, on: bool) -> None:
+    """Turn transformers' gradient checkpointing on or off."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"--recompute: {type(model).__name__} has no such code in transformers.")
     # The older name warns where there is the newer one.

@@ -84,6 +84,7 @@ def _rotary_candidates(
 def _search(
     checkpoint: Checkpoint, to: int, fitting: Windows, options: Options, progress: Progress
 ) -> Variant:
+    """Search frequencies, or go on with a search that was stopped."""
     state = None if options.state is None else options.state / "search.json"
     masked = mask_token(checkpoint.folder) if checkpoint.masked else None
     search = Search(

@@ -30,6 +30,7 @@ def answer(kinds: Sequence[Kind], longest: int | None) -> str:
 
 
 def _of_kind(kind: Kind) -> str:
+    """Return up to where one part of the positions works."""
     match kind:
         case Rotation():
             return f"{_of_rotation(kind)} {kind.differs}".rstrip()
@@ -51,6 +52,7 @@ def _of_kind(kind: Kind) -> str:
 
 
 def _of_rotation(kind: Rotation) -> str:
+    """Return up to where the angles of a rotation are in their trained range."""
     pairs, new = len(kind.wavelengths), len(kind.new_angles)
     where = "" if kind.layers == "all layers" else f" ({kind.layers})"
     start = f"Trained on {kind.trained:,} tokens{where}"

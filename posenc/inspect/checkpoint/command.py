@@ -44,6 +44,7 @@ def inspect_checkpoint(
 
 
 def _print(sheet: Sheet) -> None:
+    """Print the answer first, then tables of structure, positions, attention and the exchange."""
     console = stdout(140)
     console.print(answer(sheet.positions, sheet.longest), markup=False, highlight=False)
     if sheet.swap:

@@ -44,6 +44,7 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Chart:
 
 
 def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
+    """Draw the squares of heads in a grid, with one bar of colours."""
     count = len(labels)
     weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
     tokens = [_short(label) for label in labels] if count <= MOST_LABELS else None
@@ -179,6 +180,7 @@ def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) 
 
 
 def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
+    """Draw a group of bars for each token, one bar for each setting."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))

@@ -54,6 +54,7 @@ def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
 
 
 def _first(sheet: Sheet) -> Iterator[str | Headline | Code]:
+    """Yield the answers, and the command that tries twice the length."""
     yield Headline(answer(sheet.positions, sheet.longest))
     if sheet.swap:
         yield Headline(who_saw_whom(sheet.swap))
@@ -64,6 +65,7 @@ def _first(sheet: Sheet) -> Iterator[str | Headline | Code]:
 
 
 def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Plot]:
+    """Yield what the exchange of two words changes: words, a table and curves."""
     yield (
         f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
         "touched. A state is the vector that a layer hands on for a token; it is compared with the "

@@ -265,6 +265,7 @@ def _untold(checkpoint: Checkpoint) -> str:
 
 
 def _rotation(setting: RopeSetting, model: Any) -> Rotation:
+    """Return a rotation as its setting describes it."""
     config = text_config_of(model.config)
     longest = config.max_position_embeddings
     plain = replace(setting, scaling=None)
@@ -297,6 +298,7 @@ def _waves(inv_freq: Any) -> list[float | None]:
 
 
 def _table(name: str, module: nn.Embedding, model: Any) -> Table:
+    """Return a table of positions without its reserved rows; cosines of every `step`-th row."""
     known = tables.table_of(model)
     offset = known.offset_rows if known is not None and known.module is module else 0
     rows = module.weight[offset:].double()
@@ -316,6 +318,7 @@ def _table(name: str, module: nn.Embedding, model: Any) -> Table:
 
 
 def _t5(name: str, attention: Any) -> list[Bias]:
+    """Return T5's bias by distance; nothing for a layer that takes it from another."""
     if not attention.has_relative_attention_bias:
         return []
     length = SHOWN_DISTANCE + 1

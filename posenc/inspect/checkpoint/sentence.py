@@ -81,6 +81,7 @@ def tokenize_sentence(
 
 
 def _word_spans(text: str) -> list[Span]:
+    """Return where each word between spaces begins and ends."""
     spans = []
     at = 0
     for word in text.split():
@@ -93,6 +94,7 @@ def _word_spans(text: str) -> list[Span]:
 def _sentence(
     text: str, ids: Sequence[int], spans: Sequence[Span], names: dict[int, str]
 ) -> Sentence:
+    """Group tokens that share a character, as bytes of one do, and label each group."""
     starts = [0]
     for index, (before, here) in enumerate(pairwise(spans), 1):
         shared = here[0] < before[1] and here[0] < here[1]

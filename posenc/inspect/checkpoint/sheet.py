@@ -112,6 +112,7 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
 
 
 def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str] | None, str]:
+    """Return the text, the words to exchange, and why a default was taken ("" where none was)."""
     if request.text is not None:
         return request.text, request.words, ""
     vocabulary = checkpoint.config.vocab_size
@@ -126,6 +127,7 @@ def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str
 
 
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
+    """Raise ValueError for a sentence that the model cannot read or nobody can see drawn."""
     count = len(sentence)
     if longest is not None and count > longest:
         raise ValueError(

@@ -72,6 +72,7 @@ def _head_dim(config: Any) -> int | None:
 
 
 def _kv_heads(config: Any) -> int:
+    """Return the number of key heads, by the names that families give it."""
     if getattr(config, "multi_query", False) and not getattr(
         config, "new_decoder_architecture", False
     ):
@@ -82,6 +83,7 @@ def _kv_heads(config: Any) -> int:
 
 
 def _parts(model: nn.Module, embeddings: nn.Module, head: nn.Module | None) -> dict[str, int]:
+    """Count the weights of each part of the model, shared ones once."""
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
     seen: set[int] = set()
     inside = {id(p) for p in embeddings.parameters()}
@@ -102,6 +104,7 @@ def _parts(model: nn.Module, embeddings: nn.Module, head: nn.Module | None) -> d
 
 
 def _part(name: str, owner: str) -> str:
+    """Return the part of a weight from its name and its module's class, both in lower case."""
     if any(word in name for word in _POSITIONS):
         return "positions"
     if name.startswith(("cls.", "lm_head", "lm_predictions", "predictions")):

@@ -126,6 +126,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 def _change(
     before: Reading, after: Reading, order: Sequence[int], sentence: Sentence, masked: bool
 ) -> Change:
+    """Compare two readings of the same words in another order."""
     old = before.hidden[:, torch.tensor(order)]  # the same words side by side
     gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)
     where = torch.tensor(order).argsort()  # back to the places of the original sentence

@@ -67,6 +67,7 @@ def positions_lines(kinds: Sequence[Kind]) -> Lines:
 
 
 def _rotation(kind: Rotation) -> Lines:
+    """Return the lines of a rotation: its settings, and pairs that leave their trained range."""
     pairs = len(kind.wavelengths)
     name = f"rotation, {kind.layers}"
     theta = "none" if kind.rope_theta is None else f"{kind.rope_theta:,g}"

@@ -81,6 +81,7 @@ def _layers_bytes(shape: ModelShape) -> int:
 
 
 def _print(sheets: list[SpecSheet], compare: bool) -> None:
+    """Print the answers, then a table for each subject."""
     console = stdout(140)
     for sheet in sheets:
         console.print(str(answer(sheet)), markup=False, highlight=False)

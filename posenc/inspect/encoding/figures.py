@@ -39,6 +39,7 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1
 
 
 def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> Figure:
+    """Draw a heat map; around 0 for values of both signs."""
     unit = axes_of(data)[-1]
     values = np.asarray(data[unit]).reshape(-1, width)
     height = len(values)
@@ -200,6 +201,7 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
 
 
 def _draw_scores(data: Data) -> Figure:
+    """Draw curves with bands over distance; far below 0 on a logarithmic axis."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         curves = parts(data)
@@ -229,6 +231,7 @@ def precision_map(
 
 
 def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
+    """Draw a row for each way of computing angles, with a mark where it is last right."""
     x_label, y_label, unit = axes_of(data)
     rows = parts(data, y_label)
     names = [*rows]

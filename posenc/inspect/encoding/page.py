@@ -60,6 +60,7 @@ def _add_insides(page: Page, sheets: Sequence[SpecSheet], *, heat_maps_only: boo
 
 
 def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
+    """Yield the answer about a single encoding, or a table of those about many."""
     if len(sheets) == 1:
         yield Headline(str(answer(sheets[0])))
         return
@@ -75,6 +76,7 @@ def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
 
 
 def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
+    """Yield a table for each subject: encodings as rows, or a single one with explanations."""
     for subject, meanings, rows in tables(sheets):
         if compare:
             header = ["encoding", *(Heading(name, words) for name, words in meanings.items())]
@@ -85,6 +87,7 @@ def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
 
 
 def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
+    """Yield the figures in which all encodings share the axes. prefix: of the figures' names."""
     named = f"{prefix}-" * bool(prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     ends = "; ".join(
@@ -130,6 +133,7 @@ def _number(value: float | None) -> str:
 
 @torch.no_grad()
 def _own(sheet: SpecSheet) -> Iterator[Plot]:
+    """Yield the figures of one encoding alone."""
     torch.manual_seed(0)
     encoding = first_layer(create(sheet.name, sheet.shape))
     if sheet.precision is not None:
@@ -166,6 +170,7 @@ def _last_apart(measured: precision.Precision, name: str) -> str:
 
 
 def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
+    """Draw what is added to the embeddings: all of it, some rows and columns, and cosines."""
     limit = encoding.claims.max_positions
     count = SHOWN if limit is None else min(SHOWN, limit)
     x = torch.zeros(1, count, sheet.shape.embed_dim)
@@ -206,6 +211,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
 
 
 def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
+    """Draw the angles by position, and the steps of the fastest pair."""
     angles = precision.angles_of(encoding)
     assert angles is not None
     steps = torch.arange(SHOWN)
@@ -229,6 +235,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
 
 
 def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
+    """Draw the bias by distance and by query and key, and what it is made of."""
     distances = sheet.decay.distances
     values = encoding.bias(torch.tensor(distances)).numpy()
     untrained = " Drawn as it starts, before any training." if sheet.parameters else ""

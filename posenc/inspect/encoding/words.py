@@ -145,6 +145,7 @@ def _precision(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _turns(sheet: SpecSheet) -> dict[str, str]:
+    """Return how many rotary pairs turn less than once in training, and the scaling."""
     label = "unfinished pairs"
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
@@ -157,6 +158,7 @@ def _turns(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _decay(sheet: SpecSheet) -> dict[str, str]:
+    """Return scores at a few distances."""
     decay = sheet.decay
     picked = [i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])]
 

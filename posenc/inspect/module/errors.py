@@ -60,6 +60,7 @@ def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
 
 
 def _of_bias(got: Tensor, want: Tensor) -> Error:
+    """Return the error of a bias, see `error`, and how far it moves weights of a softmax."""
     keys = want.shape[-1]  # queries are spread over all, the last among them
     queries = torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
     if got.isnan().any():

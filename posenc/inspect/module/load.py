@@ -106,6 +106,7 @@ def _same_weights() -> Iterator[None]:
 
 
 def _built(path: str, made_by: Callable[..., Any], options: Mapping[str, Any]) -> nn.Module:
+    """Build the module, in evaluation mode. Raises: ValueError for arguments that it refuses."""
     try:
         with _same_weights():
             built = made_by(**_with_config(options))
@@ -125,6 +126,7 @@ def _built(path: str, made_by: Callable[..., Any], options: Mapping[str, Any]) -
 
 
 def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Make transformers' config object of a config that is given as a dict with a model_type."""
     config = options.get("config")
     if not isinstance(config, dict) or "model_type" not in config:
         return dict(options)

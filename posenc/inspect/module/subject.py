@@ -279,6 +279,7 @@ def with_length(subject: Subject) -> Subject:
 
 
 def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
+    """Find the smallest number of tokens that is refused, above `good` and up to `bad`."""
     while bad - good > 1:
         middle = (good + bad) // 2
         refusal = _refusal(subject, middle)

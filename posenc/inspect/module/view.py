@@ -114,6 +114,7 @@ def _of_bias(axes: Axes) -> View:
 
 
 def _of_cos_sin(run: Run, width: int, axes: Axes) -> View:
+    """Read cosines and sines, two real tensors or one complex one, that no content changes."""
     parts = tensors(run(Inputs(torch.arange(11), width)))
     tables = [parts[index] for index in axes]
     others = tensors(run(Inputs(torch.arange(11), width, probe=torch.zeros(width))))
@@ -132,6 +133,8 @@ def _of_cos_sin(run: Run, width: int, axes: Axes) -> View:
 
 
 def _of_rotated(run: Run, form: Form, width: int, axes: Axes) -> View:
+    """Read rotated queries, keys or x: as a rotation if no two pairs share a channel, else as
+    values."""
     content = len(form.words & {"x", "q", "k"})
     parts = tensors(run(Inputs(torch.arange(11), width)))
     rotated = [parts[index] for index in axes]
@@ -165,6 +168,7 @@ def _share_channels(pairs: Pairs) -> bool:
 
 
 def _of_added(run: Run, width: int, axes: Axes) -> View:
+    """Read what is added to x: as sinusoids or values, or as values if content changes it."""
     if any(len(part_axes) > 1 for part_axes in axes.values()):
         raise Unfit("returns something for each pair of positions, and not for each position")
 
@@ -190,6 +194,7 @@ def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, .
 
 
 def _of_tables(parts: list[Tensor], axes: Axes) -> View:
+    """Read a table as sinusoids if its channels are sines and cosines in pairs, else as values."""
     first = parts[0]
     axis = next(iter(axes.values()))
     table = wide(rows(first, axis[0]))

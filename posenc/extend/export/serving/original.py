@@ -38,6 +38,7 @@ def lines(export: Export, name: str, source: Path, before: Mapping[str, Any]) ->
 
 
 def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines to serve the original folder with the keys or options of one runtime."""
     folder = json.dumps(str(source))
     quoted = shlex.quote(str(source))
     if name in KEYS:

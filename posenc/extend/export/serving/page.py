@@ -85,6 +85,7 @@ def page(export: Export) -> str:
 
 
 def _meaning(export: Export) -> Iterator[str]:
+    """Yield what the checkpoint computes, whatever runs it."""
     record = of_meaning(export.meaning, "transformers", None)
     yield (
         f"It reads {export.longest} tokens, {export.trained} before it was stretched. Method: "
@@ -113,6 +114,7 @@ def _kind(kind: LayerKind) -> str:
 
 
 def _table(export: Export) -> Iterator[str]:
+    """Yield a row for each runtime with what it computes from the exported folder."""
     yield "What each runtime computes from this folder, by posenc's emulator of its code:"
     yield ""
     yield "| runtime | version | computes |"
@@ -128,6 +130,7 @@ def _table(export: Export) -> Iterator[str]:
 
 
 def _runtime(export: Export, name: str) -> Iterator[str]:
+    """Yield how to serve the export with one runtime, from its own folder or from the original."""
     computed = emulate(export.recipe.config, names=[name])[name]
     why = export.recipe.cannot.get(name)
     if not computed.knows:
