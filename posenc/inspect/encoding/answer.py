@@ -93,7 +93,9 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     if by_content:
         return f"{direction}: {more}{ends}"
     other_fall = near.other - far.other
-    if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
+    # At least half of the move is that of any key.
+    moves_any_key = fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2
+    if moves_any_key:
         return f"{direction}, whatever their content: one equal to the query gets {more}{ends}"
     alike = "much the same" if abs(other_fall) <= LEVEL else "less differently"
     return (
