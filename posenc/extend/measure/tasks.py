@@ -31,6 +31,13 @@ class Cell(NamedTuple):
     loss: float
 
 
+class Prompt(NamedTuple):
+    """Token ids (length), and how many at their end are the answer."""
+
+    ids: Tensor
+    answer_len: int
+
+
 @dataclass(frozen=True)
 class Score:
     """One task at one length. exact: fraction of prompts whose answer is the model's most likely
@@ -89,21 +96,19 @@ class TaskGrid:
             progress(name, (done + 1) / len(asked))
         return scores, left_out
 
-    def prompts(self, name: str, length: int, filler: Tensor) -> list[tuple[Tensor, int]]:
-        """Make one prompt per depth, with its answer: token ids (length), and how many of them are
-        the answer. Raises: TooShort where the task does not fit."""
+    def prompts(self, name: str, length: int, filler: Tensor) -> list[Prompt]:
+        """Make `trials` prompts per depth. Raises: TooShort where the task does not fit."""
         rng = np.random.default_rng([length, *name.encode()])
-        return [
-            self._prompt(name, length, depth, filler, rng)
-            for depth in self.depths
-            for _ in range(self.trials)
-        ]
+        prompts = []
+        for depth in self.depths:
+            for _ in range(self.trials):
+                prompts.append(self._prompt(name, length, depth, filler, rng))
+        return prompts
 
     def _prompt(
         self, name: str, length: int, depth: float, filler: Tensor, rng: np.random.Generator
-    ) -> tuple[Tensor, int]:
-        """Make a prompt with the facts at their places in text; return it and the answer's
-        length."""
+    ) -> Prompt:
+        """Make a prompt with the facts at their places in text."""
         start = self.encode("")
         puzzle = told(name, rng, depth)
         question = self._plain(puzzle.question, start)
@@ -122,51 +127,53 @@ class TaskGrid:
             while len(text) < body:
                 text += self._plain(f" {next(puzzle.words)}", start)
         pieces = [*start, *spread(text[:body], facts), *whole]
-        return torch.tensor(pieces), len(whole) - len(question)
+        return Prompt(torch.tensor(pieces), len(whole) - len(question))
 
     def _plain(self, text: str, start: list[int]) -> list[int]:
         return self.encode(text)[len(start) :]
 
-    def _score(self, reader: Reader, prompts: Sequence[tuple[Tensor, int]]) -> Score:
+    def _score(self, reader: Reader, prompts: Sequence[Prompt]) -> Score:
         """Score the model's answers to prompts in the order of depths."""
-        exact, losses = [], []
-        rows = max(1, ROWS_BUDGET // len(prompts[0][0]))
+        is_right: list[bool] = []
+        losses: list[np.ndarray] = []
+        rows = max(1, ROWS_BUDGET // len(prompts[0].ids))
         for i in range(0, len(prompts), rows):
-            for ids, count, logits in _read(reader, prompts[i : i + rows]):
-                answer = ids[-count:]
-                exact.append(bool((logits.argmax(-1) == answer).all()))
+            batch = prompts[i : i + rows]
+            for prompt, logits in zip(batch, _logits_of_answers(reader, batch), strict=True):
+                answer = prompt.ids[-prompt.answer_len :]
+                is_right.append(bool((logits.argmax(-1) == answer).all()))
                 losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
-        right, mean = np.array(exact), np.array([loss.mean() for loss in losses])
-        parts = len(self.depths)
-        cells = zip(self.depths, np.split(right, parts), np.split(mean, parts), strict=True)
-        by_depth = {
-            depth: Cell(float(exact.mean()), float(nats.mean())) for depth, exact, nats in cells
-        }
-        longest = max(len(loss) for loss in losses)
-        padded = np.full((len(losses), longest), math.nan)
-        for row, loss in zip(padded, losses, strict=True):
-            row[: len(loss)] = loss
-        owners = np.arange(len(losses))[:, None].repeat(longest, 1)
+        right = np.array(is_right)
         share = float(right.mean())
-        counted = Estimate(share, *share_interval(int(right.sum()), len(right)), len(right))
-        return Score(counted, estimate(padded, owners), by_depth)
+        exact = Estimate(share, *share_interval(int(right.sum()), len(right)), len(right))
+        right_by_depth = right.reshape(len(self.depths), -1)
+        nats_by_depth = np.array([loss.mean() for loss in losses]).reshape(right_by_depth.shape)
+        by_depth = {}
+        for depth, shares, nats in zip(self.depths, right_by_depth, nats_by_depth, strict=True):
+            by_depth[depth] = Cell(float(shares.mean()), float(nats.mean()))
+        return Score(exact, _mean_loss(losses), by_depth)
+
+
+def _mean_loss(losses: Sequence[np.ndarray]) -> Estimate:
+    """Return the mean loss per token of answers, with an interval over answers."""
+    longest = max(len(loss) for loss in losses)
+    padded = np.full((len(losses), longest), math.nan)  # answers may have different lengths
+    for row, loss in zip(padded, losses, strict=True):
+        row[: len(loss)] = loss
+    owners = np.arange(len(losses))[:, None].repeat(longest, 1)
+    return estimate(padded, owners)
 
 
 class TooShort(Exception):
     """A task does not fit into a length."""
 
 
-def _read(
-    reader: Reader, prompts: Sequence[tuple[Tensor, int]]
-) -> list[tuple[Tensor, int, Tensor]]:
-    """Yield each prompt with the logits that predict its answer."""
-    tokens = torch.stack([ids for ids, _ in prompts])
-    most = max(count for _, count in prompts)
+def _logits_of_answers(reader: Reader, prompts: Sequence[Prompt]) -> list[Tensor]:
+    """Return the logits that predict the answer of each prompt, (answer_len, vocab)."""
+    tokens = torch.stack([prompt.ids for prompt in prompts])
+    most = max(prompt.answer_len for prompt in prompts)
     logits = last_logits(reader.model, tokens, most + 1)
-    return [
-        (ids, count, row[-count - 1 : -1])
-        for (ids, count), row in zip(prompts, logits, strict=True)
-    ]
+    return [row[-prompt.answer_len - 1 : -1] for prompt, row in zip(prompts, logits, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -198,11 +205,11 @@ class PasskeyGrid:
         for i, length in enumerate(lengths):
             body = length - 2 * secret
             starts = random.integers(0, len(filler) - body + 1, (len(self.depths), self.trials))
-            prompts = [
-                passkey(random, filler[start : start + body].numpy(), words, depth, secret)
-                for depth, row in zip(self.depths, starts, strict=True)
-                for start in row
-            ]
+            prompts = []
+            for depth, starts_of_depth in zip(self.depths, starts, strict=True):
+                for start in starts_of_depth:
+                    text = filler[start : start + body].numpy()
+                    prompts.append(passkey(random, text, words, depth, secret))
             shares = self._accuracy(reader, torch.tensor(prompts)).view(len(self.depths), -1)
             for depth, share in zip(self.depths, shares, strict=True):
                 grid[length, depth] = float(share.mean())
