@@ -35,7 +35,8 @@ def attention_calls(case: Case) -> dict[str, Call]:
         with torch.no_grad():
             few = slice(-min(64, case.q_len), None)
             q, k, v = inputs
-            got, want = runs[run](q, k, v), _attend(case, encoding, "reference", few)(q, k, v)
+            got = runs[run](q, k, v)
+            want = _attend(case, encoding, "reference", few)(q, k, v)
             exact = case.dtype == "float32"  # differs only by the order of sums
             torch.testing.assert_close(
                 got[:, :, few], want, rtol=1e-3 if exact else 0.1, atol=1e-4 if exact else 0.05
@@ -150,9 +151,11 @@ def _attend(
 
 
 def _sdpa(case: Case) -> Callable[..., Tensor]:
-    causal, grouped = case.q_len == case.keys, case.heads != case.kv_heads
+    """Return torch's own attention, causal if there are no keys of earlier tokens."""
+    is_causal = case.q_len == case.keys
+    shares_keys = case.heads != case.kv_heads
     return lambda q, k, v: F.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=grouped
+        q, k, v, is_causal=is_causal, enable_gqa=shares_keys
     )
 
 
