@@ -223,10 +223,10 @@ def _of_module(
     if is_of(setting, inv_freq, scale):
         return _rotation(setting, model)
     pairs = len(inv_freq)
-    differs = f"The config says {_said(setting)}; the model's rotary module has {{}}."
+    differs = f"The config says {_in_words(setting)}; the model's rotary module has {{}}."
     as_many = replace(setting, rotary_dim=2 * pairs)
     if is_of(as_many, inv_freq, scale):
-        return replace(_rotation(as_many, model), differs=differs.format(_said(as_many)))
+        return replace(_rotation(as_many, model), differs=differs.format(_in_words(as_many)))
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
         raise ValueError(_untold(checkpoint))
@@ -241,7 +241,7 @@ def _of_module(
     )
 
 
-def _said(setting: RopeSetting) -> str:
+def _in_words(setting: RopeSetting) -> str:
     scaling = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
     return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"
 
