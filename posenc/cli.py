@@ -217,7 +217,8 @@ def _root(
 
 def _command_of(arguments: Sequence[str]) -> str:
     """Return the command that a line calls, as in "posenc inspect model"."""
-    command, words = app(), ["posenc"]
+    command = app()
+    words = ["posenc"]
     for word in arguments:
         command = getattr(command, "commands", {}).get(word)
         if command is None:
@@ -261,7 +262,8 @@ class _CtrlC:
 
 def _complain(text: str, code: int, error: BaseException | None = None) -> int:
     if _CtrlC.pressed and code != CTRL_C:
-        text, code = AGAIN, CTRL_C
+        text = AGAIN
+        code = CTRL_C
     if error is not None and os.environ.get("POSENC_TRACEBACK"):
         import traceback
 

@@ -345,7 +345,8 @@ def from_origin(
     q_positions, kv_positions = _comparable(q_positions, kv_positions)
     if kv_positions.shape[-1]:
         origin = kv_positions[..., :1]
-        q_positions, kv_positions = q_positions - origin, kv_positions - origin
+        q_positions = q_positions - origin
+        kv_positions = kv_positions - origin
     return q_positions.double(), kv_positions.double()
 
 

@@ -232,7 +232,8 @@ class _Run:
 
 def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, str]) -> Study:
     """Return the study before any trial."""
-    device, precision = plan.tasks[0].device, plan.tasks[0].precision
+    device = plan.tasks[0].device
+    precision = plan.tasks[0].precision
     return Study(
         format=FORMAT,
         command=shlex.join(["posenc", *sys.argv[1:]]),

@@ -95,7 +95,8 @@ def padding_requested(request: dict[str, Any]) -> Tensor | None:
 
     # transformers 4 cuts off the tokens that have left a window, unless asked not to.
     whole = {"_slice": False} if "_slice" in signature(prepare_padding_mask).parameters else {}
-    keys, offset = request["kv_length"], request.get("kv_offset", 0)
+    keys = request["kv_length"]
+    offset = request.get("kv_offset", 0)
     return prepare_padding_mask(request.get("attention_mask"), keys, offset, **whole)
 
 

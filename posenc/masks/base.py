@@ -285,7 +285,8 @@ def bind_in_memory(
     by_position = _sees_others(mask) is _Others.BY_POSITION
     if by_position and text_returns(kv_positions, _valid_keys(mask)):
         raise ValueError(_PACKED_TEXT)
-    q_len, kv_len = q_positions.shape[-2], kv_positions.shape[-2]
+    q_len = q_positions.shape[-2]
+    kv_len = kv_positions.shape[-2]
     device = kv_positions.device
     return mask.bind(counted(kv_len - q_len, q_len, device), counted(0, kv_len, device))
 

@@ -54,7 +54,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        wide, width, bias = config.embed_dim, config.ffn_dim, config.ffn_bias
+        wide = config.embed_dim
+        width = config.ffn_dim
+        bias = config.ffn_bias
         assert width is not None
         self.activation = config.activation
         gated = config.activation == "swiglu"

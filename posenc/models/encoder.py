@@ -69,5 +69,6 @@ class Encoder(Stack):
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Encoder", tokens, self.config.vocab_size)
-        x, mask = self.tokens(tokens), self.default_mask if mask is None else mask
+        x = self.tokens(tokens)
+        mask = self.default_mask if mask is None else mask
         return self.hidden(x, positions, mask, length=length)

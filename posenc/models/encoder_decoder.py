@@ -53,7 +53,8 @@ class EncoderDecoder(nn.Module):
         decoder_encoding: PositionEncoding | str | None = None,
         cross_encoding: PositionEncoding | str | None = None,
     ) -> None:
-        own, both = config.shape(), config.shape(causal=False)
+        own = config.shape()
+        both = config.shape(causal=False)
         ours = named("EncoderDecoder", encoder_encoding, both, "train_length")
         cross = named("EncoderDecoder", cross_encoding, both, "train_length")
         require_bidirectional("EncoderDecoder: encoder_encoding", ours)
@@ -132,7 +133,10 @@ class Conditioned:
         positions: Positions,
         valid: Shaped[Tensor, "batch source_len"] | None,
     ) -> None:
-        self.model, self.source, self.positions, self.valid = model, hidden, positions, valid
+        self.model = model
+        self.source = hidden
+        self.positions = positions
+        self.valid = valid
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -181,7 +185,8 @@ class Conditioned:
         def for_rows(t: Tensor) -> Tensor:
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
-        axes, cross = self.model.encoder.encoding.claims.num_axes, self.model.cross_encoding
+        axes = self.model.encoder.encoding.claims.num_axes
+        cross = self.model.cross_encoding
         positions = self.positions
         if not cross.claims.places:  # nothing reads them, and they may have other components
             positions = default_positions(self.source, 0, cross)

@@ -76,7 +76,8 @@ class VisionAttention(nn.Module):
             )
         for name in _PARTS:
             setattr(self, name, getattr(attention, name, None))
-        self.num_heads, self.scale = attention.num_heads, attention.scale
+        self.num_heads = attention.num_heads
+        self.scale = attention.scale
         self.encoding = PositionEncoding()
         self.register_buffer("positions", None, persistent=False)
         self._grid: _Grid | None = None
@@ -93,7 +94,8 @@ class VisionAttention(nn.Module):
         """Attend from x (batch, len, dim); attn_mask is bool, True for visible tokens."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-        q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        q = self._normed(self.q_norm, q)
+        k = self._normed(self.k_norm, k)
         positions = self._positions(x)
         state = self.encoding.state(x, tensor(positions, x.device))
         dropout = 0.0 if self.attn_drop is None or not self.training else self.attn_drop.p

@@ -50,7 +50,9 @@ class Local:
     """
 
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
-        self.workers, self.gpus, self.about = workers, gpus, {}
+        self.workers = workers
+        self.gpus = gpus
+        self.about = {}
         self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread, str | None]] = {}
         self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
@@ -58,7 +60,8 @@ class Local:
         return self.workers
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        self.folder, self.checkpoint_steps = folder, checkpoint_steps
+        self.folder = folder
+        self.checkpoint_steps = checkpoint_steps
 
     def submit(self, trial: TrialConfig) -> None:
         used = [gpu for _, _, gpu in self.running.values()]

@@ -204,7 +204,8 @@ def check_folder(
     """Refuse a folder or a storage that a machine cannot read or write. Raises: ValueError."""
     if storage is None:
         folder.stat()  # raises where there is none, which writing would make
-        storage, where = Storage(f"file://{folder}"), f"--out {folder}"
+        storage = Storage(f"file://{folder}")
+        where = f"--out {folder}"
         advice = "Give an --out that all machines share, or a --storage such as s3://bucket/run."
     else:
         where = f"--storage {storage.url}"
@@ -223,7 +224,8 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -
 
     remote = ray.remote(num_cpus=0, max_retries=0)(question)
     asked = {n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes}
-    end, answers = time.monotonic() + JOIN, {}
+    end = time.monotonic() + JOIN
+    answers = {}
     for node, reference in asked.items():
         try:
             answers[node] = ray.get(reference, timeout=max(0.1, end - time.monotonic()))

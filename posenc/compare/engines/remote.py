@@ -124,7 +124,8 @@ class Remote:
         self.heard: deque[tuple[TrialConfig, Heard]] = deque()
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        self.folder, self.checkpoint_steps = folder.absolute(), checkpoint_steps
+        self.folder = folder.absolute()
+        self.checkpoint_steps = checkpoint_steps
         if self.storage is None:
             return
         for corpus in {trial.corpus for trial in trials if trial.of_text}:

@@ -49,7 +49,8 @@ class Slurm(Remote):
             )
         super().__init__(None)
         self.about = {"engine": "slurm", "partition": partition or "the default"}
-        self.submitit, self.cluster = submitit, cluster
+        self.submitit = submitit
+        self.cluster = cluster
         self.max_parallel = max_parallel
         self.asked = {"name": "posenc", "cpus_per_task": 1, "timeout_min": MINUTES}
         self.asked |= {} if partition is None else {"slurm_partition": partition}
@@ -94,7 +95,8 @@ class Slurm(Remote):
 
     def _send_all(self) -> None:
         """Submit all that wait as one array."""
-        batch, self.waiting = self.waiting, []
+        batch = self.waiting
+        self.waiting = []
         tasks = [SlurmTask(job, str(self.run / f"{trial.folder}.json")) for trial, job in batch]
         try:
             jobs = self.executor.submit_array(tasks)

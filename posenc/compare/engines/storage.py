@@ -102,7 +102,8 @@ class Storage:
         """Keep a file with a random word, which every machine must be able to read and to answer.
         After an error it leaves no folder. Raises: ValueError where this one cannot write it."""
         # A killed run leaves the name of a half-written file, which the next one deletes.
-        name, word = f".shared.{secrets.token_hex(8)}.partial", secrets.token_hex(8)
+        name = f".shared.{secrets.token_hex(8)}.partial"
+        word = secrets.token_hex(8)
         made = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
         try:
             try:
@@ -121,7 +122,8 @@ class Storage:
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
-        contents, name = _hashes(folder), f"{folder.name}/{CONTENTS}"
+        contents = _hashes(folder)
+        name = f"{folder.name}/{CONTENTS}"
         sealed = seal(contents).encode()
         if self.read(name) != sealed:
             self.give(folder, contents)
@@ -150,8 +152,10 @@ class Mirror:
     tried again at the next call; `wrong` keeps why."""
 
     def __init__(self, storage: Storage, home: Path) -> None:
-        self.storage, self.home = storage, home
-        self.copied, self.wrong = "", ""
+        self.storage = storage
+        self.home = home
+        self.copied = ""
+        self.wrong = ""
 
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""

@@ -89,7 +89,8 @@ def _reused(study: Study) -> dict[str, dict[str, str | None]]:
 
 
 def _place(standing: Standing, unit: str) -> dict[str, Any]:
-    pairs, first = standing.pairs, standing.order[0]
+    pairs = standing.pairs
+    first = standing.order[0]
     return {
         "where": standing.where,
         "unit": unit,

@@ -9,7 +9,8 @@ from posenc.sentence import listed, phrase, sentence
 
 def in_by_length(study: Study) -> str:
     """Name the encodings whose loss stays up to the longest length."""
-    train, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
+    train = study.trials[0].train_length
+    longest = max(study.trials[0].test_lengths)
     cannot = [r.encoding for r in study.summary if mean_at(r.by_length, longest) == math.inf]
     kept = [row.encoding for row in study.summary if row.reach == longest]
     parts = []
@@ -38,6 +39,7 @@ def in_training(study: Study) -> str:
     fell = saved(study)
     if not fell:
         return phrase("The training was too short to estimate how much the loss still falls.")
-    least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
+    least = min(fell, key=fell.__getitem__)
+    most = max(fell, key=fell.__getitem__)
     facts = {"most": most, "high": fell[most], "least": least, "low": fell[least]}
     return phrase("loss in the last doubling", **facts)

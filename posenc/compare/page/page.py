@@ -49,7 +49,8 @@ def _what_was_tried(study: Study) -> str:
     said = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
-        train, longest = config.train_length, max(config.test_lengths)
+        train = config.train_length
+        longest = max(config.test_lengths)
         text = study.corpus.name
         said.append(phrase("trained on text", train=train, longest=longest, text=text))
         said += filter(None, [phrase(objective_of(config).said)])
@@ -67,7 +68,8 @@ def _answer(study: Study) -> Iterator[Block]:
         yield phrase("trials reused", number=count, where=where)
     for name, why in study.unchecked.items():
         yield Caution(phrase("compared unchecked", name=name, why=why))
-    done, planned = len(study.results), len(study.trials)
+    done = len(study.results)
+    planned = len(study.trials)
     if study.missing:
         names = phrase(", ").join(map(name_of, study.missing))
         yield Caution(phrase("study not finished", done=done, planned=planned, names=names))
@@ -86,7 +88,8 @@ def _table(study: Study) -> Iterator[Block]:
     ]
     cells = []
     for of, losses, context in rows.text_rows(study):
-        name, speed = of.encoding, of.tokens_per_second and round(of.tokens_per_second)
+        name = of.encoding
+        speed = of.tokens_per_second and round(of.tokens_per_second)
         cells.append([name, *(_cell(name, x) for x in losses), context, of.parameters, speed])
     caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
     yield Table(header, cells, caption, cards=True)
@@ -104,7 +107,8 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
     """Return a table of every seed, and of differences from the first with both intervals."""
-    first, cells = standing.order[0], []
+    first = standing.order[0]
+    cells = []
     for name in standing.order:
         seeds = standing.pairs.values[name]
         each = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
@@ -194,7 +198,8 @@ def _text(study: Study) -> dict[str, str]:
     corpus = study.corpus
     if corpus is None:
         return {}
-    name, number = corpus.name, corpus.num_files
+    name = corpus.name
+    number = corpus.num_files
     return {
         "text": phrase("facts of the text", text=name, number=number, hash=corpus.hash),
         "split": phrase("facts of the split", **vars(corpus) | {"split": phrase(corpus.split)}),

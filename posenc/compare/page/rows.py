@@ -38,8 +38,10 @@ def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
 def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
     """Return each encoding, its losses and what more context does, best first."""
     lengths = study.trials[0].test_lengths
-    found, ends = {n: standing_at(study, n) for n in lengths}, (lengths[0], lengths[-1])
-    order, rows = best_first(study), []
+    found = {n: standing_at(study, n) for n in lengths}
+    ends = (lengths[0], lengths[-1])
+    order = best_first(study)
+    rows = []
     for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
         losses = [_loss(found[s.length], row.encoding, s, s.length in ends) for s in row.by_length]
         rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
@@ -48,7 +50,8 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
 
 def detectable(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
-    at, all_of_them = "{number:.2f} at {where}", standings(study)
+    at = "{number:.2f} at {where}"
+    all_of_them = standings(study)
     known = [each for each in all_of_them if each.pairs.least < math.inf]
     found = [phrase(at, number=each.least, where=each.where) for each in known]
     if all(len(each.order) < 2 for each in all_of_them):

@@ -52,7 +52,8 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
         with speaking("en"):
             print(visible(answer_json(labelled(study), folder)))
         return
-    out, shown = stdout(160), _shown(study)
+    out = stdout(160)
+    shown = _shown(study)
     if study.corpus is not None:
         out.print(tables.summary_table(shown.of_task(TEXT)))
     for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(shown)):

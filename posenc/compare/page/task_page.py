@@ -106,7 +106,8 @@ def every_trial(study: Study) -> Chart:
 
 
 def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figure:
-    height, styles = 1.0 + 0.32 * len(names), line_styles(tasks)
+    height = 1.0 + 0.32 * len(names)
+    styles = line_styles(tasks)
     _, score, *_ = data
     with figure(score, "", height=height) as (drawn, axes):
         for i, task in enumerate(tasks):
@@ -183,12 +184,14 @@ def _points(row: TaskSummary) -> dict[int, float]:
 
 
 def _described(task: str, found: Sequence[TaskSummary]) -> str:
-    at, lines = "{number:.2f} at {where}", []
+    at = "{number:.2f} at {where}"
+    lines = []
     for row in found:
         points = [phrase(at, number=mean, where=n) for n, mean in _points(row).items()]
         said = phrase(", ").join(points)
         lines.append(phrase("{name}: {found}", name=row.encoding, found=said))
-    metric, scores = phrase(TASKS[task].metric).capitalize(), phrase("; ").join(lines)
+    metric = phrase(TASKS[task].metric).capitalize()
+    scores = phrase("; ").join(lines)
     return phrase("{metric} by length. {found}.", metric=metric, found=scores)
 
 

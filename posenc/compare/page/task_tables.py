@@ -52,7 +52,8 @@ def task_notes(rows: Rows) -> Iterator[str]:
 
 def page_table(task: str, rows: Rows) -> Table:
     """Return the table of one task, with every seed behind each mean."""
-    made, in_distribution = TASKS[task], "exact match of {least} in distribution"
+    made = TASKS[task]
+    in_distribution = "exact match of {least} in distribution"
     metric = phrase(made.metric).capitalize()
     caption = phrase("caption of a task", task=task, title=phrase(made.title), metric=metric)
     header = [
@@ -63,7 +64,8 @@ def page_table(task: str, rows: Rows) -> Table:
     ]
     cells = []
     for row in rows:
-        name, learned = row.encoding, f"{row.learned}/{row.num_seeds}"
+        name = row.encoding
+        learned = f"{row.learned}/{row.num_seeds}"
         cells.append([name, learned, *(_cell(row, case) for case in row.cases), row.parameters])
     return Table(header, cells, caption, cards=True)
 

@@ -94,7 +94,8 @@ class TensorBoard(contextlib.AbstractContextManager):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.folder, self.make = make_inside(folder), SummaryWriter
+        self.folder = make_inside(folder)
+        self.make = SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
 
     def __exit__(self, *exc: object) -> None:

@@ -41,7 +41,8 @@ def find_void(
     trials: one of each task, at whose shortest and longest length some checks are repeated.
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
-    found, causal = {}, [t for t in trials if all(objective_of(t).stacks)]
+    found = {}
+    causal = [t for t in trials if all(objective_of(t).stacks)]
     tested = [(shape_length(t), tested_tokens(t)) for t in causal]
     lengths = {(train, n) for train, each in tested for n, _, _ in (each[0], max(each))}
     of_lengths = in_both_modes(partial(_check_lengths, sorted(lengths)))
@@ -65,7 +66,8 @@ def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
     for train_length, length in lengths:
         model = layer(make, replace(SHAPE, train_length=train_length))
         positions = tokens(model.encoding, room(model.encoding, length))
-        x, same = hidden(len(positions), batch=2), len(positions) // 2 + 1
+        x = hidden(len(positions), batch=2)
+        same = len(positions) // 2 + 1
         x[1, :same] = x[0, :same]
         with torch.no_grad():
             out = model(x, positions, length=len(positions))

@@ -91,8 +91,11 @@ def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
 def opening(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
     """Return one sentence: what will run, on how much text, for how long if that was measured, and
     where results go."""
-    trial, text, names = study.trials[0], study.corpus, len(study.encodings)
-    count, tasks = len(study.trials), list(dict.fromkeys(t.task for t in study.trials))
+    trial = study.trials[0]
+    text = study.corpus
+    names = len(study.encodings)
+    count = len(study.trials)
+    tasks = list(dict.fromkeys(t.task for t in study.trials))
     drawn = [task for task in tasks if task != TEXT]
     parts = [
         f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
@@ -119,7 +122,8 @@ def _steps(trials: Sequence[TrialConfig]) -> str:
 
 def _parameters(trial: TrialConfig) -> int:
     """Count the parameters in the model's matrices, without those of the encoding."""
-    attention, vocabulary = 4 * trial.width**2, vocabulary_of(trial)
+    attention = 4 * trial.width**2
+    vocabulary = vocabulary_of(trial)
     layer = attention + trial.width * 3 * (sizes_of(trial).ffn_dim or 0)
     stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
     return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
@@ -166,11 +170,13 @@ def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
     # float32, and gradients
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
     each = BYTES_PER_PARAMETER * parameters + logits
-    available, where = machine.memory_bytes(), ""
+    available = machine.memory_bytes()
+    where = ""
     seen = torch.cuda.device_count() if trial.device == "cuda" else 0
     if seen:  # otherwise there is none, or on another machine
         available = min(torch.cuda.get_device_properties(i).total_memory for i in range(seen))
-        workers, where = -(-workers // seen), " on one GPU"
+        workers = -(-workers // seen)
+        where = " on one GPU"
     check_room(
         f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
         f"parameters and {trial.batch:,} {_windows(trial)} a step",

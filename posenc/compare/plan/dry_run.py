@@ -41,7 +41,8 @@ def dry_run(
         time = clock(seconds[kind]) if kind in seconds else "not measured"
         rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, time])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
-    named, title = "trials of", "What would run"
+    named = "trials of"
+    title = "What would run"
     table = text_table(header, rows, named=named, title=title, title_justify="left")
     counted = (
         f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "

@@ -47,7 +47,8 @@ def read_encoding(text: str) -> Compared:
     """Read one text."""
     spec = parse(text)
     code = code_of(text)
-    here, shown = str(anywhere(spec)), str(tidy(spec))
+    here = str(anywhere(spec))
+    shown = str(tidy(spec))
     if spec.label in names() and spec.label != shown:
         raise ValueError(
             f"{spec.label!r} is the name of an encoding, and {shown} is another one: use another "

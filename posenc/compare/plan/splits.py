@@ -50,7 +50,8 @@ class Need:
         }
 
     def complain(self, sizes: dict[str, int], source: Source) -> ValueError:
-        need, total = self.bytes, sum(sizes.values())
+        need = self.bytes
+        total = sum(sizes.values())
         parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
         advice = "Give more text or shorter lengths."
         if len(source.files) >= 3 and total >= sum(need.values()):

@@ -139,7 +139,8 @@ def _seconds_of_one(trial: "TrialConfig", folder: Path) -> float:
 def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.ndarray") -> float:
     from posenc.compare.trial import train
 
-    optimizer, model = train.optimizer_for(model, trial), train.maybe_compiled(model, trial)
+    optimizer = train.optimizer_for(model, trial)
+    model = train.maybe_compiled(model, trial)
     for step in range(WARM_UP):
         train.take_step(model, optimizer, trial, symbols, step)
     began = _now(trial)
@@ -163,7 +164,8 @@ def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
     from posenc.compare.trial import evaluate, forward, train
     from posenc.compare.trial.material import task_of
 
-    task, total = task_of(trial), 0.0
+    task = task_of(trial)
+    total = 0.0
     assert task is not None
     model.eval()
     for case in task.cases(trial.test_lengths):
@@ -190,7 +192,8 @@ def _seconds_without_gradients(model: "nn.Module", trial: "TrialConfig") -> floa
     from posenc.compare.trial.objectives import objective_of
 
     model.eval()
-    objective, total = objective_of(trial), 0.0
+    objective = objective_of(trial)
+    total = 0.0
     for length in trial.test_lengths:
         if evaluate.cannot(model.encoding, objective.longest_part(length)):  # type: ignore[arg-type]
             continue

@@ -39,8 +39,11 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
             print(text, end="")
             return
         said = board if in_english() else board["zh"]
-        lines, studies = [said["answer"]], board["studies"].items()
-        out, named, of = stdout(160), phrase("encoding"), "{what}: {name}"
+        lines = [said["answer"]]
+        studies = board["studies"].items()
+        out = stdout(160)
+        named = phrase("encoding")
+        of = "{what}: {name}"
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         for name, study in studies:
             wheres = (each["where"] for each in said["studies"][name]["places"])

@@ -72,7 +72,8 @@ def _recipe(study: Study) -> dict[str, set[object]]:
 
 
 def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
-    ours, theirs = _recipe(study), _recipe(other)
+    ours = _recipe(study)
+    theirs = _recipe(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
         said = ", ".join(f"{n} {shown(ours[n])} and {shown(theirs[n])}" for n in differ)
@@ -137,7 +138,8 @@ def _results(
             config = result.config
             known = found.get(config)
             if known is None or (known.reason is not None and result.reason is None):
-                found[config], source[config] = result, folder
+                found[config] = result
+                source[config] = folder
             elif result.reason is None and replace(result, timing=None) != replace(
                 known, timing=None
             ):

@@ -53,7 +53,8 @@ def report_runs(
     else:
         damaged: list[str] = []
         study, conflicts = merge([_collected(folder, damaged, each) for folder, each in runs])
-        study, lines = conclude(study), damaged + conflicts
+        study = conclude(study)
+        lines = damaged + conflicts
         home = _new_folder(study.trials, out, "report")
         with spoken(lang):
             write_page(study, home)
@@ -108,7 +109,8 @@ def _new_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> P
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
-    rows, begin = folder / "results.csv", ",".join(tables.COLUMNS).encode()
+    rows = folder / "results.csv"
+    begin = ",".join(tables.COLUMNS).encode()
     ours = rows.is_file() and bytes_of(rows, None).startswith(begin)
     for path in (rows, folder / "report.html"):
         if path.exists() and not ours:

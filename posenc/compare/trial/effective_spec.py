@@ -16,7 +16,8 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     spec = {"name": name, "class": type(encoding).__name__}
     parts = parse(name).parts
     spec |= _arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
-    limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
+    limit = encoding.claims.max_positions
+    axes = encoding.claims.num_axes
     if axes > 1:
         spec[AXES] = f"{axes}"
     return spec | {

@@ -60,7 +60,8 @@ def load_results(
     folder: Path, trials: Iterable[TrialConfig]
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
     """Return the results in the study's folder, and a line about each damaged one."""
-    found, damaged = {}, []
+    found = {}
+    damaged = []
     for trial in trials:
         try:
             result = load_result(folder, trial)

@@ -53,7 +53,8 @@ def answers(
     at_once: number of sequences in one pass.
     Raises: FloatingPointError if a logit of a target is not finite.
     """
-    said, cut = [], []
+    said = []
+    cut = []
     for start in range(0, len(batch.tokens), at_once):
         part = slice(start, start + at_once)
         piece = Batch(batch.tokens[part], batch.targets[part], batch.positions)

@@ -51,7 +51,8 @@ def check_scores(result: TrialResult) -> None:
     """Raise ValueError for other tests than the config and its task have."""
     trial = result.config
     objective_of(trial)  # raises for an unknown one
-    lengths, task = (trial.train_length, *trial.test_lengths[1:]), task_of(trial)
+    lengths = (trial.train_length, *trial.test_lengths[1:])
+    task = task_of(trial)
     wanted = "; ".join(map(str, task.cases(lengths) if task else map(Case, lengths)))
     scores = (*result.by_length, *result.by_case)
     got = "; ".join(str(Case(each.length, getattr(each, "variant", ""))) for each in scores)

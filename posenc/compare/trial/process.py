@@ -93,7 +93,8 @@ class TrialProcess:
         module: str = WORKER,
         gpu: str | None = None,
     ) -> None:
-        self.folder, self.trial = folder, trial
+        self.folder = folder
+        self.trial = trial
         self.home = make_home(folder, trial)
         only = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with append_to(self.home / "log.txt") as log:

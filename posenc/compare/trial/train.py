@@ -108,7 +108,9 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
     """Return AdamW with weight decay on matrices, and `ENCODING_LR` for the encodings."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     in_encoding = {id(p) for p in learned_by_encodings(model)}
-    encoding, matrices, vectors = [], [], []
+    encoding = []
+    matrices = []
+    vectors = []
     for p in model.parameters():
         if id(p) not in in_encoding:
             (matrices if p.ndim > 1 else vectors).append(p)

@@ -94,7 +94,8 @@ def _names(model: Decoder) -> Iterator[tuple[str, str]]:
 
 def _expressible(model: Decoder) -> RoPE:
     """Return the model's RoPE. Raise ValueError if no Llama computes the same."""
-    config, encoding = model.config, model.encoding
+    config = model.config
+    encoding = model.encoding
     for name, needed in (
         ("norm", "rms"),
         ("norm_position", "pre"),

@@ -192,7 +192,8 @@ def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
 def checked(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
     """Return the config, and the elements of each tensor by dtype and name. Raise ValueError,
     before a model is built, for a folder that is not safe or that no model can have."""
-    raw, path = files.read_config(folder), folder / "config.json"
+    raw = files.read_config(folder)
+    path = folder / "config.json"
     inner = raw.get("text_config")
     parts = [raw, inner] if isinstance(inner, dict) else [raw]
     for part in parts:

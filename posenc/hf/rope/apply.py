@@ -160,7 +160,8 @@ def rotating_switches(model: Any) -> list[Any]:
 @contextmanager
 def dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
     """Let no layer rotate inside the block, as the config says it; restore both after."""
-    config, layers = model.config, rotating_switches(model)
+    config = model.config
+    layers = rotating_switches(model)
     before = [config.no_rope_layers, config.max_position_embeddings]
     rotated = [layer.use_rope for layer in layers]
     try:

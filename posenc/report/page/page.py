@@ -141,9 +141,12 @@ def _linked(body: str) -> str:
     explanation or the heading of a column first has it. Without an address it names the file."""
     for word, target in words().items():
         page, hash_, place = phrase(target).partition("#")
-        file, start, end = f"docs/{page}.md", "<abbr", "</abbr>"
+        file = f"docs/{page}.md"
+        start = "<abbr"
+        end = "</abbr>"
         if repository():
-            start, end = f'<a href="{repository()}/blob/main/{file}{hash_}{place}"', "</a>"
+            start = f'<a href="{repository()}/blob/main/{file}{hash_}{place}"'
+            end = "</a>"
         pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({re.escape(escape(phrase(word)))})(?![A-Za-z-])"
         link = rf'\1{start} title="{file}">\2{end}'
         body = re.sub(pattern, link, body, count=1, flags=re.IGNORECASE)

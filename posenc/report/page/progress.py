@@ -39,7 +39,8 @@ class Pace:
     """Measure seconds per step, from the first step seen."""
 
     def __init__(self, step: int) -> None:
-        self.began, self.first = time.monotonic(), step
+        self.began = time.monotonic()
+        self.first = step
 
     def seconds_per_step(self, step: int) -> float | None:
         """Return seconds per step; None until a second step has been seen."""
@@ -101,7 +102,8 @@ class Narrator(Progress):
             disable=not console.is_terminal,
         )
         self.task = self.add_task("", total=1.0)
-        self.last, self.said = "", 0.0
+        self.last = ""
+        self.said = 0.0
 
     def stop(self) -> None:
         """End the bar. Nothing was begun without a terminal, where rich 13 prints an empty line."""
@@ -113,4 +115,5 @@ class Narrator(Progress):
         now = time.monotonic()
         if not self.console.is_terminal and what != self.last and now - self.said > self.PAUSE:
             say(self.console, f"{what} ({share:.0%})")
-            self.last, self.said = what, now
+            self.last = what
+            self.said = now

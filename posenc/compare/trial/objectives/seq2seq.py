@@ -54,8 +54,10 @@ class Seq2Seq(Objective):
         return _said_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
 
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        rows, begin = on_device(asked[0], config), int(asked[1][0].int().argmax())
-        source, said = rows[:, :begin], rows[:, begin:]
+        rows = on_device(asked[0], config)
+        begin = int(asked[1][0].int().argmax())
+        source = rows[:, :begin]
+        said = rows[:, begin:]
         heard = F.pad(said[:, :-1], (1, 0), value=BEGIN)
         with autocast(config):
             logits = model(source, heard)
@@ -66,8 +68,10 @@ class Seq2Seq(Objective):
         return max(said, length - said)
 
     def cut(self, whole: Asked, length: int) -> Iterator[Asked]:
-        rows, first = whole[0], int(whole[1][0].int().argmax())
-        said, source = length // 2, self.longest_part(length)
+        rows = whole[0]
+        first = int(whole[1][0].int().argmax())
+        said = length // 2
+        source = self.longest_part(length)
         starts = range(first, rows.shape[1], said)
         pieces = [rows[:, start - source : start + said] for start in starts]
         full = [piece for piece in pieces if piece.shape[1] == length]
