@@ -152,7 +152,9 @@ class _Misfit:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
-        self.parameters, self.args, self.kwargs = parameters, args, kwargs
+        self.parameters = parameters
+        self.args = args
+        self.kwargs = kwargs
         self.clauses: list[str] = []
         self.unexplained = False
         places = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
@@ -186,14 +188,14 @@ class _Misfit:
                 self.unexplained |= not other
 
     def _check_missing(self) -> None:
-        said = " ".join(self.clauses)  # may name what to write for a missing argument
+        clauses_so_far = " ".join(self.clauses)  # may name what to write for a missing argument
         missing = [
             name
             for name, p in self.parameters.items()
             if p.default is p.empty
             and p.kind not in _COLLECTING
             and name not in (*self.placed, *self.kwargs)
-            and f"{name}=" not in said
+            and f"{name}=" not in clauses_so_far
         ]
         explained = [_HOW[name] for name in missing if name in _HOW]
         others = [name for name in missing if name not in _HOW]
@@ -223,12 +225,12 @@ def instead_of(name: str, accepted: Iterable[str]) -> str:
 
 
 def _listed(parameters: Mapping[str, inspect.Parameter]) -> str:
-    shown = [
+    parts = [
         name if p.default is p.empty else f"{name}={p.default!r}"
         for name, p in parameters.items()
         if p.kind not in _COLLECTING
     ]
-    return ", ".join(shown) or "none"
+    return ", ".join(parts) or "none"
 
 
 LARGEST = 2**31

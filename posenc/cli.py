@@ -75,11 +75,11 @@ def app() -> Any:
     application.callback(invoke_without_command=True)(_root)
     for name, path in COMMANDS.items():
         module, _, attribute = path.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            application.add_typer(found, name=name)
+        function_or_group = getattr(importlib.import_module(module), attribute)
+        if isinstance(function_or_group, typer.Typer):
+            application.add_typer(function_or_group, name=name)
         else:
-            application.command(name)(found)
+            application.command(name)(function_or_group)
     group: Any = typer.main.get_command(application)
     group.commands = {name: group.commands[name] for name in COMMANDS}  # groups would be last
     _finish(group, application)
@@ -91,7 +91,7 @@ def _finish(group: Any, application: typer.Typer) -> None:
     for info in application.registered_commands:
         command = group.commands[info.name]
         paragraphs = inspect.cleandoc(command.help or "").split("\n\n")  # none under -OO
-        command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+        command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
         assert info.callback is not None
         _arrange(command.params, info.callback)
     for info in application.registered_groups:
@@ -104,18 +104,18 @@ def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
     help."""
     panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
     order = list(panels)
-    given = inspect.signature(function, eval_str=True).parameters
+    parameters = inspect.signature(function, eval_str=True).parameters
     for param in params:
         if param.param_type_name != "option":
             param.display_type_rich = lambda ctx: None  # "<list[str]>" helps nobody
             param.metavar = param.name.removesuffix("s").upper()
-            _, argument = get_args(given[param.name].annotation)
+            _, argument = get_args(parameters[param.name].annotation)
             param.help = argument.help  # typer before 0.26 loses it with click 8.5
             continue
         param.rich_help_panel = panels.get(param.name)
         param.help = escape(param.help)  # rich takes [lm-eval] for a style
         if param.metavar is None:
-            kind = given[param.name].annotation
+            kind = parameters[param.name].annotation
             while inner := get_args(kind):  # Annotated, None or a list of it
                 kind = inner[0]
             param.metavar = METAVARS[kind]
@@ -167,9 +167,9 @@ def _answer(error: BaseException, arguments: Sequence[str]) -> int:
         case KeyboardInterrupt() | _Abort():
             return _complain(AGAIN, CTRL_C)
         case _UsageError():
-            said: Any = error
-            command = said.ctx.command_path if said.ctx else _command_of(arguments)
-            return _complain(f"{said.format_message().rstrip('.')}; see {command} --help.", 2)
+            usage: Any = error
+            command = usage.ctx.command_path if usage.ctx else _command_of(arguments)
+            return _complain(f"{usage.format_message().rstrip('.')}; see {command} --help.", 2)
         case RunFailed():
             return _complain(str(error), 1)
         case BrokenPipeError():  # `posenc list | head`
@@ -244,8 +244,9 @@ class _CtrlC:
     pressed = False
 
     def __init__(self) -> None:
-        own = threading.current_thread() is threading.main_thread()
-        self._changed = own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._changed = in_main_thread and usual
         if self._changed:
             signal.signal(signal.SIGINT, self._press)
 

@@ -57,11 +57,11 @@ def version(package: str) -> str:
 
 def load(module: str) -> ModuleType:
     """Import a module of posenc. Raises ImportError if torch is installed and too old."""
-    found = version("torch")
-    if found and [int(part) for part in found.split(".")[:2]] < OLDEST_TORCH:
+    installed = version("torch")
+    if installed and [int(part) for part in installed.split(".")[:2]] < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         cure = 'pip install --upgrade "posenc[torch]"'
-        raise ImportError(f"posenc needs torch {oldest} or newer, found {found}: {cure}")
+        raise ImportError(f"posenc needs torch {oldest} or newer, found {installed}: {cure}")
     return importlib.import_module(module)
 
 
@@ -79,8 +79,8 @@ def listed(file: str) -> dict[str, str]:
 def shown(module: str, public: Iterable[str]) -> list[str]:
     """Return what `dir` lists of a module: its public names, and Python's own such as __doc__. What
     the module imports for itself is not completed."""
-    own = [name for name in vars(sys.modules[module]) if name.startswith("__")]
-    return sorted({*own, *public})
+    of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
+    return sorted({*of_python, *public})
 
 
 def attach(
@@ -94,9 +94,9 @@ def attach(
 
     def getattribute(name: str) -> Any:
         if name in public:
-            found = load(public[name])
+            found_module = load(public[name])
             # A name may be a module of a package that has not imported it.
-            return vars(found).get(name) or load(f"{public[name]}.{name}")
+            return vars(found_module).get(name) or load(f"{public[name]}.{name}")
         if moved is not None and name in moved:
             raise AttributeError(f"{package}.{name} is gone: use {package}.{moved[name]}.")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

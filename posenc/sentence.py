@@ -16,8 +16,8 @@ _language: ContextVar[str] = ContextVar("language", default="en")
 def usual_language() -> str:
     """Return the language that the environment asks for, found as gettext finds it."""
     names = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
-    found = next(filter(None, map(os.environ.get, names)), "")
-    return "zh" if found.startswith("zh") else "en"
+    locale = next(filter(None, map(os.environ.get, names)), "")
+    return "zh" if locale.startswith("zh") else "en"
 
 
 @contextmanager
@@ -49,21 +49,21 @@ def phrase(template: str, **values: object) -> str:
     >>> phrase("{number} trial failed|{number} trials failed", number=2)
     '2 trials failed'
     """
-    said = catalogue(_language.get()).get(template, template)
+    form = catalogue(_language.get()).get(template, template)
     if not values:  # perhaps the word of a foreign file
-        return said
-    one, _, several = said.partition("|")
-    said = several if several and values["number"] != 1 else one
-    return said.format(**values)
+        return form
+    one, _, several = form.partition("|")
+    form = several if several and values["number"] != 1 else one
+    return form.format(**values)
 
 
 def retold(text: str, templates: Sequence[str]) -> str:
     """Say in the reader's language what is stored in English: one of the templates, filled. Any
     other text is returned as it is."""
     for template in templates:
-        wanted = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
-        if found := re.fullmatch(wanted, text):
-            return phrase(template, **found.groupdict())
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
+        if match := re.fullmatch(pattern, text):
+            return phrase(template, **match.groupdict())
     return text
 
 

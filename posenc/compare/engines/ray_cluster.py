@@ -51,19 +51,19 @@ class RayCluster(Remote):
             self.nodes = look_at(self.ray, self.resource)
             check_nodes(self.here, self.nodes)
             self.about = {"engine": "ray", "machines": str(len(self.nodes))}
-            builds = {each["build of torch"] for each in self.nodes.values()}
+            builds = {node["build of torch"] for node in self.nodes.values()}
             self.about |= {"build of torch": ", ".join(sorted(builds))}
             self.about |= processors_of(self.nodes.values())
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
-            own = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
-            self.run = self.ray.remote(scheduling_strategy="SPREAD", **own)(run_job)
+            needs = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
+            self.run = self.ray.remote(scheduling_strategy="SPREAD", **needs)(run_job)
         except BaseException:
             self.cancel()
             raise
 
     def slots(self) -> int:
-        there = int(self.ray.cluster_resources().get(self.resource, 0))
-        return max(1, min(there, self.max_parallel or there))
+        available = int(self.ray.cluster_resources().get(self.resource, 0))
+        return max(1, min(available, self.max_parallel or available))
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
@@ -171,8 +171,10 @@ def _check_address(address: str) -> None:
         raise ValueError(f"--address {address}: {why}. {ports}") from None
     if tried.returncode:
         lines = [line for line in tried.stderr.splitlines() if line.strip() and line[0] != " "]
-        said = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
-        raise ValueError(f"--address {address}: Ray cannot join the cluster: {said.strip()[:400]}")
+        reason = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
+        raise ValueError(
+            f"--address {address}: Ray cannot join the cluster: {reason.strip()[:400]}"
+        )
 
 
 def look_at(ray: Any, resource: str) -> dict[str, dict[str, str]]:
@@ -183,10 +185,10 @@ def look_at(ray: Any, resource: str) -> dict[str, dict[str, str]]:
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get(resource, 0) >= 1
     }
-    found = ask(ray, nodes, facts)
-    if not found:
+    answers = ask(ray, nodes, facts)
+    if not answers:
         raise ValueError(f"--engine ray: no machine of the cluster has a {resource} for trials.")
-    return {node: nodes[node] | found[node] for node in found}
+    return {node: nodes[node] | answers[node] for node in answers}
 
 
 def check_nodes(here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
@@ -211,8 +213,8 @@ def check_folder(
         where = f"--storage {storage.url}"
         advice = "Give a URL that all machines reach, with the same credentials."
     with storage.token() as (name, word):
-        found = ask(ray, nodes, answer, storage.url, name, word)
-        for node, wrong in found.items():
+        answers = ask(ray, nodes, answer, storage.url, name, word)
+        for node, wrong in answers.items():
             if wrong is not None:
                 raise ValueError(f"{where}: machine {nodes[node]['name']}: {wrong}. {advice}")
 
@@ -233,8 +235,13 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -
         except ray.exceptions.RayTaskError as error:
             why = f"cannot run posenc ({one_line(error.cause)}). Install the same posenc there."
         except ray.exceptions.RayError as error:
-            if not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node):
+            if not _is_alive(ray, node):
                 continue
             why = f"does not answer within {JOIN:.0f} seconds ({one_line(error)})."
         raise ValueError(f"--engine ray: machine {nodes[node]['name']} {why}")
     return answers
+
+
+def _is_alive(ray: Any, node: str) -> bool:
+    """Return True if a machine of this id belongs to the cluster now."""
+    return any(known["Alive"] for known in ray.nodes() if known["NodeID"] == node)

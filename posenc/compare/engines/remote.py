@@ -62,9 +62,9 @@ class Job:
         if self.trial.of_text:
             # Kept between trials; no other user can write there.
             texts = private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
-            kept = path_of(texts, self.trial.corpus)
-            storage.take_text(kept)
-            path_of(folder, self.trial.corpus).symlink_to(kept)
+            text_folder = path_of(texts, self.trial.corpus)
+            storage.take_text(text_folder)
+            path_of(folder, self.trial.corpus).symlink_to(text_folder)
         home = folder / self.trial.folder
         replace_by_stored(storage, home)
         mirror = Mirror(storage, home)

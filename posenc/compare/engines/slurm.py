@@ -110,8 +110,8 @@ class Slurm(Remote):
         if (error := job.exception()) is None:
             self.ended(trial, job.result())
         else:
-            said = re.findall(r"Lost:(.*)", str(error)) or [one_line(error)[:200]]
-            self.lost(trial, f"its job {job.job_id} has ended ({said[-1].strip()})")
+            reasons = re.findall(r"Lost:(.*)", str(error)) or [one_line(error)[:200]]
+            self.lost(trial, f"its job {job.job_id} has ended ({reasons[-1].strip()})")
 
 
 @dataclass

@@ -94,8 +94,8 @@ class Storage:
     def names(self, folder: str) -> list[str]:
         """List all files in a folder and below, by their names in it."""
         above = self.path(folder).rstrip("/")
-        found = self.fs.find(above) if self.fs.exists(above) else []
-        return [PurePosixPath(path).relative_to(above).as_posix() for path in found]
+        paths = self.fs.find(above) if self.fs.exists(above) else []
+        return [PurePosixPath(path).relative_to(above).as_posix() for path in paths]
 
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
@@ -104,7 +104,7 @@ class Storage:
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name = f".shared.{secrets.token_hex(8)}.partial"
         word = secrets.token_hex(8)
-        made = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
+        new_folders = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
         try:
             try:
                 self.write(name, word.encode())
@@ -114,11 +114,11 @@ class Storage:
                 why = f"this machine cannot write there ({one_line(error)})."
                 raise ValueError(f"--storage {self.url}: {why}") from error
             yield name, word
-            made = []
+            new_folders = []
         finally:
             with contextlib.suppress(Exception):
                 self.remove([name])
-            remove_empty(made)
+            remove_empty(new_folders)
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
@@ -208,8 +208,8 @@ def _result_last(names: Iterable[str]) -> list[str]:
 
 def _hashes(text: Path) -> dict[str, str]:
     """Hash the files of a text that are in its folder."""
-    found = sorted(text.glob("*.u16"))
-    return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in found}
+    files = sorted(text.glob("*.u16"))
+    return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in files}
 
 
 def answer(url: str, name: str, word: str) -> str | None:

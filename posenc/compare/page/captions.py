@@ -12,11 +12,11 @@ def in_by_length(study: Study) -> str:
     train = study.trials[0].train_length
     longest = max(study.trials[0].test_lengths)
     cannot = [r.encoding for r in study.summary if mean_at(r.by_length, longest) == math.inf]
-    kept = [row.encoding for row in study.summary if row.reach == longest]
+    stays_low = [row.encoding for row in study.summary if row.reach == longest]
     parts = []
-    if kept:
+    if stays_low:
         facts = {"longest": longest, "within": 100 * (WITHIN - 1), "train": train}
-        parts.append(phrase("loss stays up to", names=listed(kept), **facts))
+        parts.append(phrase("loss stays up to", names=listed(stays_low), **facts))
     if cannot:
         parts.append(phrase("{names} cannot run there", names=listed(cannot)))
     return sentence(parts) if parts else ""
@@ -25,8 +25,8 @@ def in_by_length(study: Study) -> str:
 def in_by_context(study: Study) -> str:
     """Name the encodings that gain from context beyond the training length in every seed."""
     gains = {r.encoding: context_gains(study, r.encoding) for r in study.summary}
-    measured = {name: found[1] for name, found in gains.items() if found is not None}
-    falls = [name for name, found in measured.items() if all(g > 0 for g in found)]
+    measured = {name: of_seeds[1] for name, of_seeds in gains.items() if of_seeds is not None}
+    falls = [name for name, of_seeds in measured.items() if all(g > 0 for g in of_seeds)]
     if not measured:
         return phrase("No encoding here was given more context than in training.")
     if falls:

@@ -46,17 +46,17 @@ def make_page(study: Study) -> Page:
 
 
 def _what_was_tried(study: Study) -> str:
-    said = []
+    sentences = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
         train = config.train_length
         longest = max(config.test_lengths)
         text = study.corpus.name
-        said.append(phrase("trained on text", train=train, longest=longest, text=text))
-        said += filter(None, [phrase(objective_of(config).said)])
+        sentences.append(phrase("trained on text", train=train, longest=longest, text=text))
+        sentences += filter(None, [phrase(objective_of(config).said)])
     if study.drawn:
-        said.append(phrase("trained on tasks", names=phrase(", ").join(study.drawn)))
-    return phrase(" ").join(said)
+        sentences.append(phrase("trained on tasks", names=phrase(", ").join(study.drawn)))
+    return phrase(" ").join(sentences)
 
 
 def _answer(study: Study) -> Iterator[Block]:
@@ -99,10 +99,10 @@ def _table(study: Study) -> Iterator[Block]:
 def _cell(encoding: str, loss: rows.Loss) -> Cell:
     if loss.mean is None:
         return Cell(phrase("cannot"), note=f"{encoding}: {loss.cannot}")
-    first = loss.verdict in ("best", "tied")
+    is_first = loss.verdict in ("best", "tied")
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
-    said = f"{loss.apart} {phrase(loss.verdict)}".strip()
-    return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
+    small = f"{loss.apart} {phrase(loss.verdict)}".strip()
+    return Cell(f"{loss.mean:.3f}", strong=is_first, small=small, tone=tone)
 
 
 def _by_seeds_and_windows(standing: Standing) -> Table:
@@ -111,12 +111,12 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
     cells = []
     for name in standing.order:
         seeds = standing.pairs.values[name]
-        each = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
+        of_seeds = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
         apart = "–" if name == first else rows.said(standing, name)
-        over = standing.windows.get((name, first))
-        windows = "–" if over is None else f"± {over.half:.3f}"
+        over_windows = standing.windows.get((name, first))
+        windows = "–" if over_windows is None else f"± {over_windows.half:.3f}"
         verdict = phrase(rows.verdict_of(standing, name))
-        cells.append([name, f"{standing.mean(name):.3f}", Cell(each), apart, windows, verdict])
+        cells.append([name, f"{standing.mean(name):.3f}", Cell(of_seeds), apart, windows, verdict])
     return Table(
         [
             *map(phrase, ("encoding", "mean", "each seed")),
@@ -138,8 +138,8 @@ def _curves(study: Study) -> Iterator[Plot]:
         ("by-position", figures.by_position, lambda _: ""),
         ("training", figures.training, captions.in_training),
     ):
-        numbers = name == "by-length"
-        alternative = describe_by_length(study) if numbers else phrase(f"alternative {name}")
+        has_numbers = name == "by-length"
+        alternative = describe_by_length(study) if has_numbers else phrase(f"alternative {name}")
         yield Plot(draw(study, styles), phrase(f"caption {name}"), alternative, see(study), name)
 
 
@@ -150,8 +150,8 @@ def describe_by_length(study: Study) -> str:
         at = "{number:.2f} at {where}"
         scores = [s for s in row.by_length if s.mean is not None]
         points = [phrase(at, number=s.mean, where=s.length) for s in scores]
-        found = phrase(", ").join(points) or phrase("no result")
-        lines.append(phrase("{name}: {found}", name=row.encoding, found=found))
+        of_encoding = phrase(", ").join(points) or phrase("no result")
+        lines.append(phrase("{name}: {found}", name=row.encoding, found=of_encoding))
     return phrase("Bits per byte by test length. {found}.", found=phrase("; ").join(lines))
 
 
@@ -213,5 +213,5 @@ def _trained(trial: TrialConfig, study: Study) -> tuple[str, str]:
     rate = "rates in their table" if len(peaks) > 1 else "peak learning rate {low:g}"
     unit = phrase("bytes" if trial.of_text else TASKS[trial.task].counts)
     rate = phrase(rate, low=peaks[0], high=peaks[-1])
-    said = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
-    return name, phrase("{said}, compiled", said=said) if trial.compile else said
+    recipe = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
+    return name, phrase("{said}, compiled", said=recipe) if trial.compile else recipe

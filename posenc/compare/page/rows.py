@@ -30,20 +30,26 @@ def best_first(study: Study) -> list[str]:
     return in_order(study, reversed(standings(study)))
 
 
-def in_order(study: Study, found: Iterable[Standing]) -> list[str]:
+def in_order(study: Study, ordered: Iterable[Standing]) -> list[str]:
     """Sort encodings by the first of these standings, then by the next ones."""
-    return list(dict.fromkeys([*(name for each in found for name in each.order), *study.encodings]))
+    names: dict[str, None] = {}
+    for standing in ordered:
+        names |= dict.fromkeys(standing.order)
+    return list(names | dict.fromkeys(study.encodings))
 
 
 def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
     """Return each encoding, its losses and what more context does, best first."""
     lengths = study.trials[0].test_lengths
-    found = {n: standing_at(study, n) for n in lengths}
+    standing_at_length = {n: standing_at(study, n) for n in lengths}
     ends = (lengths[0], lengths[-1])
     order = best_first(study)
     rows = []
     for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
-        losses = [_loss(found[s.length], row.encoding, s, s.length in ends) for s in row.by_length]
+        losses = []
+        for score in row.by_length:
+            standing = standing_at_length[score.length]
+            losses.append(_loss(standing, row.encoding, score, judged=score.length in ends))
         rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
     return rows
 
@@ -51,14 +57,17 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
 def detectable(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
     at = "{number:.2f} at {where}"
-    all_of_them = standings(study)
-    known = [each for each in all_of_them if each.pairs.least < math.inf]
-    found = [phrase(at, number=each.least, where=each.where) for each in known]
-    if all(len(each.order) < 2 for each in all_of_them):
+    all_standings = standings(study)
+    if all(len(standing.order) < 2 for standing in all_standings):
         return phrase("With one encoding there is no difference.")
-    if not found:
+    differences = []
+    for standing in all_standings:
+        least = standing.pairs.least
+        if least < math.inf:
+            differences.append(phrase(at, number=least, where=standing.where))
+    if not differences:
         return phrase("Without two seeds that differ no difference has an interval.")
-    return phrase("least difference", found=phrase(", ").join(found))
+    return phrase("least difference", found=phrase(", ").join(differences))
 
 
 def verdict_of(standing: Standing, name: str) -> str:

@@ -70,12 +70,12 @@ def _in_brackets(lowest: int, highest: int) -> str:
 def figures_of(study: Study) -> Iterator[Plot]:
     """Yield a figure of each task by length, and one of all trials as dots."""
     styles = ranked_styles(rows.in_order(study, _columns(study).values()))
-    for task, found in by_task(study.tasks):
+    for task, summaries in by_task(study.tasks):
         yield Plot(
-            _by_length(task, found, styles),
+            _by_length(task, summaries, styles),
             phrase("The task {task} by length, mean over all seeds.", task=task),
-            _described(task, found),
-            _seen(task, found),
+            _described(task, summaries),
+            _seen(task, summaries),
             f"task-{task.replace('_', '-')}",
         )
     yield Plot(
@@ -92,15 +92,17 @@ def every_trial(study: Study) -> Chart:
     names = rows.in_order(study, _columns(study).values())[::-1]
     passed = {result.config for result in study.finished if learned(result)}
     scores = {task: scores_of_task(study, task) for task in study.drawn}
-    shown = [
-        (c.task, scores[c.task][c.encoding][c.seed], c.encoding, c.seed, c in passed)
-        for task in study.drawn
-        for c in study.of_task(task).trials
-        if c.seed in scores[task].get(c.encoding, {})
-    ]
+    dots = []
+    for task in study.drawn:
+        for trial in study.of_task(task).trials:
+            by_seed = scores[task].get(trial.encoding, {})
+            if trial.seed in by_seed:
+                score_of_trial = by_seed[trial.seed]
+                is_learned = trial in passed
+                dots.append((task, score_of_trial, trial.encoding, trial.seed, is_learned))
     score = phrase("score beyond the training length")
     header = ("task", score, "encoding", "seed", "learned")
-    columns = zip(*shown, strict=True) if shown else ((),) * len(header)
+    columns = zip(*dots, strict=True) if dots else ((),) * len(header)
     data = dict(zip(header, columns, strict=True))
     return Chart(data, partial(_draw_trials, names=names, tasks=study.drawn))
 
@@ -133,13 +135,13 @@ def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figu
 
 def _columns(study: Study) -> dict[str, Standing]:
     """Return the standing of each column: all tasks, text at two lengths, each task."""
-    found: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
+    columns: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
     text = study.of_task(TEXT)
     if text.trials:
-        found |= {each.where: each for each in standings(text)}
+        columns |= {standing.where: standing for standing in standings(text)}
     for task in study.drawn:
-        found[task] = standing_of_task(study, task)
-    return {key: standing for key, standing in found.items() if standing is not None}
+        columns[task] = standing_of_task(study, task)
+    return {key: standing for key, standing in columns.items() if standing is not None}
 
 
 def _cell(standing: Standing, name: str, small: str) -> Cell:
@@ -159,23 +161,25 @@ def _heading(key: str) -> Heading:
 
 
 def _every_score(study: Study) -> str:
-    found: dict[str, list[str]] = {}
+    of_encoding: dict[str, list[str]] = {}
     for task in study.drawn:
         for name, seeds in scores_of_task(study, task).items():
-            said = phrase(", ").join(f"{value:.2f}" for value in seeds.values())
-            found.setdefault(name, []).append(f"{task} {said}")
-    line = "{name}: {found}."
-    lines = [phrase(line, name=n, found=phrase("; ").join(each)) for n, each in found.items()]
-    return phrase(" ").join([phrase("Scores by encoding and task."), *lines])
+            values = phrase(", ").join(f"{value:.2f}" for value in seeds.values())
+            of_encoding.setdefault(name, []).append(f"{task} {values}")
+    lines = [phrase("Scores by encoding and task.")]
+    for name, of_tasks in of_encoding.items():
+        line = "{name}: {found}."
+        lines.append(phrase(line, name=name, found=phrase("; ").join(of_tasks)))
+    return phrase(" ").join(lines)
 
 
-def _by_length(task: str, found: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Chart:
-    made = TASKS[task]
-    x_label = phrase("test length, {counts}", counts=phrase(made.counts))
-    curves = {row.encoding: ([*_points(row)], [*_points(row).values()]) for row in found}
-    shown = sorted({length for lengths, _ in curves.values() for length in lengths})
-    look = {"styles": styles, "ticks": shown, "train_length": min(shown)}
-    data = stacked(x_label, phrase(made.metric), curves)
+def _by_length(task: str, summaries: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Chart:
+    facts = TASKS[task]
+    x_label = phrase("test length, {counts}", counts=phrase(facts.counts))
+    curves = {row.encoding: ([*_points(row)], [*_points(row).values()]) for row in summaries}
+    tested = sorted({length for lengths, _ in curves.values() for length in lengths})
+    look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
+    data = stacked(x_label, phrase(facts.metric), curves)
     return Chart(data, partial(curves_by_length, **look))
 
 
@@ -183,23 +187,23 @@ def _points(row: TaskSummary) -> dict[int, float]:
     return {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
 
 
-def _described(task: str, found: Sequence[TaskSummary]) -> str:
+def _described(task: str, summaries: Sequence[TaskSummary]) -> str:
     at = "{number:.2f} at {where}"
     lines = []
-    for row in found:
+    for row in summaries:
         points = [phrase(at, number=mean, where=n) for n, mean in _points(row).items()]
-        said = phrase(", ").join(points)
-        lines.append(phrase("{name}: {found}", name=row.encoding, found=said))
+        of_encoding = phrase(", ").join(points)
+        lines.append(phrase("{name}: {found}", name=row.encoding, found=of_encoding))
     metric = phrase(TASKS[task].metric).capitalize()
     scores = phrase("; ").join(lines)
     return phrase("{metric} by length. {found}.", metric=metric, found=scores)
 
 
-def _seen(task: str, found: Sequence[TaskSummary]) -> str:
+def _seen(task: str, summaries: Sequence[TaskSummary]) -> str:
     """Name the encodings that keep the task to the longest length."""
-    longest = max(n for row in found for n in _points(row))
-    ends = {row.encoding: _points(row).get(longest) for row in found}
-    kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]
+    longest = max(n for row in summaries for n in _points(row))
+    ends = {row.encoding: _points(row).get(longest) for row in summaries}
+    learned_at_end = [name for name, end in ends.items() if end is not None and end >= LEARNED]
     facts = {"least": LEARNED, "length": longest, "counts": phrase(TASKS[task].counts)}
-    said = "task stays above" if kept else "task stays above nowhere"
-    return phrase(said, names=phrase(", ").join(kept), **facts)
+    caption = "task stays above" if learned_at_end else "task stays above nowhere"
+    return phrase(caption, names=phrase(", ").join(learned_at_end), **facts)

@@ -25,41 +25,41 @@ def by_task(rows: Rows) -> Iterator[tuple[str, list[TaskSummary]]]:
 def task_tables(rows: Rows) -> Iterator[Printed]:
     """Yield a table per task: how many seeds learned it, and its metric in every case."""
     for task, group in by_task(rows):
-        made = TASKS[task]
+        facts = TASKS[task]
         named = phrase("encoding")
         header = [named, phrase("learned"), *map(_heading, group[0].cases)]
         lines = [[r.encoding, f"{r.learned}/{r.num_seeds}", *map(_text, r.cases)] for r in group]
-        words = {"metric": phrase(made.metric), "counts": phrase(made.counts)}
+        words = {"metric": phrase(facts.metric), "counts": phrase(facts.counts)}
         title = phrase("title of a task", task=task, **words)
         yield text_table(header, lines, named=named, title=title, title_justify="left")
 
 
 def task_notes(rows: Rows) -> Iterator[str]:
     """Yield on which tasks encodings cannot run at some lengths, with the first reason."""
-    found: dict[str, dict[str, str]] = {}
+    reasons: dict[str, dict[str, str]] = {}
     for row in rows:
         for case in row.cases:
             if case.cannot:
-                found.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
-    for name, tasks in found.items():
+                reasons.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
+    for name, tasks in reasons.items():
         (task, why), *_ = tasks.items()
         reason = retold(why, CANNOT)
-        said = phrase("Note: cannot run tasks", name=name, tasks=listed([*tasks]), reason=reason)
+        note = phrase("Note: cannot run tasks", name=name, tasks=listed([*tasks]), reason=reason)
         if len(tasks) > 1:
-            said = phrase("{said} (on {task}; see the report for the others)", said=said, task=task)
-        yield said
+            note = phrase("{said} (on {task}; see the report for the others)", said=note, task=task)
+        yield note
 
 
 def page_table(task: str, rows: Rows) -> Table:
     """Return the table of one task, with every seed behind each mean."""
-    made = TASKS[task]
+    facts = TASKS[task]
     in_distribution = "exact match of {least} in distribution"
-    metric = phrase(made.metric).capitalize()
-    caption = phrase("caption of a task", task=task, title=phrase(made.title), metric=metric)
+    metric = phrase(facts.metric).capitalize()
+    caption = phrase("caption of a task", task=task, title=phrase(facts.title), metric=metric)
     header = [
         phrase("encoding"),
         Heading(phrase("learned"), phrase(in_distribution, least=LEARNED)),
-        *(Heading(_heading(case), phrase(made.counts)) for case in rows[0].cases),
+        *(Heading(_heading(case), phrase(facts.counts)) for case in rows[0].cases),
         Heading(phrase("parameters"), phrase("of the whole model")),
     ]
     cells = []

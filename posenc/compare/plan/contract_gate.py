@@ -41,24 +41,27 @@ def find_void(
     trials: one of each task, at whose shortest and longest length some checks are repeated.
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
-    found = {}
+    reasons = {}
     causal = [t for t in trials if all(objective_of(t).stacks)]
     tested = [(shape_length(t), tested_tokens(t)) for t in causal]
-    lengths = {(train, n) for train, each in tested for n, _, _ in (each[0], max(each))}
+    lengths = set()
+    for train_length, tests in tested:
+        for length, _, _ in (tests[0], max(tests)):
+            lengths.add((train_length, length))
     of_lengths = in_both_modes(partial(_check_lengths, sorted(lengths)))
     checks = _CHECKS | {"lengths_of_the_study": of_lengths}
-    for each in compared:
+    for encoding in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
-            why = _why_void(each, checks) if each.code else None
+            why = _why_void(encoding, checks) if encoding.code else None
         if why is None:
             continue
         if not allowed:
             raise ValueError(
-                f"{each.label}: {why}. Its losses would be meaningless. --unchecked compares it "
-                "anyway, with a note in the report."
+                f"{encoding.label}: {why}. Its losses would be meaningless. --unchecked compares "
+                "it anyway, with a note in the report."
             )
-        found[each.text] = why
-    return found
+        reasons[encoding.text] = why
+    return reasons
 
 
 def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:

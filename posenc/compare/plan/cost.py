@@ -46,21 +46,21 @@ def check_cost(
     Raises: ValueError, also if an encoding cannot be built for this model or has too few positions
     for training.
     """
-    each = seeds * len(encodings)
-    count = each * len(planned)
+    trials_of_a_task = seeds * len(encodings)
+    count = trials_of_a_task * len(planned)
     check_room(
         f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
     )
     for trial in planned:
         # Check the model first: its sizes may exceed those of a tensor.
         _check_model(trial, here or workers, 0)
-        own = 0
+        most_parameters = 0
         for name in encodings:
-            built = _built(trial, name)
-            _check_positions(trial, name, built)
-            own = max(own, sum(p.numel() for p in built.parameters()))
-        _check_model(trial, here or workers, own)
-    least = sum(each * trial.steps for trial in planned) // STEPS_PER_SECOND // workers
+            encoding = _built(trial, name)
+            _check_positions(trial, name, encoding)
+            most_parameters = max(most_parameters, sum(p.numel() for p in encoding.parameters()))
+        _check_model(trial, here or workers, most_parameters)
+    least = sum(trials_of_a_task * trial.steps for trial in planned) // STEPS_PER_SECOND // workers
     _check_week(planned, count, least, yes)
 
 
@@ -165,22 +165,22 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
         )
 
 
-def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
-    parameters = _parameters(trial) + own
+def _check_model(trial: TrialConfig, workers: int, encoding_parameters: int) -> None:
+    parameters = _parameters(trial) + encoding_parameters
     # float32, and gradients
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
-    each = BYTES_PER_PARAMETER * parameters + logits
+    bytes_of_one = BYTES_PER_PARAMETER * parameters + logits
     available = machine.memory_bytes()
     where = ""
-    seen = torch.cuda.device_count() if trial.device == "cuda" else 0
-    if seen:  # otherwise there is none, or on another machine
-        available = min(torch.cuda.get_device_properties(i).total_memory for i in range(seen))
-        workers = -(-workers // seen)
+    num_gpus = torch.cuda.device_count() if trial.device == "cuda" else 0
+    if num_gpus:  # otherwise there is none, or on another machine
+        available = min(torch.cuda.get_device_properties(i).total_memory for i in range(num_gpus))
+        workers = -(-workers // num_gpus)
         where = " on one GPU"
     check_room(
         f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
         f"parameters and {trial.batch:,} {_windows(trial)} a step",
-        workers * each,
+        workers * bytes_of_one,
         available,
         "Take a smaller --width, --layers, --train-length, --batch or --workers.",
     )

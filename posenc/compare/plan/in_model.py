@@ -17,15 +17,16 @@ def check_in_model(trial: TrialConfig, compared: Sequence[Compared]) -> None:
     Raises: ValueError for a pattern of layers that is longer than the model, and for two encodings
     that differ in their text only.
     """
-    built = [create(each.text, shape_of(trial)) for each in compared]
-    for each, encoding in zip(compared, built, strict=True):
+    encodings = [create(entry.text, shape_of(trial)) for entry in compared]
+    pairs = list(zip(compared, encodings, strict=True))
+    for entry, encoding in pairs:
         if isinstance(encoding, PerLayer):
             try:
-                encoding.check_layers(each.label, trial.layers)
+                encoding.check_layers(entry.label, trial.layers)
             except ValueError as error:
                 raise ValueError(f"{error} Here --layers {encoding.period} would do.") from None
-    known = [each for each in zip(compared, built, strict=True) if not each[0].code]
-    for (one, a), (other, b) in itertools.combinations(known, 2):
+    of_posenc = [(entry, encoding) for entry, encoding in pairs if not entry.code]
+    for (one, a), (other, b) in itertools.combinations(of_posenc, 2):
         if twins(a, b, trial.layers):
             raise ValueError(
                 f"{one.label!r} and {other.label!r} are the same encoding in this model of "
@@ -48,12 +49,12 @@ def twins(a: PositionEncoding, b: PositionEncoding, num_layers: int) -> bool:
 def _per_layer(encoding: PositionEncoding, layers: Sequence[int]) -> list[Any]:
     """Describe what acts in each layer: its arguments, and the first layer that shares it."""
     first: dict[int, int] = {}
-    found = []
+    layer_descriptions = []
     for index in layers:
         acting = _acting(encoding, index)
         described = [(first.setdefault(id(e), index), _described(e)) for e in acting]
-        found.append(sorted(described, key=repr) if _commute(acting) else described)
-    return found
+        layer_descriptions.append(sorted(described, key=repr) if _commute(acting) else described)
+    return layer_descriptions
 
 
 def _described(encoding: PositionEncoding) -> Any:
@@ -63,8 +64,8 @@ def _described(encoding: PositionEncoding) -> Any:
 
 def _acting(encoding: PositionEncoding, index: int) -> list[PositionEncoding]:
     """Return the parts that act in a layer; embeddings are encoded once, in layer 0."""
-    here = encoding.member(index) if isinstance(encoding, PerLayer) else encoding
-    parts = here.members if isinstance(here, Compose) else (here,)
+    of_layer = encoding.member(index) if isinstance(encoding, PerLayer) else encoding
+    parts = of_layer.members if isinstance(of_layer, Compose) else (of_layer,)
     no_later = [e for e in parts if index == 0 or e.claims.places != (1,)]
     return [e for e in no_later if type(e) is not PositionEncoding]
 

@@ -311,14 +311,14 @@ def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig
     return TrialConfig(**shared | sizes | {"task": name, "test_lengths": lengths, "corpus": corpus})
 
 
-def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
-    if given is None:
+def _lengths(option: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
+    if option is None:
         return tuple(train_length * factor for factor in factors)
     try:
-        lengths = {int(part) for part in given.split(",")}
+        lengths = {int(part) for part in option.split(",")}
     except ValueError:
         raise ValueError(
-            f"--test-lengths must be whole numbers separated by commas, got {given!r}."
+            f"--test-lengths must be whole numbers separated by commas, got {option!r}."
         ) from None
     if min(lengths) < train_length:
         raise ValueError(

@@ -24,33 +24,33 @@ def sizes_of(options: Options) -> dict[str, int]:
 
     Raises: ValueError, with the key, for a config that cannot be read or lacks a size.
     """
-    given = {name: getattr(options, name) for name in (*DEFAULTS, "kv_heads")}
-    given = {name: size for name, size in given.items() if size is not None}
+    from_options = {name: getattr(options, name) for name in (*DEFAULTS, "kv_heads")}
+    from_options = {name: size for name, size in from_options.items() if size is not None}
     if options.config is None:
         if options.small:
             raise ValueError("--small needs --config, whose model it makes smaller.")
-        sizes = {**DEFAULTS, **given}
+        sizes = {**DEFAULTS, **from_options}
     else:
         path = Path(options.config)
         path = path / "config.json" if path.is_dir() else path
-        of_config = _of_config(text_config(path), path, options.small, given)
-        sizes = {**of_config, **given}
-        if "heads" in given and "kv_heads" not in given:
-            sizes["kv_heads"] = _shared_alike(of_config, given["heads"], path)
+        of_config = _of_config(text_config(path), path, options.small, from_options)
+        sizes = {**of_config, **from_options}
+        if "heads" in from_options and "kv_heads" not in from_options:
+            sizes["kv_heads"] = _shared_alike(of_config, from_options["heads"], path)
     if sizes["width"] % sizes["heads"]:
         raise ValueError(f"--heads {sizes['heads']} does not divide --width {sizes['width']}.")
     return {"kv_heads": sizes["heads"], **sizes}
 
 
 def _of_config(
-    raw: Mapping[str, Any], path: Path, small: bool, given: Mapping[str, int]
+    raw: Mapping[str, Any], path: Path, small: bool, from_options: Mapping[str, int]
 ) -> dict[str, int]:
     sizes = {}
     for name, keys in _KEYS.items():
-        found = [raw[key] for key in keys if raw.get(key) is not None]
-        if not found:
+        values = [raw[key] for key in keys if raw.get(key) is not None]
+        if not values:
             raise ValueError(f"{path}: it has none of {', '.join(keys)}, which --config needs.")
-        sizes[name] = found[0]
+        sizes[name] = values[0]
     heads = sizes["heads"]
     kv_heads = next((raw[key] for key in _KV if raw.get(key) is not None), heads)
     if heads % kv_heads:
@@ -58,7 +58,7 @@ def _of_config(
     head_dim = raw.get("head_dim") or sizes["width"] // heads
     if small:
         return _small(sizes["layers"], heads // kv_heads, kv_heads, head_dim)
-    if not {"width", "heads"} & given.keys() and heads * head_dim != sizes["width"]:
+    if not {"width", "heads"} & from_options.keys() and heads * head_dim != sizes["width"]:
         raise ValueError(
             f"{path}: {heads} heads of {head_dim} have {heads * head_dim} channels, but its "
             f"hidden_size is {sizes['width']}; here both must be equal. Add --small, or "

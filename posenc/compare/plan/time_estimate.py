@@ -44,10 +44,10 @@ def expected_seconds(
     """
     if sum(trial.steps for trial in trials) < WORTH:
         return None
-    each = seconds_by_kind(trials, folder, here or workers)
-    if any(kind_of(trial) not in each for trial in trials):
+    seconds = seconds_by_kind(trials, folder, here or workers)
+    if any(kind_of(trial) not in seconds for trial in trials):
         return None
-    return round(sum(each[kind_of(trial)] for trial in trials) / workers)
+    return round(sum(seconds[kind_of(trial)] for trial in trials) / workers)
 
 
 def seconds_by_kind(
@@ -60,11 +60,11 @@ def seconds_by_kind(
         write_trial(make_inside(folder / trial.folder), trial)
     at_once = min(at_once, len(one_each))
     shares = [list(one_each.values())[i::at_once] for i in range(at_once)]
-    each: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     with ThreadPoolExecutor(len(shares)) as pool:
-        for found in pool.map(lambda share: _measured(share, folder), shares):
-            each |= found
-    return each
+        for of_share in pool.map(lambda share: _measured(share, folder), shares):
+            seconds |= of_share
+    return seconds
 
 
 def kind_of(trial: "TrialConfig") -> str:
@@ -112,7 +112,7 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
 
     torch.set_num_threads(1)
     seconds = {}
-    for trial in [read_trial(Path(each)) for each in trial_folders]:
+    for trial in [read_trial(Path(folder)) for folder in trial_folders]:
         try:
             seconds[kind_of(trial)] = _seconds_of_one(trial, Path(study_folder))
         except Exception:  # torch or an encoding may raise anything
@@ -176,10 +176,10 @@ def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
         forward.answers(model, batch, trial, task.end, rows)
         began = _now(trial)
         forward.answers(model, batch, trial, task.end, rows)
-        each = (_now(trial) - began) / rows
-        total += each * evaluate.SEQUENCES
+        seconds = (_now(trial) - began) / rows
+        total += seconds * evaluate.SEQUENCES
         if case.length == trial.train_length and not case.variant:
-            total += train.VALIDATIONS * each * evaluate.VALID_SEQUENCES
+            total += train.VALIDATIONS * seconds * evaluate.VALID_SEQUENCES
     return total
 
 

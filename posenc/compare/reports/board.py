@@ -38,20 +38,20 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
         if as_json:
             print(text, end="")
             return
-        said = board if in_english() else board["zh"]
-        lines = [said["answer"]]
+        texts = board if in_english() else board["zh"]
+        lines = [texts["answer"]]
         studies = board["studies"].items()
         out = stdout(160)
         named = phrase("encoding")
         of = "{what}: {name}"
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         for name, study in studies:
-            wheres = (each["where"] for each in said["studies"][name]["places"])
+            wheres = (place["where"] for place in texts["studies"][name]["places"])
             header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
             what = phrase(of, what=phrase("Published leaderboard"), name=phrase(name))
             title: Any = {"title": what, "title_justify": "left"}
             print_table(out, header, matrix(study), named=named, **tight, **title)
-            limits = phrase(of, what=phrase(name), name=said["studies"][name]["cannot_say"])
+            limits = phrase(of, what=phrase(name), name=texts["studies"][name]["cannot_say"])
             lines.append(phrase("What this cannot say: {limits}", limits=limits))
         for line in (*lines, phrase("explain the leaderboard")):
             say(out, line)
@@ -62,9 +62,10 @@ def matrix(study: dict[str, Any]) -> list[list[str]]:
     cells: dict[str, dict[str, str]] = {}
     for place in study["places"]:
         decided = place["least_difference"] is not None
-        for each in place["encodings"]:
-            tier = f" ({each['tier']})" if decided else ""
-            cells.setdefault(each["encoding"], {})[place["where"]] = f"{each['mean']:.2f}{tier}"
+        for encoding in place["encodings"]:
+            tier = f" ({encoding['tier']})" if decided else ""
+            row = cells.setdefault(encoding["encoding"], {})
+            row[place["where"]] = f"{encoding['mean']:.2f}{tier}"
     wheres = [place["where"] for place in study["places"]]
     return [[name, *(row.get(where, "–") for where in wheres)] for name, row in cells.items()]
 

@@ -94,11 +94,11 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
     """
     if not rows:
         raise ValueError(f"{of} has no row.")
-    both = [*rows, *tried]
-    corpora = {row.corpus for row in both if row.corpus is not None}
+    all_rows = [*rows, *tried]
+    corpora = {row.corpus for row in all_rows if row.corpus is not None}
     if len(corpora) > 1:
         raise ValueError(f"{of} has rows of {len(corpora)} texts, which cannot be mixed.")
-    _check_each_trial_once(of, [row.result.config for row in both])
+    _check_each_trial_once(of, [row.result.config for row in all_rows])
     results = [row.result for row in rows]
     trials = [result.config for result in results]
     rates = chosen_rates([row.result for row in tried])
@@ -139,7 +139,7 @@ def _check_each_trial_once(of: str, trials: Sequence[TrialConfig]) -> None:
 
 def _check_chosen_rates(of: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]) -> None:
     """Raise ValueError for a trial at another learning rate than the chosen one."""
-    chosen = {(each.task, each.encoding): each.chosen for each in rates}
+    chosen = {(check.task, check.encoding): check.chosen for check in rates}
     for trial in trials:
         rate = chosen.get((trial.task, trial.encoding))
         if trial.lr != rate:
@@ -165,8 +165,9 @@ def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
         fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
-        said = [f"{name} {shown(found)}" for name, found in fields.items() if len(found) > 1]
-        missing = f"if it was chosen, {of.removesuffix('.jsonl')}{RATES}.jsonl is missing"
-        said += [missing] if len(fields["lr"]) > 1 and of.endswith(".jsonl") else []
-        if said:
-            raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(said)}.")
+        differ = [f"{name} {shown(values)}" for name, values in fields.items() if len(values) > 1]
+        if len(fields["lr"]) > 1 and of.endswith(".jsonl"):
+            rates_file = f"{of.removesuffix('.jsonl')}{RATES}.jsonl"
+            differ.append(f"if it was chosen, {rates_file} is missing")
+        if differ:
+            raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(differ)}.")

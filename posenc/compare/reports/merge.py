@@ -76,10 +76,10 @@ def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
     theirs = _recipe(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
-        said = ", ".join(f"{n} {shown(ours[n])} and {shown(theirs[n])}" for n in differ)
+        differences = ", ".join(f"{n} {shown(ours[n])} and {shown(theirs[n])}" for n in differ)
         raise ValueError(
-            f"{first} and {folder} are of different recipes ({said}), and numbers of different "
-            "recipes must not be mixed. Report them one by one."
+            f"{first} and {folder} are of different recipes ({differences}), and numbers of "
+            "different recipes must not be mixed. Report them one by one."
         )
 
 
@@ -91,12 +91,12 @@ def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
     seen: dict[str, tuple[Path, str]] = {}
     for folder, study in runs:
         for trial in study.trials:
-            mine = " ".join(filter(None, (trial.code, trial.source))) or "none"
-            where, code = seen.setdefault(trial.encoding, (folder, mine))
-            if code != mine:
+            this_code = " ".join(filter(None, (trial.code, trial.source))) or "none"
+            where, code = seen.setdefault(trial.encoding, (folder, this_code))
+            if code != this_code:
                 raise ValueError(
-                    f"{trial.encoding} was other code in {folder} (hash {mine}) than in {where} "
-                    f"(hash {code}). Run it again in one of them."
+                    f"{trial.encoding} was other code in {folder} (hash {this_code}) than in "
+                    f"{where} (hash {code}). Run it again in one of them."
                 )
 
 
@@ -130,15 +130,15 @@ def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) ->
 def _results(
     runs: Sequence[tuple[Path, Study]],
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
-    found: dict[TrialConfig, TrialResult] = {}
+    results: dict[TrialConfig, TrialResult] = {}
     source: dict[TrialConfig, Path] = {}
     conflicts = []
     for folder, study in runs:
         for result in study.results:
             config = result.config
-            known = found.get(config)
+            known = results.get(config)
             if known is None or (known.reason is not None and result.reason is None):
-                found[config] = result
+                results[config] = result
                 source[config] = folder
             elif result.reason is None and replace(result, timing=None) != replace(
                 known, timing=None
@@ -149,7 +149,7 @@ def _results(
                     f"{name} has other numbers in {folder} than in "
                     f"{source[config]}{_where(known, result)}; the latter count"
                 )
-    return found, conflicts
+    return results, conflicts
 
 
 def _where(a: TrialResult, b: TrialResult) -> str:
@@ -169,4 +169,4 @@ def joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
     for record in records:
         for key, value in record.items():
             values.setdefault(key, {})[value] = None
-    return {key: "; ".join(each) for key, each in values.items()}
+    return {key: "; ".join(distinct) for key, distinct in values.items()}

@@ -36,10 +36,10 @@ def _arguments(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict
     fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
     defaults = {} if part.attribute else entry(part.where).defaults
     known = fields | defaults | {option.key: option.value for option in part.options}
-    found = {}
+    arguments = {}
     for argument, parameter in inspect.signature(type(encoding)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue  # the class has no constructor of its own
         value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
-        found[argument] = str(value)
-    return found
+        arguments[argument] = str(value)
+    return arguments

@@ -60,17 +60,18 @@ def load_results(
     folder: Path, trials: Iterable[TrialConfig]
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
     """Return the results in the study's folder, and a line about each damaged one."""
-    found = {}
-    damaged = []
+    results: dict[TrialConfig, TrialResult] = {}
+    damaged: list[str] = []
     for trial in trials:
         try:
             result = load_result(folder, trial)
         except CorruptResult as error:
             at = folder / trial.folder / "result.json"
             damaged.append(f"{at} is damaged ({error}); the same posenc compare repeats it")
-        else:
-            found |= {} if result is None else {trial: result}
-    return found, damaged
+            continue
+        if result is not None:
+            results[trial] = result
+    return results, damaged
 
 
 def is_done(folder: Path, trial: TrialConfig) -> bool:

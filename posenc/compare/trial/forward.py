@@ -53,22 +53,24 @@ def answers(
     at_once: number of sequences in one pass.
     Raises: FloatingPointError if a logit of a target is not finite.
     """
-    said = []
-    cut = []
+    likeliest = []
+    likeliest_but_end = []
     for start in range(0, len(batch.tokens), at_once):
         part = slice(start, start + at_once)
         piece = Batch(batch.tokens[part], batch.targets[part], batch.positions)
         logits = task_logits(model, piece, config)
-        asked = on_device(torch.from_numpy(piece.targets != IGNORED), config)
-        if not logits[asked].isfinite().all():
+        is_target = on_device(torch.from_numpy(piece.targets != IGNORED), config)
+        if not logits[is_target].isfinite().all():
             raise FloatingPointError(
                 f"the logits are not finite in sequences of {piece.tokens.shape[1]:,} tokens"
             )
-        said.append(logits.argmax(-1).cpu().numpy())
+        likeliest.append(logits.argmax(-1).cpu().numpy())
         if end is not None:
             logits[..., end] = -torch.inf
-            cut.append(logits.argmax(-1).cpu().numpy())
-    return np.concatenate(said), np.concatenate(cut) if cut else None
+            likeliest_but_end.append(logits.argmax(-1).cpu().numpy())
+    if not likeliest_but_end:
+        return np.concatenate(likeliest), None
+    return np.concatenate(likeliest), np.concatenate(likeliest_but_end)
 
 
 def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:

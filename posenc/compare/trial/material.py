@@ -40,9 +40,9 @@ def shape_length(config: TrialConfig) -> int:
 def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
     """Hash sequences that the task makes; a changed task gives another hash."""
     digest = hashlib.sha256()
-    made = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
-    made += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]
-    for batch in made:
+    batches = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
+    batches += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]
+    for batch in batches:
         digest.update(batch.tokens.astype("<i8").tobytes() + batch.targets.astype("<i8").tobytes())
     return digest.hexdigest()[:16]
 
@@ -55,6 +55,6 @@ def check_scores(result: TrialResult) -> None:
     task = task_of(trial)
     wanted = "; ".join(map(str, task.cases(lengths) if task else map(Case, lengths)))
     scores = (*result.by_length, *result.by_case)
-    got = "; ".join(str(Case(each.length, getattr(each, "variant", ""))) for each in scores)
+    got = "; ".join(str(Case(score.length, getattr(score, "variant", ""))) for score in scores)
     if lengths != trial.test_lengths or (wanted != got and result.reason is None):
         raise ValueError(f"expected scores at {wanted}, its training length first, got {got}")

@@ -43,8 +43,8 @@ def command(module: str, *arguments: object) -> list[str]:
     """Return the command that calls `main` of a module with this process's id and the arguments, as
     strings. `main` must call `end_with_parent` first."""
     package = Path(__file__).resolve().parents[3]
-    given = [package, module, os.getpid(), *arguments]
-    return [sys.executable, "-P", "-c", _START, *map(str, given)]
+    words = [package, module, os.getpid(), *arguments]
+    return [sys.executable, "-P", "-c", _START, *map(str, words)]
 
 
 def environment(device: str) -> dict[str, str]:
@@ -144,8 +144,8 @@ class TrialProcess:
             return f"its process was ended by {name}{hint}"
         log = self.home / "log.txt"
         text = text_of(log, None, errors="replace") if log.exists() else ""
-        said = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
-        return f"its process ended with code {self.process.returncode}{said}"
+        last_line = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
+        return f"its process ended with code {self.process.returncode}{last_line}"
 
 
 def make_home(folder: Path, trial: TrialConfig) -> Path:

@@ -26,14 +26,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
     path = inside(folder, "config.json", "the folder")
-    found = read_json(path)
+    config = read_json(path)
     with open_ordinary(path) as file:
         if file.read(3) == BYTE_ORDER_MARK:
             raise ValueError(
                 f"{path}: it begins with a byte order mark, at which transformers stops; save it "
                 "as UTF-8 without one."
             )
-    return found
+    return config
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:

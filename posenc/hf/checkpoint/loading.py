@@ -262,11 +262,11 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:
     """Count the elements of each tensor in the files, by dtype and name."""
-    found: dict[str, dict[str, int]] = {}
+    elements: dict[str, dict[str, int]] = {}
     for path in weights:
         for name, tensor in read_header(path)[0].items():
-            found.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
-    return found
+            elements.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
+    return elements
 
 
 def _refuse_whole_numbers(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:

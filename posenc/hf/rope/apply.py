@@ -27,11 +27,13 @@ def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
 
 def rebuild_rotary(model: Any) -> int:
     """Rebuild the rotary modules from the model's config; return their number."""
-    found = [each for each in rotary_modules(model) if hasattr(each[2], "config")]
-    for parent, name, child in found:
-        device = next(child.buffers()).device
-        setattr(parent, name, type(child)(child.config).to(device))
-    return len(found)
+    count = 0
+    for parent, name, child in rotary_modules(model):
+        if hasattr(child, "config"):
+            device = next(child.buffers()).device
+            setattr(parent, name, type(child)(child.config).to(device))
+            count += 1
+    return count
 
 
 def attention_scales(model: Any) -> dict[Any, float]:
@@ -58,12 +60,12 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
 def every_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, float]]]:
     """Return the same of all rotary modules: by layer type, each rotation that differs from those
     before it."""
-    found: dict[str | None, list[tuple[Tensor, float]]] = {}
+    rotations: dict[str | None, list[tuple[Tensor, float]]] = {}
     for layer_type, (inv_freq, scaling) in _running(model):
-        kept = found.setdefault(layer_type, [])
-        if not any(torch.equal(inv_freq, other) and scaling == s for other, s in kept):
-            kept.append((inv_freq, scaling))
-    return found
+        of_layer_type = rotations.setdefault(layer_type, [])
+        if not any(torch.equal(inv_freq, other) and scaling == s for other, s in of_layer_type):
+            of_layer_type.append((inv_freq, scaling))
+    return rotations
 
 
 def _running(model: Any) -> Iterator[tuple[str | None, tuple[Tensor, float]]]:
@@ -90,13 +92,13 @@ def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
 
 def is_of(setting: RopeSetting, inv_freq: Tensor, scale: float) -> bool:
     """Return True if a module's frequencies and attention factor are those of the setting."""
-    said = setting.frequencies()
-    expected = torch.tensor([float(f) for f in said.inv_freq], dtype=torch.float64)
-    got = inv_freq.detach().double().cpu()
+    frequencies = setting.frequencies()
+    expected = torch.tensor([float(f) for f in frequencies.inv_freq], dtype=torch.float64)
+    actual = inv_freq.detach().double().cpu()
     return (
-        got.shape == expected.shape
-        and torch.allclose(got, expected, rtol=1e-5, atol=1e-12)
-        and abs(scale / said.attention_factor - 1) <= 1e-5
+        actual.shape == expected.shape
+        and torch.allclose(actual, expected, rtol=1e-5, atol=1e-12)
+        and abs(scale / frequencies.attention_factor - 1) <= 1e-5
     )
 
 
@@ -108,10 +110,10 @@ def _validate(config: Any) -> None:
     try:
         validate(config)
     except Exception as error:  # each family has checks of its own
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise ValueError(
             f"transformers would not load a {config.model_type} config with these rotary keys "
-            f"({said})"
+            f"({what})"
         ) from error
 
 

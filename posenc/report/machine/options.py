@@ -57,14 +57,15 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
     keywords. So each option is defined once, next to its value."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        for name, hint, default in (each for record in records for each in _options(record)):
-            parameters.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+        declared = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p for p in declared if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        for record in records:
+            for name, hint, default in _options(record):
+                parameters.append(
+                    inspect.Parameter(
+                        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+                    )
                 )
-            )
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
@@ -72,22 +73,22 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
     return decorate
 
 
-def record_of(record: type, given: dict[str, Any]) -> Any:
+def record_of(record: type, keywords: dict[str, Any]) -> Any:
     """Build the dataclass from the command's keywords."""
-    return record(**{name: given[name] for name, _, _ in _options(record)})
+    return record(**{name: keywords[name] for name, _, _ in _options(record)})
 
 
-def changed_options(given: Any) -> list[str]:
+def changed_options(record: Any) -> list[str]:
     """Return the options, as spelled on the command line, that differ from their defaults."""
     names = []
-    for name, hint, default in _options(type(given)):
-        if getattr(given, name) != default:
+    for name, hint, default in _options(type(record)):
+        if getattr(record, name) != default:
             (info,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
             # In Annotated, typer stores the first option name in place of the default.
-            said = info.default
-            if not isinstance(said, str):
-                said = "--" + name.replace("_", "-")
-            names.append(said.replace("--", "--no-") if default is True else said)
+            spelling = info.default
+            if not isinstance(spelling, str):
+                spelling = "--" + name.replace("_", "-")
+            names.append(spelling.replace("--", "--no-") if default is True else spelling)
     return names
 
 

@@ -68,7 +68,7 @@ class Masked(Objective):
         seen = on_device(rows.masked_fill(hidden, MASK), config)
         targets = on_device(rows[hidden], config)
         # Indices from the CPU: a mask on the device would be counted there, and waited for.
-        row, column = (on_device(each, config) for each in hidden.nonzero(as_tuple=True))
+        row, column = (on_device(index, config) for index in hidden.nonzero(as_tuple=True))
         with autocast(config):
             logits = model(seen, length=rows.shape[1])
         return F.cross_entropy(logits[row, column].float(), targets, reduction="none")

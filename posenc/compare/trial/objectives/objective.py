@@ -150,9 +150,9 @@ class Objective(ABC):
             raise FloatingPointError(f"the loss is not finite at test length {length}")
         return losses
 
-    def longest_part(self, length: int, said: int | None = None) -> int:
+    def longest_part(self, length: int, targets: int | None = None) -> int:
         """Return the maximum number of positions in a stack for a window of this length whose last
-        `said` bytes are targets."""
+        `targets` bytes are targets."""
         return length
 
     def cut(self, whole: Asked, length: int) -> Iterator[Asked]:

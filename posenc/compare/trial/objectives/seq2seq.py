@@ -51,36 +51,38 @@ class Seq2Seq(Objective):
     )
 
     def ask_held_out(self, rows: Tensor) -> Asked:
-        return _said_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
+        return _targets_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
 
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
         rows = on_device(asked[0], config)
         begin = int(asked[1][0].int().argmax())
         source = rows[:, :begin]
-        said = rows[:, begin:]
-        heard = F.pad(said[:, :-1], (1, 0), value=BEGIN)
+        targets = rows[:, begin:]
+        inputs = F.pad(targets[:, :-1], (1, 0), value=BEGIN)
         with autocast(config):
-            logits = model(source, heard)
-        return F.cross_entropy(logits.float().flatten(0, 1), said.flatten(), reduction="none")
+            logits = model(source, inputs)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
 
-    def longest_part(self, length: int, said: int | None = None) -> int:
-        said = length // 2 if said is None else said
-        return max(said, length - said)
+    def longest_part(self, length: int, targets: int | None = None) -> int:
+        if targets is None:
+            targets = length // 2
+        return max(targets, length - targets)
 
     def cut(self, whole: Asked, length: int) -> Iterator[Asked]:
         rows = whole[0]
         first = int(whole[1][0].int().argmax())
-        said = length // 2
+        targets = length // 2
         source = self.longest_part(length)
-        starts = range(first, rows.shape[1], said)
-        pieces = [rows[:, start - source : start + said] for start in starts]
+        starts = range(first, rows.shape[1], targets)
+        pieces = [rows[:, start - source : start + targets] for start in starts]
         full = [piece for piece in pieces if piece.shape[1] == length]
-        yield _said_from(torch.cat(full), source)
+        yield _targets_from(torch.cat(full), source)
         if len(full) < len(pieces):
-            yield _said_from(pieces[-1], source)
+            yield _targets_from(pieces[-1], source)
 
 
-def _said_from(rows: Tensor, begin: int) -> Asked:
-    asked = torch.zeros_like(rows, dtype=torch.bool)
-    asked[:, begin:] = True
-    return rows, asked
+def _targets_from(rows: Tensor, begin: int) -> Asked:
+    """Return the windows, and that their bytes from `begin` on are targets."""
+    is_target = torch.zeros_like(rows, dtype=torch.bool)
+    is_target[:, begin:] = True
+    return rows, is_target
