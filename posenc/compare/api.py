@@ -81,12 +81,13 @@ def run(
     return run_study(asked, show=False)
 
 
-def _several(name: str, given: Any, kind: Any, what: str) -> list[str] | None:
-    """Return a list of texts. Raises ValueError if `given` is none or is empty."""
-    if given is None:
+def _several(name: str, value: Any, kind: Any, what: str) -> list[str] | None:
+    """Return a list of texts. Raises ValueError if `value` is none or is empty."""
+    if value is None:
         return None
-    whole = isinstance(given, Iterable) and not isinstance(given, str | bytes)
-    found = list(given) if whole else []
-    if not found or not all(isinstance(e, kind) and not isinstance(e, bool) for e in found):
-        raise ValueError(f"{name} must be a list of {what}, got {given!r}.")
-    return [str(each) for each in found]
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    items = list(value) if is_list else []
+    fit = [isinstance(item, kind) and not isinstance(item, bool) for item in items]
+    if not items or not all(fit):
+        raise ValueError(f"{name} must be a list of {what}, got {value!r}.")
+    return [str(item) for item in items]

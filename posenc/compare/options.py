@@ -280,4 +280,4 @@ def _is(value: Any, kind: Any) -> bool:
         return kind is bool
     if not isinstance(value, _EXPECTED[kind][0]):
         return False
-    return kind != list[str] or all(isinstance(each, str) for each in value)
+    return kind != list[str] or all(isinstance(item, str) for item in value)

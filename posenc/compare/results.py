@@ -316,7 +316,7 @@ class RateCheck(Record):
             raise ValueError(
                 f"expected {len(FACTORS)} rates that were tried, got {len(self.tried)}."
             )
-        if self.chosen is not None and self.chosen not in [each.lr for each in self.tried]:
+        if self.chosen is not None and self.chosen not in [rate.lr for rate in self.tried]:
             raise ValueError(f"the chosen rate {self.chosen:g} was not tried.")
 
 
@@ -392,7 +392,7 @@ class Study(Record):
             check_encoding_name(name)
         _check_once("name of an encoding", names)
         known = {*self.encodings, *self.labels.values()}
-        for text in (*self.labels, *self.unchecked, *(each.encoding for each in self.rates)):
+        for text in (*self.labels, *self.unchecked, *(check.encoding for check in self.rates)):
             if text not in known:
                 raise ValueError(f"it names {text[:100]!r}, which is none of its encodings.")
 
@@ -467,8 +467,8 @@ def labelled(study: Study) -> Study:
         results=tuple(replace(r, config=shown(r.config)) for r in study.results),
         labels={},
         rates=tuple(
-            replace(each, encoding=study.labels.get(each.encoding, each.encoding))
-            for each in study.rates
+            replace(check, encoding=study.labels.get(check.encoding, check.encoding))
+            for check in study.rates
         ),
         unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
     )

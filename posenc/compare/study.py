@@ -81,14 +81,14 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         return replace(study, trials=trials)
     folder = options.out or RUNS / _name_of(trials)
     damaged = check_ours(folder)
-    made = missing(folder)
+    new_folders = missing(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
         run = _Run(engine, plan, console, folder, workers, here, runs_below([RUNS]))
         run.remove_leftovers()
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        with _removed_if_refused(folder, made):
+        with _removed_if_refused(folder, new_folders):
             seconds = run.prepare(study, trials, damaged)
         say(console, opening(study, workers, folder, seconds))
         study = run.train_and_report(study)
@@ -102,15 +102,15 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
 
 
 @contextmanager
-def _removed_if_refused(folder: Path, made: list[Path]) -> Iterator[None]:
+def _removed_if_refused(folder: Path, new_folders: list[Path]) -> Iterator[None]:
     """Remove the run's folder and those that were made for it if the block refuses the run: for a
     disk that is too small, a storage that does not fit, or more than a week."""
     try:
         yield
     except ValueError:
-        if made:
+        if new_folders:
             remove_folder(folder)
-            remove_empty(made)
+            remove_empty(new_folders)
         raise
 
 
@@ -147,8 +147,8 @@ class _Run:
     @property
     def runs(self) -> list[Path]:
         """Return the folders whose finished trials are reused."""
-        given = [Path(place) for place in self.plan.options.reuse or ()]
-        return [*runs_below(given), *self.own_runs]
+        named = [Path(place) for place in self.plan.options.reuse or ()]
+        return [*runs_below(named), *self.own_runs]
 
     def remove_leftovers(self) -> None:
         """Delete what killed runs left: texts cut in part, partial files."""
@@ -242,7 +242,7 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
         hardware=machine.describe(device, precision, workers) | engine.about,
         corpus=None if plan.cut is None else plan.cut.info,
         trials=plan.trials,
-        labels={each.text: each.label for each in plan.compared if each.label != each.text},
+        labels={entry.text: entry.label for entry in plan.compared if entry.label != entry.text},
         unchecked=unchecked,
     )
 

@@ -25,10 +25,10 @@ def board_of(boards: Mapping[str, Study], home: Path | None = None) -> dict[str,
 
     home: a folder with a subfolder of that name for each, if they are kept.
     """
-    each = {
+    studies = {
         name: answer_of(labelled(study), home and home / name) for name, study in boards.items()
     }
-    return {"answer": which_for_what(boards), "studies": each}
+    return {"answer": which_for_what(boards), "studies": studies}
 
 
 def as_text(content: dict[str, Any]) -> str:

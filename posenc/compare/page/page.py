@@ -161,11 +161,11 @@ def _details(study: Study) -> Iterator[Block]:
         header = [*map(phrase, ("trial", "reason"))]
         yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
-        found = map(_by_seeds_and_windows, standings(study.of_task(TEXT)))
-        said = phrase("explain both intervals")
-        yield Fold(phrase("Every seed, and both intervals"), [*found, said])
+        tables = map(_by_seeds_and_windows, standings(study.of_task(TEXT)))
+        explanation = phrase("explain both intervals")
+        yield Fold(phrase("Every seed, and both intervals"), [*tables, explanation])
     if study.tasks:
-        tables = [page_table(*each) for each in by_task(study.tasks)]
+        tables = [page_table(task, summaries) for task, summaries in by_task(study.tasks)]
         yield Fold(phrase("Every task"), tables)
     if study.rates:
         header, *tried = settings.rate_rows(study)
@@ -175,8 +175,17 @@ def _details(study: Study) -> Iterator[Block]:
         yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
     yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
     yield phrase("Method, tasks and statistics are described in docs/compare.md of the repository.")
-    found = {r.config.encoding: _PAPER.search(r.spec.get("source", "")) for r in study.finished}
-    yield Links({f"{n}: {p[0]}": f"https://arxiv.org/abs/{p[1]}" for n, p in found.items() if p})
+    yield _papers(study)
+
+
+def _papers(study: Study) -> Links:
+    """Return the addresses of the papers that describe the encodings."""
+    sources = {result.config.encoding: result.spec.get("source", "") for result in study.finished}
+    addresses = {}
+    for encoding, source in sources.items():
+        if paper := _PAPER.search(source):
+            addresses[f"{encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
+    return Links(addresses)
 
 
 def _facts(study: Study) -> Mapping[str, object]:

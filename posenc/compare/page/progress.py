@@ -34,8 +34,8 @@ class PlainLines:
         if part > self.said.setdefault(trial, pace.first * LINES // trial.steps):
             self.said[trial] = part
             left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
-            said = f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}"
-            self.note(trial, f"{said}, {clock(left)} left")
+            progress = f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}"
+            self.note(trial, f"{progress}, {clock(left)} left")
 
     def testing(self, trial: TrialConfig) -> None:
         self.note(trial, "testing")
@@ -100,8 +100,8 @@ def outcome(trial: TrialConfig, result: TrialResult) -> str:
     """Return a line about a trial that has ended."""
     if result.reason is not None:
         return f"{name_of(trial)}: failed: {result.reason}"
-    found = [(str(s.length), s.bits_per_byte) for s in result.by_length]
-    found += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
-    scores = ", ".join(f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in found)
+    numbers = [(str(score.length), score.bits_per_byte) for score in result.by_length]
+    numbers += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
+    scores = ", ".join(f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in numbers)
     metric = "bits per byte" if trial.of_text else "exact match"
     return f"{name_of(trial)}: done; {metric} at {scores}"

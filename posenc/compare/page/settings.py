@@ -12,9 +12,12 @@ def rate_rows(study: Study) -> list[list[str]]:
     factors = [f"x{factor:g}" for factor in FACTORS]
     rows = [[phrase("task"), phrase("encoding"), *factors, phrase("taken")]]
     failed = phrase("failed")
-    for each in study.rates:
-        cells = [f"{t.lr:g}: {failed if t.bits is None else f'{t.bits:.3f}'}" for t in each.tried]
-        rows.append([each.task, each.encoding, *cells, _taken(each)])
+    for check in study.rates:
+        cells = []
+        for tried in check.tried:
+            loss = failed if tried.bits is None else f"{tried.bits:.3f}"
+            cells.append(f"{tried.lr:g}: {loss}")
+        rows.append([check.task, check.encoding, *cells, _taken(check)])
     return rows
 
 
@@ -34,17 +37,17 @@ _SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads
 
 def specs_table(study: Study) -> Table:
     """Return a row for each encoding, or for each task if its settings depend on the task."""
-    found: dict[str, dict[str, list[str | int | None]]] = {}
+    specs: dict[str, dict[str, list[str | int | None]]] = {}
     for trial in study.finished:
-        found.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
+        specs.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
     rows = []
-    for name, by_task in found.items():
+    for name, by_task in specs.items():
         first, *others = by_task.values()
-        if all(each == first for each in others):
+        if all(spec == first for spec in others):
             rows.append([name, *first])
         else:
             on = "{name} on {task}"
-            rows += [[phrase(on, name=name, task=task), *each] for task, each in by_task.items()]
+            rows += [[phrase(on, name=name, task=task), *spec] for task, spec in by_task.items()]
     header = [
         phrase("encoding"),
         Heading(phrase("own parameters"), phrase("trained")),

@@ -21,17 +21,17 @@ def write_page(study: Study, folder: Path) -> None:
     """Write report.html and results.csv."""
     from posenc.compare.page.page import make_page
 
-    shown = _shown(study)
-    write_atomically(folder / "results.csv", tables.csv_text(shown))
-    make_page(shown).write(folder / "report.html")
+    labelled_study = _shown(study)
+    write_atomically(folder / "results.csv", tables.csv_text(labelled_study))
+    make_page(labelled_study).write(folder / "report.html")
 
 
 def _shown(study: Study) -> Study:
     """Return the study with the user's labels, and its two lines in the reader's language."""
-    shown = labelled(study)
+    study = labelled(study)
     if in_english():
-        return shown
-    return replace(shown, recommendation=answer(shown), limits=limits(shown))
+        return study
+    return replace(study, recommendation=answer(study), limits=limits(study))
 
 
 def write_figures_of(study: Study, figures: Path | None) -> list[str]:
@@ -53,14 +53,14 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
             print(visible(answer_json(labelled(study), folder)))
         return
     out = stdout(160)
-    shown = _shown(study)
+    labelled_study = _shown(study)
     if study.corpus is not None:
-        out.print(tables.summary_table(shown.of_task(TEXT)))
-    for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(shown)):
+        out.print(tables.summary_table(labelled_study.of_task(TEXT)))
+    for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(labelled_study)):
         out.print(table)
-    cannot = phrase("What this cannot say: {limits}", limits=shown.limits)
-    for line in (shown.recommendation, cannot if shown.limits else ""):
+    cannot = phrase("What this cannot say: {limits}", limits=labelled_study.limits)
+    for line in (labelled_study.recommendation, cannot if labelled_study.limits else ""):
         say(out, line)
-    for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
+    for line in (*tables.notes(labelled_study), *task_tables.task_notes(study.tasks)):
         say(console, line)
     say(console, phrase("Report: {page}", page=folder / "report.html"))

@@ -28,7 +28,8 @@ def watching(
     screen = LiveBars(console, study.trials, workers) if live else plain
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(each) for each in (screen, EventFile(folder / EVENTS), *boards)]
+        watchers = (screen, EventFile(folder / EVENTS), *boards)
+        yield [stack.enter_context(watcher) for watcher in watchers]
 
 
 class EventFile:
@@ -71,7 +72,7 @@ class EventFile:
             self._write("finished", trial, reason=result.reason)
 
     def _write(self, event: str, trial: TrialConfig, **values: Any) -> None:
-        told = {
+        record = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "event": event,
             "trial": trial.folder,
@@ -81,7 +82,7 @@ class EventFile:
             **values,
         }
         with contextlib.suppress(OSError):
-            self.file.write(json.dumps(told) + "\n")
+            self.file.write(json.dumps(record) + "\n")
 
 
 class TensorBoard(contextlib.AbstractContextManager):

@@ -27,9 +27,9 @@ def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
 
     Raises: ValueError for a text that names no encoding, and for two equal ones.
     """
-    found = tuple(dict.fromkeys(map(read_encoding, texts)))
-    for i, one in enumerate(found):
-        for other in found[:i]:
+    encodings = tuple(dict.fromkeys(map(read_encoding, texts)))
+    for i, one in enumerate(encodings):
+        for other in encodings[:i]:
             if one.label == other.label:
                 raise ValueError(
                     f"{one.label!r} names two encodings, {other.text} and {one.text}: give one of "
@@ -40,18 +40,18 @@ def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
                     f"{other.label!r} and {one.label!r} are the same encoding, {one.text}: leave "
                     "one out."
                 )
-    return found
+    return encodings
 
 
 def read_encoding(text: str) -> Compared:
     """Read one text."""
     spec = parse(text)
     code = code_of(text)
-    here = str(anywhere(spec))
-    shown = str(tidy(spec))
-    if spec.label in names() and spec.label != shown:
+    text_anywhere = str(anywhere(spec))
+    tidied = str(tidy(spec))
+    if spec.label in names() and spec.label != tidied:
         raise ValueError(
-            f"{spec.label!r} is the name of an encoding, and {shown} is another one: use another "
-            f"label, as in my-{spec.label}={shown}."
+            f"{spec.label!r} is the name of an encoding, and {tidied} is another one: use another "
+            f"label, as in my-{spec.label}={tidied}."
         )
-    return Compared(here, spec.label or shown, code, source_of(text))
+    return Compared(text_anywhere, spec.label or tidied, code, source_of(text))

@@ -69,10 +69,10 @@ class Plan:
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
-            replace(trial, encoding=each.text, code=each.code, source=each.source, seed=seed)
+            replace(trial, encoding=entry.text, code=entry.code, source=entry.source, seed=seed)
             for trial in self.tasks
             for seed in range(self.seeds)
-            for each in self.compared
+            for entry in self.compared
         )
 
     @property
@@ -119,7 +119,7 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
     Raises: ValueError.
     """
     seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
-    texts = [each.text for each in plan.compared]
+    texts = [entry.text for entry in plan.compared]
     check_cost(plan.tasks, texts, seeds, workers, plan.options.yes, here)
     for trial in plan.tasks:
         check_in_model(trial, plan.compared)
@@ -339,27 +339,27 @@ def _check_both_directions(
             "text."
         )
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
-    for each in compared:
-        if create(each.text, shape).claims.causal_only:
+    for entry in compared:
+        if create(entry.text, shape).claims.causal_only:
             raise ValueError(
-                f"--objective {objective.name}: {each.label} works in causal attention only; if a "
+                f"--objective {objective.name}: {entry.label} works in causal attention only; if a "
                 "byte also sees later ones, it is undefined or blind to order. Leave it out."
             )
 
 
 def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # axes do not depend on sizes
-    for each in compared:
-        claims = create(each.text, shape).claims
+    for entry in compared:
+        claims = create(entry.text, shape).claims
         if claims.places and claims.num_axes < task.num_axes:
             raise ValueError(
-                f"--task {task.name}: {each.label} encodes one-dimensional positions, but this "
+                f"--task {task.name}: {entry.label} encodes one-dimensional positions, but this "
                 "task needs rows and columns. Compare encodings such as axial_rope, sincos_2d and "
                 "nope."
             )
         if claims.coordinates == "normalized":
             raise ValueError(
-                f"--task {task.name}: {each.label} takes coordinates from -1 to 1, but this task "
+                f"--task {task.name}: {entry.label} takes coordinates from -1 to 1, but this task "
                 "counts rows and columns. Leave out in_turns=true."
             )
 

@@ -100,8 +100,11 @@ def maybe_compiled(model: nn.Module, config: TrialConfig) -> nn.Module:
 
 def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of the model's encodings, each once."""
-    encodings = [m for m in model.modules() if isinstance(m, PositionEncoding)]
-    return list({id(p): p for each in encodings for p in each.parameters()}.values())
+    by_id: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, PositionEncoding):
+            by_id |= {id(p): p for p in module.parameters()}
+    return list(by_id.values())
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:

@@ -114,8 +114,8 @@ def check_writable(path: Path) -> None:
 def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">') -> None:
     """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
     empty and no page with `mark`."""
-    if path.is_file() and (there := bytes_of(path)):
-        if not (there.startswith(b"<!doctype html>") and mark.encode() in there):
+    if path.is_file() and (content := bytes_of(path)):
+        if not (content.startswith(b"<!doctype html>") and mark.encode() in content):
             raise ValueError(f"{path} exists already and is no page of this command; name another.")
     check_writable(path)
 
@@ -123,7 +123,7 @@ def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">
 def check_results(path: Path, mark: str) -> None:
     """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
     empty and does not begin with `mark`, as results of this command do."""
-    if path.is_file() and (there := bytes_of(path)) and not there.startswith(mark.encode()):
+    if path.is_file() and (content := bytes_of(path)) and not content.startswith(mark.encode()):
         raise ValueError(
             f"{path} exists already and holds no results of this command; name another."
         )

@@ -26,7 +26,7 @@ def facts() -> dict[str, str]:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of posenc, of those packages that are installed, and of Python."""
-    installed = {name: found for name in packages if (found := version(name))}
+    installed = {name: number for name in packages if (number := version(name))}
     return {"posenc": __version__, **installed, "python": platform.python_version()}
 
 

@@ -71,21 +71,21 @@ def num_cores() -> int:
 def memory_bytes() -> int | None:
     """Return the memory that this process may use, by machine or control group; None if unknown."""
     try:
-        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # Windows
         return None
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            found.append(int(Path(limit).read_text(encoding="ascii")))
+            limits.append(int(Path(limit).read_text(encoding="ascii")))
         except (OSError, ValueError):  # no control group, or "max"
             continue
-    return min(found)
+    return min(limits)
 
 
 def gpus() -> list[str]:
     """Return the GPUs that torch sees, each as CUDA_VISIBLE_DEVICES names it to a process."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [each.strip() for each in given.split(",")] if given else []
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [name.strip() for name in variable.split(",")] if variable else []
     return [named[i] if named else str(i) for i in range(torch.cuda.device_count())]
 
 

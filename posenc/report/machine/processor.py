@@ -10,9 +10,9 @@ def processor() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def processors_of(found: Iterable[dict[str, str]]) -> dict[str, str]:
+def processors_of(machines: Iterable[dict[str, str]]) -> dict[str, str]:
     """Name the processors of machines, with a warning if they differ."""
-    names = sorted({each["processor"] for each in found})
+    names = sorted({machine["processor"] for machine in machines})
     processors = ", ".join(names)
     warning = (
         f"the machines have different processors ({processors}), which may differ in the last bits "

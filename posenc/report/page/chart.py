@@ -78,8 +78,8 @@ def parts(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndarray]]:
     names = np.asarray(data[by], dtype=object)
     rest = {name: np.asarray(column) for name, column in data.items() if name != by}
     return {
-        each: {name: column[names == each] for name, column in rest.items()}
-        for each in dict.fromkeys(names.tolist())
+        series: {name: column[names == series] for name, column in rest.items()}
+        for series in dict.fromkeys(names.tolist())
     }
 
 
@@ -94,12 +94,12 @@ def described(data: Data) -> str:
     if SERIES not in data or len(axes) != 2:
         return ""
     x, y = axes
-    found = []
+    descriptions = []
     for name, curve in parts(data).items():
         ends = dict.fromkeys([0, len(curve[x]) - 1])
         points = (f"{curve[y][i]:.3g} at {curve[x][i]:,g}" for i in ends)
-        found.append(f"{name}: {', '.join(points)}")
-    return f"{'; '.join(found)}."
+        descriptions.append(f"{name}: {', '.join(points)}")
+    return f"{'; '.join(descriptions)}."
 
 
 def csv_text(data: Data) -> str:

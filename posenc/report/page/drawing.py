@@ -250,8 +250,8 @@ def curves_by_length(
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in parts(data).items():
             x, y = part[x_label], part[y_label]
-            few = len(x) <= MOST_MARKERS
-            look = styles[name].points() if few else styles[name].curve(len(x))
+            has_markers = len(x) <= MOST_MARKERS
+            look = styles[name].points() if has_markers else styles[name].curve(len(x))
             named = {"label": name, "gid": HOVER + name}
             if LOW in part:
                 bars = axes.errorbar(x, y, yerr=[y - part[LOW], part[HIGH] - y], **look)
@@ -296,8 +296,8 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
         drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(readable(buffer.getvalue()))
     for child in ("metadata", "defs"):  # the style sheet in defs would apply to the whole page
-        if (found := root.find(f"{{{_SVG}}}{child}")) is not None:
-            root.remove(found)
+        if (element := root.find(f"{{{_SVG}}}{child}")) is not None:
+            root.remove(element)
     for element in root.iter():
         if element.get("id", "").startswith(HOVER):
             named = ElementTree.Element(f"{{{_SVG}}}title")

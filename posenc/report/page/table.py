@@ -23,11 +23,11 @@ class Number:
     unit: str = ""
 
     def __str__(self) -> str:
-        said = f"{self.value:{self.form}}{self.unit}"
+        number = f"{self.value:{self.form}}{self.unit}"
         if self.low is None or self.high is None:
-            return said
+            return number
         to = " to " if self.form.startswith("+") else "–"
-        return f"{said} ({self.low:{self.form}}{to}{self.high:{self.form}})"
+        return f"{number} ({self.low:{self.form}}{to}{self.high:{self.form}})"
 
 
 @dataclass(frozen=True)
@@ -114,15 +114,15 @@ def _row(
 def _cell(value: Value, notes: dict[str, int]) -> str:
     if not isinstance(value, Cell):
         return escape(text_of(value))
-    shown = escape(str(value.text))
+    cell = escape(str(value.text))
     if value.strong:
-        shown = f"<strong>{shown}</strong>"
+        cell = f"<strong>{cell}</strong>"
     if value.small:
-        shown = f"<span>{shown}<small>{escape(value.small)}</small></span>"
+        cell = f"<span>{cell}<small>{escape(value.small)}</small></span>"
     if value.note:
         number = notes.setdefault(value.note, len(notes) + 1)
-        shown = f"<span>{shown}<sup>{number}</sup></span>"
-    return shown
+        cell = f"<span>{cell}<sup>{number}</sup></span>"
+    return cell
 
 
 def text_of(value: Value) -> str:

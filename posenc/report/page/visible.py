@@ -16,7 +16,7 @@ def visible(text: str) -> str:
     >>> print(visible("a" + chr(27) + "[31m" + chr(0x202E) + "b"))
     a\\u001b[31m\\u202eb
     """
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def inert(text: str) -> str:
