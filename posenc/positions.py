@@ -148,13 +148,13 @@ def join(first: Known, second: Known, axis: int, batch: int, device: torch.devic
     if isinstance(first, range) and isinstance(second, range):
         if first.step == second.step == 1 and first.stop == second.start:
             return range(first.start, second.stop)
-    both = [tensor(t, device) for t in (first, second)]
-    ndim = max(t.ndim for t in both)
-    both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in both]
+    tensors = [tensor(t, device) for t in (first, second)]
+    ndim = max(t.ndim for t in tensors)
+    tensors = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in tensors]
     if ndim + axis > 0:
-        rows = max(map(len, both))
-        both = [t.expand(rows, *t.shape[1:]) for t in both]
-    return torch.cat(both, dim=axis)
+        rows = max(map(len, tensors))
+        tensors = [t.expand(rows, *t.shape[1:]) for t in tensors]
+    return torch.cat(tensors, dim=axis)
 
 
 def goes_back(
@@ -235,11 +235,9 @@ def ends_differ(
     are read as by `goes_back`; tokens without a place are at one place."""
     if q_positions is kv_positions or not (_readable(q_positions) and _readable(kv_positions)):
         return False
-    q_len = q_positions.shape[-2]
-    kv_len = kv_positions.shape[-2]
-    count = min(q_len, kv_len)
-    q = q_positions[..., q_len - count :, :]
-    k = kv_positions[..., kv_len - count :, :]
+    count = min(q_positions.shape[-2], kv_positions.shape[-2])
+    q = q_positions[..., q_positions.shape[-2] - count :, :]
+    k = kv_positions[..., kv_positions.shape[-2] - count :, :]
     return not bool(((q == k) | (q.isnan() & k.isnan())).all())
 
 
@@ -345,8 +343,7 @@ def from_origin(
     q_positions, kv_positions = _comparable(q_positions, kv_positions)
     if kv_positions.shape[-1]:
         origin = kv_positions[..., :1]
-        q_positions = q_positions - origin
-        kv_positions = kv_positions - origin
+        q_positions, kv_positions = q_positions - origin, kv_positions - origin
     return q_positions.double(), kv_positions.double()
 
 

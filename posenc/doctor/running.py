@@ -209,11 +209,11 @@ def _json(answer: Any) -> str:
     return strict_json(answer, indent=2)
 
 
-def _by_hand(case: Case, found: Sequence[Finding]) -> Finding | None:
+def _by_hand(case: Case, all_findings: Sequence[Finding]) -> Finding | None:
     """Return the first finding that --fix leaves to the file's author."""
     if case.metadata is not None:
         return None
-    for finding in found:
+    for finding in all_findings:
         guessed = finding.severity == "E" and (case.why_unclear or finding.code in UNCLEAR)
         if finding.contradiction or guessed:
             return finding

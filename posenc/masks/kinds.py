@@ -202,7 +202,7 @@ def permutation(
 
 
 def _earlier(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
-    own = take(rank, sight.batch, sight.q_idx)
-    other = take(rank, sight.batch, sight.kv_idx)
-    earlier = (other < own) | (other < 0)
+    of_query = take(rank, sight.batch, sight.q_idx)
+    of_key = take(rank, sight.batch, sight.kv_idx)
+    earlier = (of_key < of_query) | (of_key < 0)
     return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier

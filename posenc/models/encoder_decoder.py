@@ -53,11 +53,10 @@ class EncoderDecoder(nn.Module):
         decoder_encoding: PositionEncoding | str | None = None,
         cross_encoding: PositionEncoding | str | None = None,
     ) -> None:
-        own = config.shape()
-        both = config.shape(causal=False)
-        ours = named("EncoderDecoder", encoder_encoding, both, "train_length")
-        cross = named("EncoderDecoder", cross_encoding, both, "train_length")
-        require_bidirectional("EncoderDecoder: encoder_encoding", ours)
+        sees_all = config.shape(causal=False)
+        encoder = named("EncoderDecoder", encoder_encoding, sees_all, "train_length")
+        cross = named("EncoderDecoder", cross_encoding, sees_all, "train_length")
+        require_bidirectional("EncoderDecoder: encoder_encoding", encoder)
         if cross is not None:
             require_bidirectional("EncoderDecoder: cross_encoding", cross)
             check_across("EncoderDecoder: cross_encoding", cross)
@@ -69,8 +68,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
-        self.encoder = Stack(config, ours)
-        decoder = named("EncoderDecoder", decoder_encoding, own, "train_length")
+        self.encoder = Stack(config, encoder)
+        decoder = named("EncoderDecoder", decoder_encoding, config.shape(), "train_length")
         self.decoder = Stack(config, decoder, cross=True)
         if cross is None:  # for the decoder's positions, whose components it does not read
             cross = without_position(self.decoder.encoding.claims.num_axes)

@@ -321,7 +321,7 @@ def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
         batch = sight.batch % seen.shape[0]  # 0 where one mask is for all
         head = sight.head % seen.shape[1]
         rows = sight.q_idx % seen.shape[2]
-        shown = seen[batch, head, rows, sight.kv_idx]
-        return shown & (sight.q_idx >= sight.kv_idx) if is_causal else shown
+        is_seen = seen[batch, head, rows, sight.kv_idx]
+        return is_seen & (sight.q_idx >= sight.kv_idx) if is_causal else is_seen
 
     return Mask(visible)

@@ -90,8 +90,8 @@ def _score(model: nn.Module, task: Task, case: Case, config: TrialConfig) -> Cas
     if reason is not None:
         return CaseScore(case.length, case.variant, cannot=reason)
     batch = task.test_batch(case, SEQUENCES, config.train_length)
-    said, cut = answers(
+    likeliest, likeliest_but_end = answers(
         model, batch, config, task.end, max(1, TASK_TOKENS_AT_ONCE // task.tokens(case))
     )
-    score = score_of(batch.targets, said, cut, task.end)
+    score = score_of(batch.targets, likeliest, likeliest_but_end, task.end)
     return CaseScore(case.length, case.variant, **vars(score))

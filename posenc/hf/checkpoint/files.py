@@ -12,6 +12,7 @@ from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.report.files.opened import open_ordinary
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ELSEWHERE = ("transformers_weights", "configuration_files")
 
@@ -46,16 +47,7 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
             f"{folder}: model type {kind!r} needs code from the folder, which is never run."
         )
     for key, value in nested(raw_config):
-        if key in ELSEWHERE:
-            raise ValueError(
-                f"{folder / 'config.json'}: {key} makes transformers read other files than "
-                "config.json and the weights that are checked. Delete the key."
-            )
-        if key.strip("_").endswith("_implementation") and isinstance(value, str) and "/" in value:
-            raise ValueError(
-                f"{folder / 'config.json'}: {key} names the code {value!r}, which is never "
-                "fetched. Delete the key."
-            )
+        _refuse_elsewhere(folder / "config.json", key, value)
     for shard in sorted(folder.glob("shard-*.safetensors")):  # preferred to model.safetensors
         raise ValueError(
             f"{folder}: {shard.name} is a part of a distributed checkpoint, which is not read. "
@@ -67,22 +59,43 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
         )
 
 
+def _refuse_elsewhere(path: Path, key: str, value: Any) -> None:
+    """Raise ValueError for a key of a config that names other files, or code to fetch."""
+    if key in ELSEWHERE:
+        raise ValueError(
+            f"{path}: {key} makes transformers read other files than "
+            "config.json and the weights that are checked. Delete the key."
+        )
+    names_code = key.strip("_").endswith("_implementation")
+    if names_code and isinstance(value, str) and "/" in value:  # owner/repository
+        raise ValueError(
+            f"{path}: {key} names the code {value!r}, which is never fetched. Delete the key."
+        )
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files that transformers reads. Raise ValueError if there are none, or
     if the index names a file outside of the folder."""
     if (folder / WEIGHTS).exists():
         return [inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
-        names = read_json(inside(folder, INDEX, "the index"), LARGEST_INDEX).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
-            raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
-        return [inside(folder, name, INDEX) for name in sorted(set(names.values()))]
-    pickles = [p for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)]
-    found = f"only {', '.join(sorted(p.name for p in pickles))}" if pickles else "none"
+        return _files_of_index(folder)
+    pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
+    instead = f"only {', '.join(pickles)}" if pickles else "none"
     raise ValueError(
-        f"{folder}: weights must be safetensors, found {found}. "
+        f"{folder}: weights must be safetensors, found {instead}. "
         "Convert them with the code that made them; pickle files can run code and are never read."
     )
+
+
+def _files_of_index(folder: Path) -> list[Path]:
+    """Return the files among which an index divides the weights, each once."""
+    file_of_weight = read_json(inside(folder, INDEX, "the index"), LARGEST_INDEX).get("weight_map")
+    if not isinstance(file_of_weight, dict) or not all(
+        isinstance(name, str) for name in file_of_weight.values()
+    ):
+        raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
+    return [inside(folder, name, INDEX) for name in sorted(set(file_of_weight.values()))]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -101,10 +114,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def nested(found: Any) -> list[tuple[str, Any]]:
-    """Yield all keys and values of a JSON object and of the objects inside it."""
-    if isinstance(found, list):
-        return [pair for value in found for pair in nested(value)]
-    if not isinstance(found, dict):
+def nested(content: Any) -> list[tuple[str, Any]]:
+    """Return all keys and values of a JSON object and of the objects inside it."""
+    if isinstance(content, list):
+        return [pair for item in content for pair in nested(item)]
+    if not isinstance(content, dict):
         return []
-    return [*found.items(), *(pair for value in found.values() for pair in nested(value))]
+    return [*content.items(), *(pair for value in content.values() for pair in nested(value))]

@@ -103,7 +103,7 @@ def load_checkpoint(
     settings, longest = _positions(text_config_of(config), folder)
     mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
-        model, told = auto.from_pretrained(
+        model, report = auto.from_pretrained(
             folder,
             dtype=dtype,
             output_loading_info=True,
@@ -117,7 +117,7 @@ def load_checkpoint(
             f"{folder}: transformers {transformers.__version__} builds no model from it "
             f"({one_line(error)})."
         ) from error
-    _refuse_other_weights(told, raw, folder, type(model).__name__)
+    _refuse_other_weights(report, raw, folder, type(model).__name__)
     if place != "cpu" and not mapped:
         model = model.to(place)
     refuse_not_finite(model, folder)
@@ -158,15 +158,15 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
 
 
 def _refuse_other_weights(
-    told: dict[str, Any], raw: dict[str, Any], folder: Path, read_as: str
+    report: dict[str, Any], raw: dict[str, Any], folder: Path, read_as: str
 ) -> None:
     """Raise ValueError for weights that are missing or of other shapes, and warn of those that are
-    not used. told: what transformers says of its loading. read_as: the class that was built."""
-    for name, stored, built in sorted(told["mismatched_keys"]):
+    not used. report: what transformers says of its loading. read_as: the class that was built."""
+    for name, stored, built in sorted(report["mismatched_keys"]):
         raise ValueError(
             f"{folder}: {name} is stored as {tuple(stored)}, and config.json needs {tuple(built)}."
         )
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         # transformers would draw them at random and only warn.
         named = raw.get("architectures") or []
         if named and read_as not in named:
@@ -178,7 +178,7 @@ def _refuse_other_weights(
             f"{folder}: {len(missing)} weights that config.json needs are missing, such as "
             f"{missing[0]}."
         )
-    if surplus := sorted(told["unexpected_keys"]):
+    if surplus := sorted(report["unexpected_keys"]):
         LOG.warning("%s: %d weights are not used, such as %s.", folder, len(surplus), surplus[0])
 
 

@@ -184,6 +184,6 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 def is_own_folder(path: Path) -> bool:
     """Return True for a folder of this user, False for a link."""
-    found = path.lstat()
-    own = getattr(os, "geteuid", lambda: found.st_uid)()  # Windows has no such numbers
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == own
+    status = path.lstat()
+    user = getattr(os, "geteuid", lambda: status.st_uid)()  # Windows has no such numbers
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == user

@@ -127,5 +127,5 @@ def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -
 def write_and_say(page: Page, out: Path | None, figures: Path | None) -> None:
     """Write as `write_page`, and name on stderr what was written."""
     notes = write_page(page, out, figures)
-    said = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
-    sys.stderr.writelines(f"{visible(line)}\n" for line in said if line)
+    lines = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
+    sys.stderr.writelines(f"{visible(line)}\n" for line in lines if line)

@@ -116,8 +116,8 @@ def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str
     """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
     parts = [f'<h2 id="{_anchor(heading)}">{escape(heading)}</h2>'] if heading else []
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
-        shown = [_block(block, plots) for block in group]
-        parts += ["<div class=figures>", *shown, "</div>"] if is_plot else shown
+        of_group = [_block(block, plots) for block in group]
+        parts += ["<div class=figures>", *of_group, "</div>"] if is_plot else of_group
     return "<section>" + "\n".join(parts) + "</section>"
 
 
