@@ -26,13 +26,13 @@ def computed() -> dict[str, set[str]]:
     tasks = TASKS.values()
     metrics, counts = {t.metric for t in tasks}, {t.counts for t in tasks}
     return {
-        "made.metric": metrics,
-        "made.counts": counts,
+        "definition.metric": metrics,
+        "definition.counts": counts,
         "TASKS[task].metric": metrics,
         "TASKS[task].counts": counts,
         "TASKS[key].metric": metrics,
         "TASKS[trial.task].counts": counts,
-        "made.title": {t.title for t in tasks},
+        "definition.title": {t.title for t in tasks},
         "case.variant": {c.variant for t in tasks for c in t.cases(t.test_lengths)},
         "objective_of(config).said": {o.said for o in OBJECTIVES.values()},
         "loss.verdict": {"best", "tied", "worse"},

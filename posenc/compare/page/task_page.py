@@ -174,12 +174,12 @@ def _every_score(study: Study) -> str:
 
 
 def _by_length(task: str, summaries: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Chart:
-    facts = TASKS[task]
-    x_label = phrase("test length, {counts}", counts=phrase(facts.counts))
+    definition = TASKS[task]
+    x_label = phrase("test length, {counts}", counts=phrase(definition.counts))
     curves = {row.encoding: ([*_points(row)], [*_points(row).values()]) for row in summaries}
     tested = sorted({length for lengths, _ in curves.values() for length in lengths})
     look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
-    data = stacked(x_label, phrase(facts.metric), curves)
+    data = stacked(x_label, phrase(definition.metric), curves)
     return Chart(data, partial(curves_by_length, **look))
 
 

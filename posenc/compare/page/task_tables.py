@@ -25,11 +25,11 @@ def by_task(rows: Rows) -> Iterator[tuple[str, list[TaskSummary]]]:
 def task_tables(rows: Rows) -> Iterator[Printed]:
     """Yield a table per task: how many seeds learned it, and its metric in every case."""
     for task, group in by_task(rows):
-        facts = TASKS[task]
+        definition = TASKS[task]
         named = phrase("encoding")
         header = [named, phrase("learned"), *map(_heading, group[0].cases)]
         lines = [[r.encoding, f"{r.learned}/{r.num_seeds}", *map(_text, r.cases)] for r in group]
-        words = {"metric": phrase(facts.metric), "counts": phrase(facts.counts)}
+        words = {"metric": phrase(definition.metric), "counts": phrase(definition.counts)}
         title = phrase("title of a task", task=task, **words)
         yield text_table(header, lines, named=named, title=title, title_justify="left")
 
@@ -52,14 +52,14 @@ def task_notes(rows: Rows) -> Iterator[str]:
 
 def page_table(task: str, rows: Rows) -> Table:
     """Return the table of one task, with every seed behind each mean."""
-    facts = TASKS[task]
+    definition = TASKS[task]
     in_distribution = "exact match of {least} in distribution"
-    metric = phrase(facts.metric).capitalize()
-    caption = phrase("caption of a task", task=task, title=phrase(facts.title), metric=metric)
+    metric = phrase(definition.metric).capitalize()
+    caption = phrase("caption of a task", task=task, title=phrase(definition.title), metric=metric)
     header = [
         phrase("encoding"),
         Heading(phrase("learned"), phrase(in_distribution, least=LEARNED)),
-        *(Heading(_heading(case), phrase(facts.counts)) for case in rows[0].cases),
+        *(Heading(_heading(case), phrase(definition.counts)) for case in rows[0].cases),
         Heading(phrase("parameters"), phrase("of the whole model")),
     ]
     cells = []
