@@ -29,6 +29,8 @@ class Fork:
                 os.dup2(mine, there)
             for end in (out, said, held, holds):
                 os.close(end)
+            if not _computes_gradients():
+                os.execv(command[0], command)
             _run(*command[command.index("-c") + 3 :])
         os.close(said)
         os.close(held)
@@ -51,6 +53,16 @@ class Fork:
         self.stdout.close()
         self.stdin.close()
         self.wait()
+
+
+def _computes_gradients() -> bool:
+    """Return False in a fork of a process in which autograd has threads of its own, as nested
+    backward passes begin them."""
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _run(module: str, *arguments: str) -> None:
