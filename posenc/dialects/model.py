@@ -178,6 +178,12 @@ class Model:
         return bool(self.facts.get("interleaved") if given is None else given)
 
     @property
+    def layout_is_known(self) -> bool:
+        """Return False for a family of which nobody has read which channels form a pair."""
+        given = self.config.get(self.facts.get("layout_key", ""))
+        return given is not None or self.facts.get("interleaved") is not None
+
+    @property
     def indexer(self) -> bool | None:
         """Return True if the indexer of sparse attention has interleaved pairs, whatever the
         attention has; None if there is no indexer, or it is not known."""

@@ -49,7 +49,7 @@ def _in_dict(given: Any, where: str) -> Iterator[str]:
     for key, value in given.items():
         if isinstance(value, Mapping):
             yield from _in_dict(value, f"{where}.{key}")
-        elif key not in every and value is not None and not where.endswith(key):
+        elif key not in every and value is not None:
             yield f"{where}.{key}"
 
 

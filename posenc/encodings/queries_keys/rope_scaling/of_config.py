@@ -12,6 +12,23 @@ from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK, Linea
 from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN
 
 
+ALTERNATING = frozenset(
+    """
+    cohere_compass_text cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text
+    qwen3_omni_moe_talker_text qwen3_vl_text qwen3_vl_moe_text qwen4_exp_text
+    """.split()
+)
+"""Families of transformers whose axes alternate from pair to pair, whatever mrope_interleaved is:
+their code does not read it."""
+CONTIGUOUS = frozenset(
+    """
+    glm4v_text glm4v_moe_text glm_image_text glm_ocr_text paddleocr_vl_text qwen2_vl_text
+    qwen2_5_vl_text qwen2_5_omni_text qwen2_5_omni_talker
+    """.split()
+)
+"""Families whose sections follow each other, likewise."""
+
+
 def scaling_of(
     p: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
 ) -> Scaling | None:
@@ -94,6 +111,7 @@ def rotation_of(
         )
     if set(model.layers_of(kind)) <= set(meant.computed.without_rotation):
         raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
+    _check_layout(model, interleaved, owner)
     p = meant.parameters[kind]
     layer = meant.computed.layers[kind]
     theta = float(p["rope_theta"])
@@ -112,15 +130,44 @@ def rotation_of(
     arguments = {
         "head_dim": model.of_kind(kind).head_dim,
         "rope_theta": theta,
-        "interleaved": model.interleaved,
+        "interleaved": model.interleaved if model.layout_is_known else interleaved,
         "rotary_dim": rotary_dim,
         "scaling": scaling,
         "trailing": bool(model.facts.get("rotates_share")),
     }
     if sections := p.get("mrope_section"):
         arguments["sections"] = sections
-        arguments["in_turns"] = bool(p.get("mrope_interleaved"))
+        arguments["in_turns"] = _axes_alternate(model.model_type, owner)
     return arguments
+
+
+def _check_layout(model: Any, interleaved: bool | None, owner: str) -> None:
+    """Raise ValueError for a family that rotates by minus the angle, or by pairs that neither the
+    caller nor posenc knows."""
+    modern = model.facts.get("transformers5") or {}
+    if modern.get("reversed"):
+        raise ValueError(
+            f"{owner}.from_config: {model.model_type} rotates the other way round. Build the "
+            "rotation from its rope_theta, and hand it the positions with a minus sign."
+        )
+    if not model.layout_is_known and interleaved is None:
+        raise ValueError(
+            f"{owner}.from_config: whether {model.model_type} rotates neighbouring channels or "
+            "halves is not known. Build the rotation with interleaved=True or False."
+        )
+
+
+def _axes_alternate(family: str, owner: str) -> bool:
+    """Return True if the axes alternate from pair to pair, and False if their sections follow each
+    other. Raises: ValueError for a family whose code does something else, or is not known."""
+    if family in ALTERNATING:
+        return True
+    if family in CONTIGUOUS:
+        return False
+    raise ValueError(
+        f"{owner}.from_config: how {family} gives pairs to the axes of mrope_section is not known. "
+        "Build posenc.MRoPE with sections= and in_turns=."
+    )
 
 
 def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
