@@ -311,18 +311,14 @@ def _mask(
         q_positions = counted(kv_len - q_len, q_len, device)
     apart = _between_documents(now, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
-        theirs = attention_mask.bound(q_positions, kv_positions)
-        return theirs if apart is None else theirs & apart
+        return _both(attention_mask.bound(q_positions, kv_positions), apart)
     if isinstance(attention_mask, Tensor):
-        # `attach` first tries a model out, with nothing attached; that example counts as maskless.
-        trying_out = now is None and TRIAL.get() is not None
-        attached_without_mask = now is not None and not now.forward.has_mask
-        if trying_out or attached_without_mask:
+        if _is_the_models_own(now):
             attention_mask = _without_unseen_end(attention_mask, kv_len)
         dense = _dense_mask(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.
-        return dense if apart is None else dense & apart
+        return _both(dense, apart)
 
     # Here the mask is None, or a LazyMask that says what plain one it equals.
     shows_all = attention_mask is not None and attention_mask.plain == "full"
@@ -330,11 +326,22 @@ def _mask(
         return None
     consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
     if several or consecutive:
-        return causal if apart is None else causal & apart
+        return _both(causal, apart)
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
-    if apart is not None:
-        in_memory = in_memory & apart
-    return in_memory.bind(q_positions, kv_positions)
+    return _both(in_memory, apart).bind(q_positions, kv_positions)
+
+
+def _both(mask: Mask, apart: Mask | None) -> Mask:
+    """Return the mask, with the documents of a packed row apart if it has several."""
+    return mask if apart is None else mask & apart
+
+
+def _is_the_models_own(now: Attending | None) -> bool:
+    """Return True for a mask of four dimensions that the model's code has made, and no caller:
+    those that `attach` hands a model that it tries out, and those of a forward without any."""
+    if now is None:
+        return TRIAL.get() is not None
+    return not now.forward.has_mask
 
 
 def _between_documents(now: Attending | None, q_len: int, kv_len: int) -> Mask | None:
