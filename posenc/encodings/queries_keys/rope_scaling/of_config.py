@@ -11,7 +11,6 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling, rope_fre
 from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK, Linear, Proportional
 from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN
 
-
 ALTERNATING = frozenset(
     """
     cohere_compass_text cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text
