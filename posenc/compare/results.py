@@ -36,8 +36,8 @@ from posenc.report.files.record import (
     MOST_LETTERS,
     Record,
     check_count,
-    check_letters,
     check_rising,
+    check_text_length,
     parse_object,
 )
 from posenc.sentence import phrase
@@ -62,7 +62,7 @@ class LengthScore(Record):
         check_count("length", self.length, 1)
         for loss in (self.bits_per_byte, *self.windows):
             check_loss(loss)
-        check_letters("the reason", self.cannot or "", MOST)
+        check_text_length("the reason", self.cannot or "", MOST)
         if (self.bits_per_byte is None) == (self.cannot is None):
             raise ValueError("expected a loss, or the reason why there is none.")
 
@@ -96,8 +96,8 @@ class CaseScore(Record):
 
     def check(self) -> None:
         check_count("length", self.length, 1)
-        check_letters("variant", self.variant, MOST)
-        check_letters("the reason", self.cannot or "", MOST)
+        check_text_length("variant", self.variant, MOST)
+        check_text_length("the reason", self.cannot or "", MOST)
         fractions = (self.exact_match, self.token_accuracy)
         for fraction in (*fractions, self.exact_match_cut, self.token_accuracy_cut):
             if fraction is not None and not 0 <= fraction <= 1:
@@ -138,7 +138,7 @@ class Timing(Record):
         for name in ("tokens_per_second", "train_seconds", "test_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name):g}.")
-        check_letters("processor", self.processor, MOST)
+        check_text_length("processor", self.processor, MOST)
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ class TrialResult(Record):
         check_count("parameters", self.parameters)
         check_count("encoding_parameters", self.encoding_parameters)
         for key, value in self.spec.items():
-            check_letters("spec", key, MOST)
-            check_letters(f"spec[{key!r}]", value, MOST_LETTERS)
+            check_text_length("spec", key, MOST)
+            check_text_length(f"spec[{key!r}]", value, MOST_LETTERS)
         check_rising("steps of the training curve", [p.step for p in self.training], MOST)
         if self.training and self.training[-1].step > self.config.steps:
             raise ValueError(f"the training curve goes beyond {self.config.steps} steps.")
@@ -221,7 +221,7 @@ class CorpusInfo(Record):
         for name in ("num_files", "train_bytes", "valid_bytes", "test_bytes"):
             check_count(name, getattr(self, name))
         for name in ("name", "hash", "split"):
-            check_letters(name, getattr(self, name), MOST)
+            check_text_length(name, getattr(self, name), MOST)
         if self.byte_entropy is not None and not 0 <= self.byte_entropy <= 8:
             raise ValueError(f"byte_entropy must be from 0 to 8 bits, got {self.byte_entropy:g}.")
 

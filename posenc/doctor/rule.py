@@ -107,7 +107,16 @@ TABLE: dict[str, Rule] = {}
 
 
 def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
-    """Decorate check(case) -> hits."""
+    """Return a decorator that puts a check into TABLE as the rule `code`.
+
+    The check is a function of a Case that yields a Hit for each thing it finds. Its docstring says
+    what it reports, and its page is pages/CODE.md.
+
+    >>> @rule("PD099", "W")  # doctest: +SKIP
+    ... def no_heads(case: Case) -> Iterator[Hit]:
+    ...     if case.config.get("num_attention_heads") == 0:
+    ...         yield wrong("the model has no heads")
+    """
 
     def add(check: Check) -> Check:
         assert code not in TABLE, code
@@ -118,6 +127,6 @@ def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
 
 
 def names(runtimes: Iterable[str]) -> str:
-    """ "a, b and c"."""
+    """Return the names in words, such as "a, b and c"."""
     *head, last = [*runtimes] or ["no named runtime"]
     return f"{', '.join(head)} and {last}" if head else last

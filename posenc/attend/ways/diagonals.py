@@ -227,8 +227,12 @@ def _in_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
 
 
 def _places(apart: int, q_len: int, device: torch.device) -> Tensor:
-    """Return the index in the row of each pair of a block, (BLOCK, BLOCK), for blocks of queries
-    that are `apart` blocks after that of the keys. It may be outside of the row for padding."""
+    """Return which element of the bias's row each pair of a block reads, (BLOCK, BLOCK).
+
+    The row has the bias of each distance, the largest first: element q_len - 1 - d is that of
+    distance d. Query i and key j of two blocks that lie `apart` blocks from each other have the
+    distance apart * BLOCK + i - j. Pairs of padding may read outside of the row.
+    """
     within = torch.arange(BLOCK, device=device)
     return q_len - 1 - apart * BLOCK - within[:, None] + within
 

@@ -125,7 +125,8 @@ class Cut:
             yield np.array([SEPARATOR], "<u2").tobytes()
 
     def _difference(self, target: Path) -> str | None:
-        """Return how the splits in `target` differ from the text, or None."""
+        """Say in which way the files of splits in the folder `target` are not those of this text:
+        one is missing or damaged. None if they are. Raises ValueError if the text has changed."""
         for split in SPLITS:
             path = target / f"{split}.u16"
             if not path.is_file():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import text_of
-from posenc.report.files.record import check_count, check_letters, check_rising
+from posenc.report.files.record import check_count, check_rising, check_text_length
 from posenc.sentence import phrase
 from posenc.tasks.known import TEXT, task_named
 
@@ -93,7 +93,7 @@ class TrialConfig:
         check_encoding_name(self.encoding)
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), str):
-                check_letters(field.name, value, MOST)
+                check_text_length(field.name, value, MOST)
         if self.task != TEXT:
             task_named(self.task)
 
@@ -126,7 +126,7 @@ class TrialConfig:
 
 def check_encoding_name(name: str) -> None:
     """Raise ValueError for a name of an encoding that no table or chart can show."""
-    check_letters("the name of an encoding", name, MOST)
+    check_text_length("the name of an encoding", name, MOST)
     if not name:
         raise ValueError("the name of an encoding is empty.")
     if len(name.splitlines()) > 1:

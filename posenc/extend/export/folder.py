@@ -58,6 +58,8 @@ def export_checkpoint(
         checkpoint: its model carries the settings to export.
         out: a folder that does not exist.
         prover: the process that reads the folder back.
+        plan: what else is written: which weights have changed, the adapter, the longest length, and
+            whether cached keys stay valid.
         tokens: (1, length) longer than the training length, for the proof; a masked model is proved
             by its logits only.
 

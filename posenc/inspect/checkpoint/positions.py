@@ -91,8 +91,10 @@ class Table:
 class Bias:
     """A bias on the scores that depends only on the distance.
 
-    values: (heads, distances) in logits, as the model computes it; distance: query position minus
-    key position.
+    where: where it acts, a module's name or words. settings: its kind and arguments. values:
+    (heads, distances) in logits, as the model computes it. distances: query position minus key
+    position, one for each column. slopes: logits per token, one for each head, of a bias that is a
+    line; None for others.
     """
 
     where: str

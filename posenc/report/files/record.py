@@ -137,7 +137,7 @@ def check_count(name: str, value: int, least: int = 0) -> None:
         raise ValueError(f"{name} must be from {least} to 2^53, got {got}.")
 
 
-def check_letters(name: str, value: str, most: int) -> None:
+def check_text_length(name: str, value: str, most: int) -> None:
     """Raise ValueError unless value has at most `most` letters."""
     if len(value) > most:
         raise ValueError(f"{name} has {len(value):,} letters, expected at most {most:,}.")
