@@ -21,6 +21,7 @@ from posenc.report.page.report import (
     Report,
     Section,
     as_json,
+    rows_of,
     table_csv,
 )
 from posenc.report.page.table import Cell, Heading, Number, Table
@@ -142,3 +143,8 @@ def test_a_figure_without_a_description_reads_the_ends_of_its_curves():
 
     page = page_of(report(sections=[Section("", [Plot(Chart(data, draw), "Loss.")])])).html()
     assert re.search(r"<\w*:?title[^>]*>Loss\. rope: 2\.5 at 64, 3\.12 at 1,024\.<", page)
+
+
+def test_a_table_without_rows_is_written_empty():
+    assert rows_of(Table(["a", "b"], [])) == []
+    assert table_csv(Table(["a", "b"], [])).strip() == ""

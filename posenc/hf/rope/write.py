@@ -133,7 +133,7 @@ def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any]:
             }
         case rs.Proportional(p=share, factor=factor) if cut:
             return {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
-    return _as_longrope(setting)
+    return _constant_as_longrope(setting)
 
 
 def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:

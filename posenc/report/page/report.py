@@ -167,6 +167,8 @@ def rows_of(table: Table) -> list[dict[str, Any]]:
 
     An interval has columns of its own, "NAME, low" and "NAME, high", in every row of its column.
     """
+    if not table.rows:
+        return []
     columns: dict[str, list[Any]] = {}
     for heading, cells in zip(table.header, zip(*table.rows, strict=True), strict=True):
         name = heading.text if isinstance(heading, Heading) else heading

@@ -86,12 +86,12 @@ def test_each_mistake_is_named_in_one_line(write, code, place, said):
 
 
 LONG = {
-    EMBED.format("x if x.shape[1] < 100 else 0.1 * x + x.roll(-1, 1)"): "a query sees later tokens",
+    EMBED.format("x if x.shape[1] < 700 else 0.1 * x + x.roll(-1, 1)"): "a query sees later tokens",
     EMBED.format(
-        "x if x.shape[1] < 200 else x + x.unflatten(1, (-1, 64)).mean(2).repeat_interleave(64, 1)"
+        "x if x.shape[1] < 800 else x + x.unflatten(1, (-1, 64)).mean(2).repeat_interleave(64, 1)"
     ): "a query sees later tokens",
-    EMBED.format("x if x.shape[1] < 100 else x / 0"): "its results are not finite",
-    EMBED.format("x if x.shape[1] < 200 else x[1:2, 2:3, 999:] @ x"): "RuntimeError: ",
+    EMBED.format("x if x.shape[1] < 700 else x / 0"): "its results are not finite",
+    EMBED.format("x if x.shape[1] < 800 else x[1:2, 2:3, 999:] @ x"): "RuntimeError: ",
 }
 
 
@@ -101,16 +101,16 @@ def test_a_mistake_at_the_lengths_of_the_study_only_is_found(write, code):
     assert find_void(compared, False) == {}
     short = planned(train_length=16, test_lengths="32")
     assert find_void(compared, False, short) == {}
-    for lengths in ({"train_length": 256, "test_lengths": "256"}, {"test_lengths": "256"}):
+    for lengths in ({"train_length": 1024, "test_lengths": "1024"}, {"test_lengths": "1024"}):
         with pytest.raises(ValueError, match=LONG[code]) as refused:
             find_void(compared, False, planned(**lengths))
         assert "\n" not in str(refused.value)
-    task = planned(task=["flip_flop"], test_lengths="64")  # of two tokens for each instruction
-    assert max(cost.tested_tokens(task[0]))[0] == 127
-    if "100" in code:
+    task = planned(task=["flip_flop"], test_lengths="400")  # of two tokens for each instruction
+    assert max(cost.tested_tokens(task[0]))[0] == 799
+    if "700" in code:
         with pytest.raises(ValueError, match=LONG[code]):
             find_void(compared, False, task)
-    assert find_void(compared, False, planned(train_length=256, objective="masked")) == {}
+    assert find_void(compared, False, planned(train_length=1024, objective="masked")) == {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, rotary_frequencies
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
-from posenc.hf.rope.write import FEW_WORDS
+from posenc.hf.rope.write import FEW_WORDS, rope_parameters
 from tests.hf_models import LENGTH, ROPE, save
 
 TARGET = 4 * LENGTH
@@ -193,3 +193,9 @@ def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tm
     (setting,) = stretch(read_settings(again), METHODS["ntk"], 2 * TARGET)
     assert setting.original_length == LENGTH
     assert setting.scaling == rs.NTK(2 * TARGET / LENGTH)
+
+
+def test_a_scaling_that_changes_with_the_length_is_never_written_as_a_constant():
+    setting = RopeSetting(None, 1e4, 16, rs.DynamicYaRN(2048), 2048)
+    with pytest.raises(ValueError, match="changes with the length"):
+        rope_parameters(setting, 16)
