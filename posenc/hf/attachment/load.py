@@ -9,10 +9,10 @@ from torch import nn
 from posenc.arguments import answered
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
-from posenc.encodings import PositionEncoding
+from posenc.encodings import PositionEncoding, in_one_line
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
-from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, says
+from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, share
 from posenc.hf.attachment.written import rebuilt
 from posenc.hf.checkpoint.loading import STOCK, checked, quiet_transformers, refuse_not_finite
 from posenc.report.files.opened import bytes_of
@@ -72,6 +72,11 @@ def load(
     refuse_not_finite(model, folder)
     second = encodings[1] if len(encodings) > 1 else None
     attach(model, encodings[0], decoder=second, own=record["own"])
+    for attached_to, stack in zip(getattr(model, ATTACHMENT).stacks, record["stacks"], strict=True):
+        try:
+            share(getattr(attached_to, ENCODING), _shared(stack))
+        except ValueError as error:
+            raise ValueError(f"{folder / RECORD}: {error}") from error
     _read_numbers(model, numbers)
     return model
 
@@ -115,12 +120,22 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
         found = rebuilt(stack["encoding"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if says(found) != stack.get("says"):
+    if in_one_line(found) != stack.get("says"):
         raise ValueError(
-            f"{path}: this version of posenc builds {says(found)} from it, and "
+            f"{path}: this version of posenc builds {in_one_line(found)} from it, and "
             f"{stack.get('says')} was saved."
         )
     return found
+
+
+def _shared(stack: dict[str, Any]) -> list[list[str]]:
+    """Return the names of each parameter that has several. Raises: ValueError for anything else."""
+    groups = stack.get("shared")
+    for group in groups if isinstance(groups, list) else [groups]:
+        names = group if isinstance(group, list) else []
+        if len(names) < 2 or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
+    return groups
 
 
 def _read_numbers(model: Any, numbers: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.dialects.files.attached import MARK, RECORD
-from posenc.encodings import PerLayer, PositionEncoding, path_of
+from posenc.encodings import PerLayer, PositionEncoding, in_one_line, path_of
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.written import written
 from posenc.hf.checkpoint import files
@@ -18,7 +18,7 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import strict_json
 
 NUMBERS = "posenc.safetensors"
-FORMAT = 1
+FORMAT = 2
 LOOKED_AT = 64
 """Elements of each weight that are hashed to identify a model."""
 
@@ -78,7 +78,13 @@ def write_encoding(model: Any, folder: Path) -> None:
         "model": type(model).__name__,
         "own": attachment.own,
         "stacks": [
-            {"is": classes_of(e), "says": says(e), "encoding": written(e)} for e in encodings
+            {
+                "is": classes_of(encoding),
+                "says": in_one_line(encoding),
+                "encoding": written(encoding),
+                "shared": shared_names(encoding),
+            }
+            for encoding in encodings
         ],
         "weights": fingerprint(folder),
         "numbers": hashlib.sha256(numbers).hexdigest(),
@@ -97,8 +103,30 @@ def classes_of(encoding: nn.Module) -> list[str]:
     return sorted(kinds)
 
 
-def says(encoding: nn.Module) -> str:
-    return " ".join(str(encoding).split())
+def shared_names(encoding: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several, as that of DeBERTa's table, which all
+    layers read."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in encoding.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [of_one for of_one in names.values() if len(of_one) > 1]
+
+
+def share(encoding: nn.Module, groups: list[list[str]]) -> None:
+    """Make the parameters of each group one again, see `shared_names`.
+
+    Raises: ValueError for a name that is no parameter, and for other shapes.
+    """
+    for first, *others in groups:
+        try:
+            parameter = encoding.get_parameter(first)
+            for name in others:
+                module, _, attribute = name.rpartition(".")
+                if encoding.get_parameter(name).shape != parameter.shape:
+                    raise ValueError(f"{first} and {name} have other shapes, and were one.")
+                setattr(encoding.get_submodule(module), attribute, parameter)
+        except AttributeError as error:
+            raise ValueError(f"{', '.join([first, *others])} were one parameter: {error}") from None
 
 
 def fingerprint(folder: Path) -> str:

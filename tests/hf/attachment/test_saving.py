@@ -181,7 +181,7 @@ def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": 2}, "expected format 1"),
+        ({"format": 1}, "expected format 2"),
         ({"stacks": {}}, "stacks must be a list"),
         ({"stacks": [3]}, "must be an object with an encoding"),
         ({"stacks": [{"encoding": {"class": "os:system", "arguments": {}}}]}, "no encoding of pos"),
@@ -200,6 +200,41 @@ def test_a_record_that_says_something_else_is_refused(change, said, tmp_path):
     saved(tmp_path)
     path = tmp_path / "posenc.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["deberta", "transformer_xl", "fox"])
+def test_parameters_that_layers_share_stay_shared(name, tmp_path):
+    """Otherwise each layer would train a copy of its own."""
+    model = saved(tmp_path, name)
+    again = load(tmp_path)
+    assert len(list(again.parameters())) == len(list(model.parameters()))
+    for one in (model, again):
+        out = one(TOKENS, labels=TOKENS).loss
+        out.backward()
+        with torch.no_grad():
+            for parameter in one.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad
+    torch.testing.assert_close(again(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ([["layers.0.table"]], "two names or more"),
+        ("layers", "two names or more"),
+        ([["layers.0.table", "layers.0.nothing"]], "were one parameter"),
+        ([["layers.0.table", 3]], "two names or more"),
+    ],
+)
+def test_shared_names_that_say_something_else_are_refused(shared, said, tmp_path):
+    saved(tmp_path, "deberta")
+    path = tmp_path / "posenc.json"
+    record = json.loads(path.read_text())
+    record["stacks"][0]["shared"] = shared
+    path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match=said):
         load(tmp_path)
 
