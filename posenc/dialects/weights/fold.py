@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.model import Model
-from posenc.dialects.weights.rows import Rows, find, require_all
+from posenc.dialects.weights.rows import BEHIND_THE_ROTATION, Rows, find, require_all
 from posenc.dialects.weights.tensors import rewrite
 
 ONE_PLUS_WEIGHT = ("gemma", "vaultgemma", "t5gemma")
@@ -48,6 +48,12 @@ def plan_adapter(adapter: Path, base: Path, model: Model) -> list[Rows]:
 
 
 def _of_q(rows: list[Rows], normed: set[int]) -> list[Rows]:
+    for r in rows:
+        if r.norm and any(f".{name}." in r.entry.name for name in BEHIND_THE_ROTATION):
+            raise ValueError(
+                f"{r.entry.name} normalises rotated queries and keys: a temperature of their "
+                "rotation has no effect in this model, and q's rows cannot have one"
+            )
     wanted = [r for r in rows if "q" in r.side and r.norm == (r.layer in normed)]
     for r in wanted:
         if r.entry.dtype not in FLOATS:

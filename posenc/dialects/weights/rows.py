@@ -13,7 +13,23 @@ LAYER = re.compile(
     r"(?:\.(lora_[AB])(?:\.\w+)?)?\.(weight|bias)$"
 )
 UNKNOWN_PACKING = ("c_attn", "Wqkv", "qkv_layer")
-NORMS = {"q_norm": "q", "q_layernorm": "q", "k_norm": "k", "k_layernorm": "k"}
+NORMS = {
+    "q_norm": "q",
+    "q_layernorm": "q",
+    "query_layernorm": "q",
+    "k_norm": "k",
+    "k_layernorm": "k",
+    "key_layernorm": "k",
+}
+"""Names of a normalisation of q or k -> which of them."""
+BEHIND_THE_ROTATION = ("query_layernorm", "key_layernorm")
+"""Those that normalise rotated queries and keys, and undo what multiplies them before."""
+A_NORM = re.compile(
+    r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.((?:q|k|query|key)_\w*norm[\w.]*)\."
+    r"(?:weight|bias)$"
+)
+OF_LATENTS = ("q_a_layernorm", "q_a_norm")
+"""Normalisations of a latent from which queries are computed: none of their channels rotates."""
 
 
 class ShapeError(ValueError):
@@ -59,6 +75,7 @@ def find(folder: Path, model: Model) -> list[Rows]:
     found = []
     for path in files:
         for entry in entries(path):
+            _refuse_unknown_norm(entry.name, model)
             match = LAYER.search(entry.name)
             if match is None or int(match[1]) in model.without_rotation or match[3] == "lora_A":
                 continue
@@ -66,6 +83,16 @@ def find(folder: Path, model: Model) -> list[Rows]:
             if rows is not None:
                 found.append(rows)
     return found
+
+
+def _refuse_unknown_norm(name: str, model: Model) -> None:
+    """Raise ValueError for a normalisation of q or k whose channels are not known: it would be left
+    as it is while the rows of q and k move."""
+    norm = A_NORM.search(name)
+    if norm is None or norm[2] in NORMS or norm[2] in OF_LATENTS:
+        return
+    if int(norm[1]) not in model.without_rotation:
+        raise ValueError(f"{name}: this normalisation of q or k is not known")
 
 
 def checked(folder: Path, model: Model) -> str:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import load
 from posenc.dialects.meaning import known_family
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
+from posenc.report.files.atomic import write_atomically
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import strict_json
@@ -118,7 +120,30 @@ def write(folder: Path, out: Path, target: str) -> str:
     with new_folder(out) as temporary:
         copy_files(folder, temporary)
         changed = convert(temporary, model, to_interleaved=to_interleaved)
-    return f"{out}: rows of {len(changed)} tensors permuted to {target}"
+        key = _say_layout(temporary / "config.json", model, to_interleaved)
+    told = f"{out}: rows of {len(changed)} tensors permuted to {target}"
+    if key:
+        return f"{told}, and {key} in config.json says so"
+    if to_interleaved != model.interleaved:
+        return (
+            f"{told}. No key of config.json says so: the family's code expects "
+            f"{WORDS[model.interleaved]} rows, so that only a program that is told reads this copy"
+        )
+    return told
+
+
+def _say_layout(path: Path, model: Model, to_interleaved: bool) -> str:
+    """Write the layout into a config whose family has a key for it, and return the key; "" without
+    one. It stands where it stood, or in text_config if there is one."""
+    key = model.facts.get("layout_key", "")
+    if not key:
+        return ""
+    config = read_json(path)
+    text = config.get("text_config")
+    place = text if key not in config and isinstance(text, dict) else config
+    place[key] = to_interleaved
+    write_atomically(path, strict_json(config, indent=2) + "\n")
+    return key
 
 
 def _model(folder: Path) -> Model:

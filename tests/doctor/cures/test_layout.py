@@ -2,17 +2,21 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from posenc.dialects.model import model_of
+from posenc.dialects.weights.fold import foldable
 from posenc.dialects.weights.layout import convert, order
 from posenc.dialects.weights.rows import rotary_dim
-from posenc.doctor.cures.layout import FEWEST, measure, report, write
+from posenc.doctor.cures.layout import FEWEST, WORDS, measure, report, write
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
+from tests.hf_models import transformers
 
 LLAMA2XS = Path(__file__).parents[3] / ".." / "shared" / "checkpoints" / "llama2xs"
 TEXT = (
@@ -181,3 +185,101 @@ class TestMeasured:
         (folder / "config.json").write_text(json.dumps(raw))
         verdict = measure(folder, text)
         assert verdict.found is None and "do not decide" in verdict.why
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+LATENT = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+
+
+def saved_model(folder, family, **sizes):
+    """A random model whose norms differ from channel to channel."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**SMALL, **sizes})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("q_lora_rank", [None, 16])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_a_copy_in_the_other_layout_says_so_where_the_family_has_a_key(
+    q_lora_rank, interleaved, tmp_path
+):
+    sizes = {**LATENT, "q_lora_rank": q_lora_rank, "rope_interleave": interleaved}
+    model = saved_model(tmp_path / "model", "deepseek_v3", **sizes)
+    said = write(tmp_path / "model", tmp_path / "copy", WORDS[not interleaved])
+    assert said.endswith("and rope_interleave in config.json says so")
+    copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy").eval()
+    assert copy.config.rope_interleave is not interleaved
+    ids = torch.arange(3, 15)[None]
+    torch.testing.assert_close(copy(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_that_no_key_describes_says_who_reads_it(tmp_path):
+    saved_model(tmp_path / "model", "llama", num_key_value_heads=2)
+    said = write(tmp_path / "model", tmp_path / "copy", "interleaved")
+    assert "the family's code expects half-split rows" in said
+
+
+@torch.no_grad()
+def test_norms_of_hunyuan_are_permuted_with_their_rows(tmp_path, monkeypatch):
+    """Its norms stand behind the rotation, and have names of their own."""
+    family = "hunyuan_v1_dense"
+    model = saved_model(tmp_path / "model", family, head_dim=16, num_key_value_heads=2)
+    write(tmp_path / "model", tmp_path / "copy", "interleaved")
+    copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy").eval()
+    ids = torch.arange(3, 15)[None]
+    wanted = model(ids).logits
+    module = sys.modules[type(model).__module__]
+
+    def in_pairs(q, k, cos, sin, *_, **__):
+        cos, sin = (t[:, None, :, : t.shape[-1] // 2] for t in (cos, sin))
+        turned = []
+        for x in (q, k):
+            a, b = x[..., 0::2], x[..., 1::2]
+            turned.append(torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2))
+        return tuple(turned)
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", in_pairs)
+    torch.testing.assert_close(copy(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_of_q_that_is_not_known_is_refused(tmp_path):
+    saved_model(tmp_path / "model", "stablelm", num_key_value_heads=2, qk_layernorm=True)
+    with pytest.raises(ValueError, match="this normalisation of q or k is not known"):
+        write(tmp_path / "model", tmp_path / "copy", "interleaved")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_no_temperature_is_folded_where_a_norm_undoes_it(tmp_path):
+    saved_model(tmp_path / "after", "hunyuan_v1_dense", head_dim=16, num_key_value_heads=2)
+    saved_model(tmp_path / "apart", "stablelm", num_key_value_heads=2, qk_layernorm=True)
+    for name, said in (("after", "has no effect in this model"), ("apart", "is not known")):
+        model = model_of(json.loads((tmp_path / name / "config.json").read_text()))
+        assert said in foldable(tmp_path / name, model)
