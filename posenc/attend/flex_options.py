@@ -64,13 +64,13 @@ def learns(problem: Problem) -> bool:
 def adds_atomically(problem: Problem) -> bool:
     """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
     in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
-    return learns(problem) and not problem.is_by_distance
+    return learns(problem) and not problem.has_bias_by_distance
 
 
 def computes(problem: Problem) -> bool:
     """Return True if the kernel computes the bias by distance by its formulas: faster than reading
     a table, unless one of them is dear."""
-    if not problem.is_by_distance:
+    if not problem.has_bias_by_distance:
         return False
     assert problem.term is not None
     formulas = problem.term.formulas
@@ -81,7 +81,7 @@ def reads_pairs(problem: Problem) -> bool:
     """Return True if the kernel reads a number for each pair of a query and a key, not for each
     query and each key, nor for each distance."""
     term = problem.term
-    if term is None or problem.is_by_distance:
+    if term is None or problem.has_bias_by_distance:
         return False
     computed = term.formulas is not None or term.per_key is not None
     return learns(problem) or not computed
@@ -96,7 +96,7 @@ def kind(problem: Problem) -> str:
         names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
     if computes(problem):
         return names
-    if problem.is_by_distance:
+    if problem.has_bias_by_distance:
         return "table"
     return f"pairs {names}".strip()
 
@@ -108,7 +108,7 @@ def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
         return chosen
     if reads_pairs(problem):
         return chosen | _options_for_pairs(problem)
-    if not problem.is_by_distance:
+    if not problem.has_bias_by_distance:
         return chosen
     by_formulas = computes(problem)
     if not by_formulas:

@@ -112,9 +112,11 @@ class Problem:
             return 0, self.kv_len
         least, most = self.distances
         # The last query, stop - 1, sees keys up to stop - 1 - least; the first one from
-        # start - most on. One key stays even if the mask hides all.
-        last = max(min(self.kv_len, stop - least), min(1, self.kv_len))
-        first = max(0, min(start - most, last - 1))
+        # start - most on. One key stays even if the mask hides all. These count from the mask's
+        # first key, and the range from `first_key`.
+        last = min(self.kv_len, stop - least - self.first_key)
+        last = max(last, min(1, self.kv_len))
+        first = max(0, min(start - most - self.first_key, last - 1))
         return first, last
 
     def all_visible(self, start: int, stop: int) -> tuple[int, int]:
@@ -131,7 +133,11 @@ class Problem:
 
     def hide(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
         """Write -inf in place where a key is hidden from queries [start, stop). Return the mask of
-        visible pairs, or None if the mask was not read for all keys."""
+        visible pairs, which broadcasts to `scores`, if the mask was read for all keys anyway:
+        `blocks.masked` then sets keys to zero that it hides from all. Otherwise None.
+
+        scores: (batch, num_heads, stop - start, kv_len).
+        """
         first, last = self.all_visible(start, stop)
         if first == last:
             return self._hide_among(scores, start, stop, 0, self.kv_len)
@@ -203,15 +209,20 @@ class Problem:
         assert term is not None
         rows = slice(start, stop)
         count = stop - start
-        if self.is_by_distance:
-            row = self.by_distance(stop - 1 - self.first_key, count + self.kv_len - 1)
-            if count == 1 and self.all_visible(start, stop) == (0, self.kv_len):
-                return row[None, :, None]  # the encoding may keep the row: only to be read
+        if self.has_bias_by_distance:
+            row = self.bias_of_distances(stop - 1 - self.first_key, count + self.kv_len - 1)
+            # A prepared encoding keeps the row for later calls. It is returned as it is only where
+            # nobody writes to it, as `hide` does for hidden keys.
+            nothing_to_hide = self.all_visible(start, stop) == (0, self.kv_len)
+            if count == 1 and nothing_to_hide:
+                return row[None, :, None]
             # Each query's part of the row begins one entry later than that of the next query.
             return row.unfold(1, self.kv_len, 1).flip(1)[None]
 
         dtype = at_least_float32(self.q.dtype)
-        if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
+        if isinstance(term, Dense):
+            # (1, ...) if rows of the batch share the bias. `hide` may write to what is returned, so
+            # that a tensor which belongs to the user's encoding is copied.
             return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
         product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
         if product is not None:
@@ -220,14 +231,18 @@ class Problem:
         return term.add(zeros, rows, self.span, None).to(dtype)
 
     @property
-    def is_by_distance(self) -> bool:
-        """Return True if the term adds a bias by distance and positions are consecutive."""
+    def has_bias_by_distance(self) -> bool:
+        """Return True if the term adds a bias by head and distance, and positions are known to
+        be consecutive, so that `bias_of_distances` gives it."""
         term = self.term
         return term is not None and term.by_distance is not None and self.shift is not None
 
-    def by_distance(self, farthest: int, count: int) -> Tensor:
-        """Return the bias of `count` falling distances, (num_heads, count). `farthest` is the first
-        one by index: that of a query minus that of a key."""
+    def bias_of_distances(self, farthest: int, count: int) -> Tensor:
+        """Return the bias of the distances farthest, farthest - 1, ..., (num_heads, count).
+
+        farthest: a distance by index, that of a query minus that of a key among all keys. By
+            position it is larger by `shift`.
+        """
         assert self.term is not None and self.term.by_distance is not None
         assert self.shift is not None
         row = self.term.by_distance(self.shift + farthest, count, self.q)
@@ -243,7 +258,8 @@ class Problem:
         exp(-40) / kv_len of the other key's. All such keys together have less than exp(-40) of it,
         which is less than the rounding of float64.
 
-        NaN, less than which is no number, unless all of q, k and v are finite.
+        NaN unless all of q, k and v are finite: no bias is less than NaN, so that then no key is
+        left out.
         """
         dtype = at_least_float32(self.q.dtype)
         num_heads = self.q.shape[1]

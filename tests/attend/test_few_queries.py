@@ -119,6 +119,21 @@ def problem(q_positions, mask, first_key: int = 0) -> Problem:
     return found.among(first_key, 20)
 
 
+@pytest.mark.parametrize("first, last", [(0, 20), (4, 8), (4, 20), (6, 7), (0, 8)])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_keys_that_may_be_visible_are_counted_among_those_of_the_problem(first, last, window):
+    mask = masks.causal & masks.sliding_window(window)
+    whole = problem(torch.arange(20), mask)
+    some = whole.among(first, last)
+    for start, stop in ((6, 8), (5, 6), (0, 20)):
+        begin, end = some.maybe_visible(start, stop)
+        visible = whole.visible(start, stop)[0, 0, :, first:last].any(0).nonzero().flatten()
+        if len(visible):
+            assert (begin, end) == (int(visible[0]), int(visible[-1]) + 1)
+        else:
+            assert 0 <= begin < end <= last - first
+
+
 def test_a_mask_that_hides_nothing_is_not_written_out():
     last, early = torch.tensor([19]), torch.tensor([18])
     window = masks.causal & masks.sliding_window(8)

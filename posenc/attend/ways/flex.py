@@ -61,7 +61,7 @@ def cost(problem: Problem) -> Cost:
     else:
         mask_bytes = 2 * _mask_rows(problem) * pairs  # torch computes it for all pairs
     extra = 4 * problem.q.shape[1] * numbers + mask_bytes
-    if learning and problem.is_by_distance:
+    if learning and problem.has_bias_by_distance:
         extra += diagonals.extra_bytes(problem)
     return Cost("O(visible blocks)", extra)
 
@@ -113,7 +113,7 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _learned_row(problem: Problem) -> Tensor | None:
     """Return the bias by falling distance if it needs a gradient."""
-    if not (problem.is_by_distance and problem.needs_grad):
+    if not (problem.has_bias_by_distance and problem.needs_grad):
         return None
     assert problem.term is not None
     if flex_options.computes(problem) and not learned(problem.term.formulas()):  # type: ignore[misc]
@@ -189,7 +189,7 @@ def score_mod(problem: Problem) -> ScoreMod | None:
     per head."""
     if problem.term is None:
         return None
-    if not problem.is_by_distance:
+    if not problem.has_bias_by_distance:
         assert problem.term.pair is not None
         with without_autocast(problem.q.device):
             return problem.term.pair()
@@ -238,7 +238,7 @@ def _table_mod(problem: Problem, row: Tensor) -> ScoreMod:
 
 def _whole_row(problem: Problem) -> Tensor:
     """Return the bias by falling distance for all pairs, (num_heads, q_len + kv_len - 1)."""
-    return problem.by_distance(problem.q_len - 1, problem.q_len + problem.kv_len - 1)
+    return problem.bias_of_distances(problem.q_len - 1, problem.q_len + problem.kv_len - 1)
 
 
 def _first_far(problem: Problem) -> int | None:

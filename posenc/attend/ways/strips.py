@@ -175,5 +175,5 @@ def falling_row(problem: Problem) -> Tensor:
         dtype = at_least_float32(problem.q.dtype)
         row = problem.q.new_zeros(problem.q.shape[1], last - first, dtype=dtype)
     else:
-        row = problem.by_distance(farthest - first, last - first)
+        row = problem.bias_of_distances(farthest - first, last - first)
     return F.pad(row, (first, size - last), value=-torch.inf)

@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.terms.term import ByDistance, Formula, ScoreMod, Scores, Shown, Term, learned
+from posenc.encodings.terms.term import (
+    BiasOfDistances,
+    Formula,
+    ScoreMod,
+    Scores,
+    Shown,
+    Term,
+    learned,
+)
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import take
 
@@ -32,7 +40,7 @@ class Dense(Term):
         k: Tokens,
         values: Callable[[Tokens, Tokens], Tensor],
         *,
-        by_distance: ByDistance | None = None,
+        by_distance: BiasOfDistances | None = None,
         per_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__(q, k)
@@ -55,7 +63,8 @@ class Dense(Term):
             return self._pair_by_formulas(formulas)
         values = self.values(slice(None), slice(None))
         if self.q.x is not None:
-            # Triton reads numbers of 4 bytes ahead, those of 2 bytes ten times as slowly.
+            # Triton loads numbers of 4 bytes asynchronously, ahead of their use. It does not do so
+            # for numbers of 2 bytes, and reads them ten times as slowly.
             values = values.to(torch.promote_types(self.q.x.dtype, torch.float32))
         one_row = len(values) == 1
 

@@ -12,9 +12,9 @@ from posenc.encodings.terms.tokens import Tokens
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score; arguments broadcast."""
 
-ByDistance = Callable[[int, int, Tensor], Tensor]
-"""Function (farthest, count, like) -> (num_heads, count): the bias of `count` distances from
-`farthest` downwards, on the device of `like`, in its dtype or float32 if that is wider."""
+BiasOfDistances = Callable[[int, int, Tensor], Tensor]
+"""Function (farthest, count, like) -> (num_heads, count): the bias of the positional distances
+farthest, farthest - 1, ..., on the device of `like`, in its dtype or float32 if that is wider."""
 
 
 class Formula(NamedTuple):
@@ -78,7 +78,7 @@ class Term:
 
     additive: bool = False
     reads_mask: bool = False
-    by_distance: ByDistance | None = None
+    by_distance: BiasOfDistances | None = None
     formulas: Callable[[], list[Formula]] | None = None
     constant_from: int | None = None
     per_key: Callable[[], tuple[Tensor, Tensor]] | None = None
@@ -113,7 +113,12 @@ class Term:
 
     def held(self, needs_grad: bool) -> float:
         """Return the memory that `add` needs beyond the scores, in multiples of their size,
-        including what it saves for a backward pass. `explain` reports it."""
+        including what it saves for a backward pass. `explain` reports it.
+
+        The numbers of the library's terms count the arrays that are alive at the peak.
+        tests/attend/test_explain.py compares the sum with what torch's allocator holds. This one is
+        for terms that do not say.
+        """
         return 2.5
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
