@@ -194,7 +194,8 @@ class Mask:
         return self._at_its_positions()
 
     def _bound_in_order(self, length: int | None, queries: int | None) -> "Mask":
-        """Bind to `length` keys at positions 0, 1, ..., and to the last `queries` of them."""
+        """Return the mask bound to `length` keys at positions 0, 1, ..., and to the last `queries`
+        of them, None for all. Raise TypeError for length None, which an unbound mask needs."""
         kv_len = _count("length", length)
         q_len = kv_len if queries is None else _count("queries", queries)
         if q_len > kv_len:
@@ -219,8 +220,9 @@ class Mask:
         batch = max(batches, default=1)
         device = tensors[0].device if tensors else torch.device("cpu")
         check_mask("Mask.tensor", self, batch, q_len, kv_len)
-        seen = self.rows(batch, 1, 0, q_len, kv_len, device)[:, 0].expand(-1, q_len, kv_len)
-        return seen[0] if len(seen) == 1 else seen
+        of_head_0 = self.rows(batch, 1, 0, q_len, kv_len, device)[:, 0]
+        visible = of_head_0.expand(-1, q_len, kv_len)
+        return visible[0] if len(visible) == 1 else visible
 
     def rows(
         self,
@@ -235,13 +237,13 @@ class Mask:
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
         """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
         visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
-        seen = self._shown(
+        visible = self._shown(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
             torch.arange(start, stop, device=device)[:, None],
             torch.arange(first_key, first_key + kv_len, device=device),
         )
-        return seen.view((1,) * (4 - seen.ndim) + seen.shape)
+        return visible.view((1,) * (4 - visible.ndim) + visible.shape)
 
 
 _PACKED = (
@@ -310,9 +312,11 @@ def _compares(mask: Mask) -> bool:
 
 
 class _Others(IntEnum):
-    """Which keys of other documents in its row a query may see."""
+    """Which keys of other documents in its row a query may see by mistake, because the caller has
+    not named documents."""
 
     NONE = 0
+    """None: the mask names documents. So does ~document(ids), which shows the others on purpose."""
     ANY = 1
     """Keys that the caller named otherwise than by positions: all of them, or those that are no
     padding."""
@@ -321,10 +325,13 @@ class _Others(IntEnum):
 
 
 def _sees_others(mask: Mask, inverted: bool = False) -> _Others:
-    """Return the keys of other documents that a mask may show, or its inverse."""
+    """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
+    mistake."""
     if mask.operator == "~":
         return _sees_others(mask.parts[0], not inverted)
     if not mask.parts:
+        # What a mask reads does not change with `inverted`: ~causal compares positions, as causal
+        # does, and ~document names documents.
         kinds = {True: _Others.NONE, None: _Others.ANY, False: _Others.BY_POSITION}
         return kinds[mask.separates]
     of_parts = [_sees_others(part, inverted) for part in mask.parts]

@@ -88,6 +88,8 @@ def test_the_line_that_it_gives_keeps_documents_apart():
         masks.padding(torch.ones(2, 12)),
         masks.permutation(rank=torch.arange(12), stream="content"),
         masks.document(IDS),
+        ~masks.document(IDS),  # shows other documents on purpose
+        masks.causal & ~masks.document(IDS),
         masks.document(IDS) & (masks.causal | masks.prefix(2)) & masks.sliding_window(3),
         masks.causal & ~(~masks.document(IDS) | ~masks.sliding_window(3)),
         masks.causal & masks.padding(torch.arange(12)[None].expand(2, -1) < 5),
