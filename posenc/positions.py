@@ -241,9 +241,12 @@ def ends_differ(
     return not bool(((q == k) | (q.isnan() & k.isnan())).all())
 
 
-def held_already(cached: Known, new: Known) -> int | float | None:
-    """Return a position of a new token that an earlier token of its row has; None if there is none,
-    or if positions are not known, see `as_range`."""
+def repeated_position(cached: Known, new: Known) -> int | float | None:
+    """Return the position of a new token that a cached token of its batch row has, too; None if all
+    are new, or if positions are not known, see `as_range`.
+
+    cached, new: positions, (len) or (rows, len), or a range; one row serves all rows of the other.
+    """
     if isinstance(cached, range) and isinstance(new, range):
         in_both = range(max(cached.start, new.start), min(cached.stop, new.stop))
         return in_both.start if len(in_both) else None

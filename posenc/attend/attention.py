@@ -144,7 +144,10 @@ def attention(
         )
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
-        out = problems[0].encoding.transform_output(problems[0].queries.unmapped().given(out))
+        # Outputs are encoded at the true positions, also where a position map (Self-Extend) gave
+        # the pass others. Without a map these are the same.
+        queries = problems[0].queries.unmapped()
+        out = problems[0].encoding.transform_output(queries.given(out))
     (out,) = heads_first("attention", layout, out.to(q.dtype))  # kernels return autocast's dtype
     return (out, lse) if return_lse else out
 
@@ -233,7 +236,8 @@ def score_mod(
         scale=scale,
     )
     name, term = type(problem.encoding).__name__, problem.term
-    if more or problem.mask is not None or set(problem.encoding.claims.places) != {3}:
+    only_scores = set(problem.encoding.claims.places) == {3}
+    if more or problem.mask is not None or not only_scores:
         raise ValueError(
             f"score_mod: {name} does not change scores only. Rotate queries and keys yourself, and "
             "give the encoding of the scores alone."
@@ -297,7 +301,8 @@ def explain(
         for t, own in ((problem.q, q), (problem.k, k), (problem.v, v))
         if t is not own  # transformed q, k and v, and temporary memory if they are wider
     )
-    if len(problems) > 1:  # the output of each pass, until all are merged
+    if len(problems) > 1:
+        # The output of each pass and, while they are merged, a second array of its size; counted.
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
     way, used = choices[0].way, problems[0].scale
     return Plan(
@@ -322,6 +327,8 @@ def _origin(scale: float, given: bool, head_dim: int, encoding: PositionEncoding
 
 
 def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
+    """Run one pass; return its output (batch, num_heads, q_len, v_dim), and its log-sum-exp (batch,
+    num_heads, q_len) or None."""
     choice = choose(problem, impl)
     empty = not (problem.q.numel() and problem.kv_len)
     return _of_nothing(problem) if empty else choice.run(problem)
@@ -344,8 +351,8 @@ def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def _merge(
     results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Join attention over disjoint sets of keys. A sink is a key with this score and a value of
-    zero."""
+    """Join the outputs and log-sum-exps of passes, which attend to disjoint sets of keys. `sinks`,
+    (num_heads,) or None: each is one more key with this score and a value of zero."""
     if sinks is not None:
         out, lse = results[0]
         results = [*results, (out.new_zeros(()), sinks[:, None].to(lse.dtype).expand_as(lse))]

@@ -14,8 +14,9 @@ from posenc.encodings.base.placed import check_whole
 from posenc.positions import join, tensor
 
 _MADE = "made "
-"""Prefix of a buffer's name: keys or values as they were made, before any shift. `shift` moves
-these, so that "k" is the moved copy of "made k"."""
+"""Prefix of a buffer's name. After a shift "k" holds keys at the positions they have now, which
+attention reads, and "made k" the same keys as they were made, from which the next shift computes
+"k" anew: rounding then does not grow with the number of shifts. Before it there is "k" only."""
 
 
 class KVCache:
@@ -47,8 +48,7 @@ class KVCache:
         self.where: Tensor | range | None = None
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
-        # Shifted keys are rotated anew from the keys as they were made, so that rounding does not
-        # grow with the number of shifts.
+        # Positions of the keys in the buffers named _MADE, and the encoding that made them.
         self._made_at: Tensor | range | None = None
         self._made_by: PositionEncoding | None = None
 
@@ -91,7 +91,7 @@ class KVCache:
                 continue
             if name not in new:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
-            self._check_fits(name, new[name], buffer)
+            self._check_unchanged(name, new[name], buffer)
         if self.length and "state" in new and "state" not in self._buffers:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
         if self.where is None:
@@ -104,9 +104,9 @@ class KVCache:
                 "all tokens."
             )
 
-    def _check_fits(self, name: str, new: Tensor, buffer: Tensor) -> None:
-        """Raise TypeError for another dtype or device, ValueError if more than the number of tokens
-        differs."""
+    def _check_unchanged(self, name: str, new: Tensor, buffer: Tensor) -> None:
+        """Raise TypeError for another dtype or device than the cached ones, ValueError if batch,
+        heads or width differ. `buffer`: (batch, heads, capacity, ...); `name`: what it holds."""
         if new.dtype != buffer.dtype or new.device != buffer.device:
             raise TypeError(
                 f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got {new.dtype} "
@@ -185,7 +185,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the cached tokens, without unused space in the buffers."""
+        """Return the bytes that all cached tokens take, without unused space in the buffers."""
         return sum(b[:, :, : self.length].nbytes for b in self._buffers.values())
 
     @answered
@@ -197,7 +197,10 @@ class KVCache:
 
     def _rows_of(self, where: Tensor | range | None, rows: Tensor) -> Tensor | range | None:
         """Return the positions of batch rows; those that all rows share stay."""
-        if not isinstance(where, Tensor) or where.ndim + self._token_axis <= 0:
+        if not isinstance(where, Tensor):
+            return where
+        axes_before_tokens = where.ndim + self._token_axis  # the token axis counts from the end
+        if axes_before_tokens == 0:  # no batch axis
             return where
         return where.index_select(0, rows) if where.shape[0] > 1 else where
 
@@ -245,6 +248,8 @@ class KVCache:
     def _without(
         self, where: Tensor | range | None, start: int, stop: int
     ) -> Tensor | range | None:
+        """Return positions without those of tokens start .. stop - 1, as a range if they still are
+        one."""
         if where is None:
             return None
         if isinstance(where, range) and stop == self.length:

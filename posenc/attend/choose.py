@@ -134,6 +134,7 @@ def refusal(problem: Problem, way: str) -> str | None:
 
 
 def _cheapest(problem: Problem) -> Choice:
+    """Return the first implementation of the table above that can run the problem."""
     on_cpu = problem.q.device.type == "cpu"
     dense = _fits_dense(problem)  # the scores may be computed all at once
     short_training = on_cpu and problem.needs_grad and dense and problem.kv_len <= SHORT
@@ -149,7 +150,7 @@ def _cheapest(problem: Problem) -> Choice:
         return Choice("flex", reason + _backend(problem))
 
     blocks_can_run = refusal(problem, "blocks") is None
-    if blocks_can_run and blocks.masks(problem):
+    if blocks_can_run and blocks.takes_bias_as_mask(problem):
         reason = "torch's kernel reads the encoding's bias as a mask"
         return Choice("blocks", reason + _repeats(problem, "blocks"))
     if blocks_can_run and not dense:
@@ -165,13 +166,17 @@ def _fits_dense(problem: Problem) -> bool:
 
 
 def _backend(problem: Problem) -> str:
+    """Return FlexAttention's backend, and why it runs, to be added to a reason."""
     name, why = flex_options.backend(problem)
     return f", backend {name}: {why}"
 
 
 def _repeats(problem: Problem, way: str, form: str = "") -> str:
     """Return what is added to the reason if the operators get keys and values for every head."""
-    runs_operators = blocks.masks(problem) if way == "blocks" else way == "sdpa" and form != "plain"
+    if way == "blocks":
+        runs_operators = blocks.takes_bias_as_mask(problem)
+    else:
+        runs_operators = way == "sdpa" and form != "plain"
     shares_heads = problem.q.shape[1] != problem.k.shape[1]
     on_cpu = problem.q.device.type == "cpu"
     if not (runs_operators and shares_heads and on_cpu and kernels.wrong().grouped):
@@ -215,6 +220,7 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
 
 
 def _has_window(problem: Problem) -> bool:
+    """Return True if the mask hides keys from some distance on."""
     return problem.mask is not None and problem.mask.window is not None
 
 
@@ -224,8 +230,8 @@ def _takes_rows(problem: Problem) -> bool:
     H100 0.41 to 0.53 ms with such a row, 0.35 without, 1.3 by FlexAttention with ALiBi's formula,
     and 2.9 by `reference`."""
     if problem.q.device.type == "cuda":
-        return problem.kv_len > 0 and blocks.only_adds(problem)
-    return blocks.masks(problem)
+        return problem.kv_len > 0 and blocks.is_inference_with_bias(problem)
+    return blocks.takes_bias_as_mask(problem)
 
 
 def _splits(problem: Problem) -> bool:
@@ -243,6 +249,7 @@ def _splits(problem: Problem) -> bool:
 
 
 def _why_not_strips(problem: Problem) -> str | None:
+    """Return why the form "strips" cannot run the problem; None if it can."""
     term = problem.term
     mask = problem.mask
     if why_not := flash.why_not_on(problem.q.device):
@@ -259,6 +266,7 @@ def _why_not_strips(problem: Problem) -> str | None:
 
 
 def _why_not_key_rows(problem: Problem) -> str | None:
+    """Return why the form "key rows" cannot run the problem; None if it can."""
     term = problem.term
     if why_not := flash.why_not_on(problem.q.device):
         return why_not
@@ -274,6 +282,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
 
 
 def _why_not_flex(problem: Problem) -> str | None:
+    """Return why FlexAttention cannot run the problem; None if it can."""
     if torch.compiler.is_compiling():
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:

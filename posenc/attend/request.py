@@ -25,7 +25,7 @@ from posenc.encodings.base.placed import check_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask, bind_in_memory, check_documents, check_mask
-from posenc.positions import held_already, run_shift
+from posenc.positions import repeated_position, run_shift
 
 _OWNER = "attention"
 
@@ -37,6 +37,7 @@ class Call(NamedTuple):
     queries: Tokens
     keys: Tokens
     v: Tensor
+    """Values as `encoding.transform_values` returned them."""
     mask: Mask | None
     scale: float
     dropout_p: float
@@ -59,8 +60,9 @@ class Rotated(NamedTuple):
     v: Tensor
 
 
-class Seen(NamedTuple):
-    """Queries and keys at the positions that the encoding sees in one pass, and its own mask."""
+class PassInputs(NamedTuple):
+    """Untransformed queries and keys at the positions that one pass of the encoding gives them, and
+    the mask by which this pass takes its share of the pairs; None for all pairs."""
 
     queries: Tokens
     keys: Tokens
@@ -110,7 +112,7 @@ def problems_of(
     passes = _passes(call.encoding, call.queries, stored.keys)
     # Passes are merged, and a sink is added, by their log-sum-exp.
     need_lse = return_lse or sinks is not None or len(passes) > 1
-    return [_problem(call, stored, seen, shared_mask, need_lse) for seen in passes]
+    return [_problem(call, stored, inputs, shared_mask, need_lse) for inputs in passes]
 
 
 def _checked(
@@ -190,7 +192,7 @@ def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
     may_repeat = mask.separates or any(read.name == "padding" for read in mask.reads)
     if may_repeat:
         return
-    position = held_already(cache.where, new.where)
+    position = repeated_position(cache.where, new.where)
     if position is not None:
         raise ValueError(
             f"{_OWNER}: the cache already holds position {position:g}. One KVCache per layer; the "
@@ -238,29 +240,39 @@ def _bind(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
     return mask.bind(queries.where, keys.where)
 
 
-def _passes(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[Seen]:
-    """Return what the encoding sees in each of its passes."""
+def _passes(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[PassInputs]:
+    """Return queries, keys and mask of each pass of the encoding, most have one."""
     if type(encoding).passes is PositionEncoding.passes:  # needs no tensor of positions
-        return [Seen(queries, keys, None)]
+        return [PassInputs(queries, keys, None)]
     passes = encoding.passes(queries.positions, keys.positions)
-    return [Seen(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
+    return [PassInputs(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
 
 
 def _problem(
-    call: Call, stored: Raw | Rotated, seen: Seen, shared_mask: Mask | None, need_lse: bool
+    call: Call, stored: Raw | Rotated, inputs: PassInputs, shared_mask: Mask | None, need_lse: bool
 ) -> Problem:
-    """Return the softmax attention of one pass."""
+    """Return the softmax attention of one pass of the encoding (Self-Extend has two, which
+    `attention` merges).
+
+    call: the checked arguments, with the new keys only.
+    stored: all keys and values, the cached ones first, at their true positions.
+    inputs: the same queries and keys as this pass sees them, and its own mask.
+    shared_mask: the caller's mask, bound to the true positions; it holds in every pass.
+    need_lse: the caller, a sink or another pass needs the log-sum-exp.
+    """
     encoding = call.encoding
-    queries = seen.queries
+    queries = inputs.queries
     if isinstance(stored, Rotated):
+        # Only one pass comes here: an encoding with several claims needs_raw_k, because each pass
+        # transforms the keys for its own positions.
         q, k = stored.q, stored.keys.x
         assert k is not None
     else:
-        q, k = _transformed(encoding, queries, seen.keys)
-    keys = seen.keys.given(_raw_keys(encoding, seen.keys, q.shape[1]))
+        q, k = _transformed(encoding, queries, inputs.keys)
+    keys = inputs.keys.given(_raw_keys(encoding, inputs.keys, q.shape[1]))
     with without_autocast(q.device):
         term = _term(encoding, queries, keys)
-    mask = _mask_of_pass(seen.mask, shared_mask, call.queries, stored.keys)
+    mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, stored.keys)
     shift = run_shift(queries.where, keys.where)
     vectors_and_states = (q, k, stored.v, queries.x, queries.state, keys.x, keys.state)
     return Problem(
@@ -283,7 +295,8 @@ def _problem(
 
 def _raw_keys(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> Tensor | None:
     """Return untransformed keys, one for every query head, if the encoding's term reads them."""
-    acts_in_term = 3 in encoding.claims.places or 4 in encoding.claims.places
+    scores, values = 3, 4  # of the places of Claims
+    acts_in_term = scores in encoding.claims.places or values in encoding.claims.places
     if not (encoding.claims.needs_raw_k and acts_in_term):
         return None
     assert keys.x is not None
@@ -310,7 +323,9 @@ def _mask_of_pass(
         own = _bind(own, queries, keys)
         check_documents(own)
         return own
-    if own.bound:  # to tensors, which may not be comparable with a range
+    # `&` binds an unbound mask as the other one is. Of two bound masks it must see that they are
+    # bound alike, which it may not see of a tensor and a range: bind both to the same objects.
+    if own.bound:
         own = _bind(own, queries, keys)
     return own & shared
 

@@ -37,7 +37,9 @@ def block_rows(problem: Problem) -> int:
     if problem.q.device.type == "cuda":
         memory = torch.cuda.get_device_properties(problem.q.device).total_memory
         fit = max(1, memory // DEVICE_SHARE // row_bytes)
-        return max(16, _power_of_two(min(fit, 2 * problem.q_len - 1)))
+        # The greatest power of two up to 2 q_len - 1 is the least one from q_len on: one block.
+        one_block = _power_of_two(2 * problem.q_len - 1)
+        return max(16, min(_power_of_two(fit), one_block))
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
     fit = BLOCK_BYTES * threads // row_bytes
     most = MOST_BYTES // row_bytes
@@ -47,7 +49,7 @@ def block_rows(problem: Problem) -> int:
 
 def _least_rows(problem: Problem) -> int:
     """Return how many queries a block should have so that it runs fast on the CPU."""
-    if not masks(problem):
+    if not takes_bias_as_mask(problem):
         return ROWS
     # Of several fractions of the keys these are the fastest, measured at 1,024 keys.
     if isinstance(problem.term, Dense):
@@ -60,24 +62,26 @@ def _power_of_two(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
-def masks(problem: Problem) -> bool:
-    """Return True if torch's kernel for the CPU can run the blocks with the term as its mask."""
-    return only_adds(problem) and flash.runs_on(problem.q.device)
+def takes_bias_as_mask(problem: Problem) -> bool:
+    """Return True if torch's kernel for the CPU can run the blocks, with the term's bias as the
+    mask that it adds to scores."""
+    return is_inference_with_bias(problem) and flash.runs_on(problem.q.device)
 
 
-def only_adds(problem: Problem) -> bool:
-    """Return True if the term only adds a bias, and there are no gradients, dropout or tracing."""
+def is_inference_with_bias(problem: Problem) -> bool:
+    """Return True if the term only adds a bias, and there are no gradients, dropout or tracing:
+    then a kernel may read the bias as its mask, and `hide` may write to it."""
     term = problem.term
-    adds = term is not None and term.additive and term.combine is None
-    is_plain = not (problem.needs_grad or problem.dropout_p or torch.compiler.is_compiling())
-    return adds and is_plain
+    only_adds = term is not None and term.additive and term.combine is None
+    is_inference = not (problem.needs_grad or problem.dropout_p or torch.compiler.is_compiling())
+    return only_adds and is_inference
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by blocks of queries, each over only the keys that may be visible to it."""
     rows = block_rows(problem)
     problem = problem.ready(rows)
-    attend = masked if masks(problem) else reference.attend
+    attend = masked if takes_bias_as_mask(problem) else reference.attend
     if problem.needs_grad and not torch.compiler.is_compiling():
         attend = functools.partial(
             checkpoint,
@@ -103,7 +107,9 @@ def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
     the bias. Only the CPU's kernel returns the log-sum-exp."""
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
-        if bias.requires_grad:  # of tensors other than the encoding's parameters
+        # `needs_grad` knows parameters and inputs. An encoding of the user's may compute its bias
+        # from other tensors that need a gradient, which the operator would not give.
+        if bias.requires_grad:
             return reference.attend(problem, start, stop)
         all_visible = problem.all_visible(start, stop) == (0, problem.kv_len)
         shape = (*problem.q.shape[:2], stop - start, problem.kv_len)

@@ -42,7 +42,7 @@ def attend(
     where `visible` is False; None: a causal mask. Queries that see no key get zeros and -inf.
     """
     assert kernels.FORWARD is not None
-    k, v = seen(visible, k, v)
+    k, v = zero_where_hidden(visible, k, v)
     if kernels.wrong().grouped:
         k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     if bias is None:
@@ -72,13 +72,19 @@ def attend_anywhere(
     blind = largest == -torch.inf  # of a query that sees no key
     bias = (bias - largest.masked_fill(blind, 0)).to(q.dtype)
     out = F.scaled_dot_product_attention(
-        q, *seen(visible, k, v), attn_mask=bias, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        *zero_where_hidden(visible, k, v),
+        attn_mask=bias,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out.masked_fill(blind, 0)
 
 
-def seen(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with zeros for those that no query sees, which may be NaN."""
+def zero_where_hidden(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values with zeros for those that no query sees: padding may be NaN, and 0
+    times NaN is NaN. `visible`: (batch, heads, rows, keys), True for visible pairs; None for all.
+    """
     if visible is None:
         return k, v
     unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]

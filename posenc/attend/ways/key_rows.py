@@ -244,7 +244,7 @@ def _gradients(
             )
             some_k = wide_k[:, :, part.keys]
             some_v = wide_v[:, :, part.keys]
-            keys = flash.seen(part.visible, some_k, some_v)
+            keys = flash.zero_where_hidden(part.visible, some_k, some_v)
             more_q, more_k, more_v = flash.gradients(rows, keys, part.bias, problem.scale)
             d_q[:, :, part.rows] += more_q
             d_k[:, :, part.keys] += more_k

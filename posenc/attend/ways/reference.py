@@ -32,8 +32,10 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
     """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
     needed."""
     visible = problem.visible(start, stop)
+    # An exact mask is causality and a window, whose hidden keys are tokens. Others may hide
+    # padding, which may be NaN, and its weight 0 times NaN would be NaN.
     if visible is not None and problem.mask is not None and not problem.mask.exact:
-        k, v = flash.seen(visible, problem.k, problem.v)
+        k, v = flash.zero_where_hidden(visible, problem.k, problem.v)
         problem = replace(problem, k=k, v=v)
     weights, lse = weigh(problem, start, stop, visible)
     if problem.dropout_p:

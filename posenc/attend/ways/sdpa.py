@@ -87,7 +87,8 @@ def _strips_bytes(problem: Problem) -> int:
 
 def _near_and_far_bytes(problem: Problem) -> int:
     """Count arrays of the size of q in float32: those of near keys, which grow with `far_from`, for
-    a block of queries at a time, and the results for far keys."""
+    a block of queries at a time, and the results for far keys.
+    tests/attend/test_near_and_far.py compares the sum with what torch's allocator holds."""
     assert problem.term is not None and problem.term.far_from is not None
     near = 4 + 4.5 * problem.term.far_from / problem.q.shape[-1]
     far = 12 if problem.needs_grad else 2
@@ -98,7 +99,7 @@ def _near_and_far_bytes(problem: Problem) -> int:
 def _key_rows_bytes(problem: Problem) -> int:
     """Count a block's mask, and with gradients copies of q, k and v."""
     blocks_of_keys = max(1, problem.kv_len // key_rows.ROWS)
-    mask = scores_bytes(problem, key_rows.ROWS) // blocks_of_keys
+    mask = scores_bytes(problem, key_rows.ROWS) // blocks_of_keys  # for one block of keys
     copies = 0
     if problem.needs_grad:
         copies = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
@@ -121,7 +122,9 @@ def _copied_bytes(problem: Problem, copied: int) -> int:
     one_of_each = problem.q.numel() + problem.k.numel()
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
         copied += one_of_each
-    if problem.needs_grad:  # the kernel's copies of the three in the backward pass
+    if problem.needs_grad:
+        # The kernel's own copies of q, k and v in the backward pass: as much as was copied before
+        # it, or one of each.
         copied += max(copied, one_of_each)
     return copied * problem.q.element_size()
 
@@ -191,7 +194,7 @@ def _kernel(problem: Problem, start: int, stop: int) -> Tensor:
     """Attend from queries [start, stop) by torch's scaled_dot_product_attention."""
     causal = problem.causal_by_index
     visible = None if causal else problem.visible(start, stop)
-    k, v = flash.seen(visible, problem.k, problem.v)
+    k, v = flash.zero_where_hidden(visible, problem.k, problem.v)
     q = problem.q
     if stop - start != q.shape[2]:
         q = q[:, :, start:stop]

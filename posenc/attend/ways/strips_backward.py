@@ -301,7 +301,12 @@ def _scores(
 
 
 def _add_diagonals(d_scores: Tensor, d_row: Tensor) -> None:
-    """Add the gradients of scores with queries in reverse order to that of the row they read."""
+    """Add the gradients of a strip's scores, in place, to that of the row of bias: score (i, j) has
+    read entry i + j, so d_row[h, i + j] += d_scores[h, i, j].
+
+    d_scores: (num_heads, rows, keys), with queries in reverse order.
+    d_row: (num_heads, at least rows + keys - 1), from the first entry on that the strip read.
+    """
     # Row i of the buffer is row i of d_scores shifted right by i, so diagonals become columns.
     heads, count, width = d_scores.shape
     sheared = d_scores.new_zeros(heads, count, count + width)
