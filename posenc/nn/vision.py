@@ -98,7 +98,7 @@ class VisionAttention(nn.Module):
         k = self._normed(self.k_norm, k)
         positions = self._positions(x)
         state = self.encoding.state(x, tensor(positions, x.device))
-        dropout = 0.0 if self.attn_drop is None or not self.training else self.attn_drop.p
+        drops = self.training and isinstance(self.attn_drop, nn.Dropout)
         out = attention(
             q,
             k,
@@ -109,7 +109,7 @@ class VisionAttention(nn.Module):
             q_state=state,
             kv_state=state,
             mask=_mask(attn_mask, is_causal),
-            dropout_p=dropout,
+            dropout_p=self.attn_drop.p if drops else 0.0,
             scale=self._scale(q.shape[-1]),
         )
         assert isinstance(out, Tensor)
@@ -207,6 +207,9 @@ def _difference(attention: Any) -> str:
         if name not in _ARGUMENTS:
             why = ": it rotates queries and keys itself" if name == "rope" else ""
             return f"whose forward takes {name}{why}"
+    dropout = getattr(attention, "attn_drop", None)
+    if not isinstance(dropout, nn.Dropout | nn.Identity | None):
+        return f"whose attn_drop is a {type(dropout).__name__}"
     for name, _ in attention.named_parameters(recurse=False):
         return f"with parameters of its own, such as {name}"
     return ""

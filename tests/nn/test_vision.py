@@ -281,3 +281,13 @@ def test_timms_other_models_are_refused_in_one_sentence(name, encoding):
     model = timm.create_model(**made[name])
     with pytest.raises(TypeError, match=r"^(attach_to_vit|VisionAttention): "):
         attach_to_vit(model, encoding)
+
+
+def test_dropout_of_another_kind_is_left_out_or_refused():
+    stock = Stock()
+    stock.attn_drop = nn.Identity()
+    x = torch.randn(2, 9, 32)
+    torch.testing.assert_close(VisionAttention(stock).train()(x), stock(x), rtol=0, atol=1e-6)
+    stock.attn_drop = nn.AlphaDropout(0.1)
+    with pytest.raises(TypeError, match="whose attn_drop is a AlphaDropout"):
+        VisionAttention(stock)
