@@ -317,6 +317,7 @@ def _head_width(problem: Problem) -> int:
 
 
 def _why_not_flex_on_cuda(problem: Problem) -> str | None:
+    """Return what only on CUDA keeps FlexAttention from running; None if nothing does."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     if deterministic and flex_options.adds_atomically(problem):
         return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
@@ -324,6 +325,7 @@ def _why_not_flex_on_cuda(problem: Problem) -> str | None:
 
 
 def _why_not_flex_on_cpu(problem: Problem) -> str | None:
+    """Return what only on the CPU keeps FlexAttention from running; None if nothing does."""
     if problem.needs_grad:
         return "FlexAttention has no backward pass on the CPU"
     if problem.need_lse:

@@ -6,6 +6,8 @@ from posenc.attend.problem import Problem
 
 
 class Cost(NamedTuple):
+    """Expected time and memory of one softmax attention."""
+
     time: str
     """Growth of the time with the lengths, such as "O(q_len * kv_len)"."""
     extra_bytes: int

@@ -72,6 +72,7 @@ def tried() -> frozenset[str]:
 
 
 def _verdict(names: Collection[str]) -> Wrong:
+    """Return what is wrong if these forms, keys of FORMS, are computed wrongly."""
     operators = [n for n in FORMS if n in names and n.startswith("operators: ") and n != GROUPED]
     function = [n for n in FORMS if n in names and n.startswith("function: ")]
     of_operators = _said(operators)
@@ -81,6 +82,7 @@ def _verdict(names: Collection[str]) -> Wrong:
 
 
 def _said(names: list[str]) -> str:
+    """Return the sentence that says which forms are computed wrongly; "" for none."""
     if not names:
         return ""
     return f"torch {RELEASE} computes it wrongly on the CPU, as trials found ({', '.join(names)})"
@@ -163,6 +165,7 @@ def _function_is_right(
 
 
 def _causal_bias(length: int) -> Tensor:
+    """Return 0 for visible and -inf for later keys, (1, 1, length, length)."""
     later = torch.ones(length, length, dtype=torch.bool, device="cpu").triu(1)
     return torch.zeros(1, 1, length, length, device="cpu").masked_fill(later, -math.inf)
 
@@ -178,6 +181,7 @@ def _hidden(blind: bool) -> Tensor:
 
 
 def _bias(dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a bias with a number of its own for each pair, (1, HEADS, QUERIES, KEYS)."""
     return _numbers(1, HEADS, QUERIES, KEYS, dtype=dtype, seed=3)
 
 

@@ -202,6 +202,8 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _check_projections(self) -> None:
+        """Raise ValueError for an unknown kind of projections, or one that the numbers of heads do
+        not allow."""
         kind = self.projections
         heads = self.num_heads
         kv_heads = self.num_kv_heads

@@ -164,6 +164,7 @@ class Mask:
 
     @property
     def bound(self) -> bool:
+        """Return True if the mask knows the positions of the tokens, see `bind`."""
         return self.q_positions is not None
 
     def tensor(
@@ -406,6 +407,7 @@ def _check_bound(
 
 
 def _kind(mask: Any) -> str:
+    """Return what came instead of a Mask, for a message."""
     if callable(mask) and not isinstance(mask, Tensor):
         return f"{getattr(mask, '__name__', type(mask).__name__)} (call it, or wrap it in Mask)"
     return f"a {type(mask).__name__}"
@@ -481,5 +483,6 @@ _NO_COMPONENTS = (
 
 
 def _require_mask(other: object, operator: str) -> None:
+    """Raise TypeError unless `other`, the right side of an operator, is a Mask."""
     if not isinstance(other, Mask):
         raise TypeError(f"Mask {operator} needs another Mask, got {type(other).__name__}.")

@@ -10,6 +10,9 @@ from posenc.arguments import FARTHEST, answered, check_count
 from posenc.masks.base import Mask, Read, Sight
 from posenc.positions import check_tensor, check_valid, take
 
+# Predicates of the masks below: True where a query sees a key, in the shape to which what they read
+# of `sight` broadcasts.
+
 
 def _everyone(sight: Sight) -> Tensor:
     return torch.ones_like(sight.q_position >= sight.kv_position)

@@ -56,6 +56,7 @@ def extra_bytes(problem: Problem) -> int:
 
 
 def _most_bytes(device: torch.device) -> int:
+    """Return the maximum bytes of one array of scores at a time."""
     return BYTES.get(device.type, DEVICE_BYTES)
 
 
@@ -147,7 +148,10 @@ def _aparts(problem: Problem, block: int, constant_from: int) -> range:
     From distance `constant_from` on the bias is one parameter, which needs no sums of its own."""
     least, most = problem.distances
     most = min(most, constant_from - 1)
-    # The distances of a pair of blocks are those of their first tokens, up to block - 1 off.
+    # Blocks that are `apart` apart have pairs at distances from apart * block - (block - 1) to
+    # apart * block + (block - 1). The highest `apart` still has one at `most` or below, so it is
+    # most / block rounded up; the lowest has one at `least` or above: (least - (block - 1)) / block
+    # rounded up. Both within what the numbers of blocks allow.
     highest = min((most + block - 1) // block, (problem.q_len - 1) // block)
     lowest = max(-((block - 1 - least) // block), -((problem.kv_len - 1) // block))
     return range(highest, min(lowest, highest) - 1, -1)

@@ -31,10 +31,12 @@ def block_of(q: Tensor, v: Tensor) -> int:
 
 
 def _block_bytes(q: Tensor, v: Tensor, block: int) -> int:
+    """Return the bytes of q, k, v and the output's gradient of a block of queries and of keys."""
     return 2 * block * (_padded(q) + _padded(v)) * q.element_size()
 
 
 def _padded(t: Tensor) -> int:
+    """Return the width to which the kernel pads t: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(t.shape[-1]))
 
 

@@ -138,6 +138,7 @@ def same_width(*tensors: Tensor) -> list[Tensor]:
 
 
 def _padded(t: Tensor, width: int) -> Tensor:
+    """Append channels of zeros to t, up to `width`."""
     missing = width - t.shape[-1]
     return F.pad(t, (0, missing)) if missing else t
 

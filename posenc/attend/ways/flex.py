@@ -100,6 +100,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Attend by FlexAttention; return the output and, if needed, the log-sum-exp."""
     row = _learned_row(problem)
     with torch.set_grad_enabled(problem.needs_grad):
         if row is None:
@@ -296,6 +297,7 @@ def _build(problem: Problem) -> Callable[..., Any]:
 
 
 def _is_exact(problem: Problem) -> bool:
+    """Return True if causality and a window at consecutive positions are all that hides keys."""
     mask = problem.mask
     return mask is not None and mask.exact and problem.mask_shift is not None
 
@@ -359,6 +361,8 @@ def _exact(
 
 
 def _are_chosen(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
+    """Return True where the block of a query is from `first` up to, without it, `stop` blocks after
+    that of the key."""
     apart = q_idx // BLOCK - kv_idx // BLOCK
     return (apart >= first) & (apart < stop)
 

@@ -65,6 +65,7 @@ def _row_and_key(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _with_batch(t: Tensor) -> Tensor:
+    """Return (num_heads, len) as (1, num_heads, len), and what has a batch axis as it is."""
     return t if t.ndim == 3 else t[None]
 
 

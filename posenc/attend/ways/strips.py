@@ -108,8 +108,10 @@ def _negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     q_len = problem.q_len
     kv_len = problem.kv_len
     nothing = [0] * len(row)
+    # The row is float32 or wider, as the backward pass is; of the forward pass q decides.
+    is_wide = problem.needs_grad or problem.q.dtype == row.dtype
     # Tiny weights are slow in 32 bits; otherwise few keys are attended to faster.
-    few = ROWS if problem.needs_grad or problem.q.dtype == row.dtype else TOGETHER
+    few = ROWS if is_wide else TOGETHER
     if kv_len <= few or q_len > kv_len:
         return nothing
     if not len(problem.q) or not readable(row):

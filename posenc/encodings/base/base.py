@@ -113,7 +113,8 @@ class PositionEncoding(nn.Module):
 
     _attributes: tuple[str, ...] = tuple(vars(nn.Module()))
     """Names of the attributes that the constructor set: compiled code up to torch 2.12 cannot list
-    them in `shallow_copy`."""
+    them in `shallow_copy`. `checked`, which wraps each constructor, sets it after the call; here it
+    is what a Module has before."""
     _defaults: tuple[str, ...] = ("claims", "embedded_by", "_kept", "_attributes")
     """Names of the class's attributes that an instance may set later."""
 

@@ -11,7 +11,7 @@ from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.base import PositionEncoding, require_encoding
 from posenc.encodings.base.placed import check_positions, positions_of
 from posenc.encodings.numbers.torch_abilities import autocast_enabled
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.terms.tokens import Tokens
 
 
@@ -126,7 +126,7 @@ def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens")
         raise TypeError(f"{owner}: {name} must be a tensor of int64 or int32, got {got}.")
     if tokens.ndim != 2:
         raise ValueError(f"{owner}: {name} must be (batch, len), got {tuple(tokens.shape)}.")
-    low, high = free_ends(tokens) or (0, 0)
+    low, high = extremes_if_readable(tokens) or (0, 0)
     if low < 0 or high >= vocab_size:
         raise ValueError(
             f"{owner}: {name} must be from 0 to {vocab_size - 1}, the vocabulary's last, "

@@ -66,6 +66,9 @@ class Claims:
         that acts claims it; coordinates are normalized if any has such ones. scope and
         shared_parameters are left to the caller.
         """
+        # NoPE in a composition or a layer acts nowhere. It claims causal_only and "all" states, as
+        # alone it is blind to order, and its source is that of models without encodings: those
+        # three are read of the others only. `all` is the builtin here, not this method.
         acting = [c for c in claims if c.places] or claims
         normalized = any(c.coordinates == "normalized" for c in claims)
         limits = [c.max_positions for c in claims if c.max_positions is not None]

@@ -53,6 +53,8 @@ class Compose(PositionEncoding):
     (2, 3)
     """
 
+    # Of the class, whose methods act at all places, as __init_subclass__ demands. An object claims
+    # what its members do.
     claims = Claims(places=(1, 2, 3, 4), source="the encodings it holds")
 
     def __init__(self, *encodings: PositionEncoding) -> None:
@@ -74,6 +76,7 @@ class Compose(PositionEncoding):
         self.claims = self._claims()
 
     def _refuse_encodings_by_layer(self) -> None:
+        """Raise ValueError if a member is a PerLayer, or defines `for_layer` in another way."""
         for e in self.members:
             if _overrides(e, "for_layer"):
                 raise ValueError(
@@ -82,6 +85,7 @@ class Compose(PositionEncoding):
                 )
 
     def _refuse_two_at_the_values(self) -> None:
+        """Raise ValueError if more than one member acts at the values."""
         at_values = [e for e in self.members if 4 in e.claims.places]
         if len(at_values) > 1:
             raise ValueError(_contradiction(at_values, "change of the values"))
@@ -97,6 +101,7 @@ class Compose(PositionEncoding):
             )
 
     def _claims(self) -> Claims:
+        """Return what the members claim together, see `Claims.all`."""
         has_layers = any(e.claims.scope == "layer" for e in self.members)
         return replace(
             Claims.all([member.claims for member in self.members]),
@@ -141,7 +146,8 @@ class Compose(PositionEncoding):
             e.reset_parameters()
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """Return the encoding without members that act only at the embeddings."""
+        """Return the encoding without members that act only at the embeddings, where the model
+        applies them; the same for every `index`, because members do not differ per layer."""
         if 1 not in self.claims.places:
             return self
         in_attention = [e for e in self.members if e.claims.places != (1,)]
@@ -195,10 +201,10 @@ class Compose(PositionEncoding):
         moving = []
         moved = k
         for e in self.members:
-            own = e.move_keys(k, before, after)
-            if own is not k:
+            by_member = e.move_keys(k, before, after)
+            if by_member is not k:
                 moving.append(e)
-                moved = own
+                moved = by_member
         if len(moving) > 1:  # their changes need not commute
             raise ValueError(
                 f"KVCache.shift: {_names(moving)} both change keys by their "
@@ -256,7 +262,8 @@ def _overrides(encoding: PositionEncoding, method: str) -> bool:
 
 
 def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
-    """Return the index of the only member that defines `method`; None if no member does."""
+    """Return the index of the only member that defines `method`, one of _SINGLE; None if no member
+    does. Raise ValueError if several do; `what`: what they decide, for the message."""
     if method == "scale":  # most classes that override it return the usual scale by default
         owners = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:
@@ -272,4 +279,5 @@ def _contradiction(members: Sequence[PositionEncoding], what: str) -> str:
 
 
 def _names(encodings: Sequence[PositionEncoding]) -> str:
+    """Return the names of their classes, for a message."""
     return " and ".join(type(e).__name__ for e in encodings)

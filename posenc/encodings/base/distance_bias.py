@@ -102,7 +102,8 @@ class DistanceBias(PositionEncoding):
         distance = torch.arange(farthest, farthest - count, -1, device=device)
         if double:
             distance = distance.double()
-        return self._checked(distance[None]).squeeze(1)  # own classes may rely on two axes
+        # As one row of queries: a user's `bias` may be written for distances (q_len, kv_len).
+        return self._checked(distance[None]).squeeze(1)
 
     def computes_as(self, own: type["DistanceBias"]) -> bool:
         """Return True unless a subclass of `own`, or this object, may compute another bias."""
@@ -115,6 +116,8 @@ class DistanceBias(PositionEncoding):
         assert q.x is not None
         x = q.x
         double = x.dtype == torch.float64
+        # `_arguments` has the arguments of the constructor, see `base.arguments`. Without num_heads
+        # a class has one row for all heads; with it one row is an error, found by check_heads.
         one_row = "num_heads" not in vars(self).get("_arguments", ())
 
         def for_heads(bias: Tensor, head_axis: int) -> Tensor:

@@ -45,6 +45,8 @@ class PerLayer(PositionEncoding):
     True
     """
 
+    # Of the class, whose methods act at all places, as __init_subclass__ demands. An object claims
+    # what its layers do.
     claims = Claims(places=(1, 2, 3, 4), source="the encodings of its layers")
 
     def __init__(
@@ -151,6 +153,8 @@ class PerLayer(PositionEncoding):
             encoding.reset_parameters()
 
     def for_layer(self, index: int) -> PositionEncoding:
+        """Return the encoding of layer `index`, counted from 0. Raise ValueError if there is none
+        and the pattern does not repeat."""
         members = self.members
         if not self.repeat and index >= len(members):
             raise ValueError(
@@ -175,6 +179,8 @@ class PerLayer(PositionEncoding):
             "pass encoding.for_layer(i)."
         )
 
+    # `attention` asks for the passes first, and raises there. Who calls these two himself gets the
+    # same message.
     def transform(self, q: Tokens, k: Tokens) -> NoReturn:
         self.passes(q.positions, k.positions)
 

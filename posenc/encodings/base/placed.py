@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.arguments import FARTHEST
+from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.positions import check_flat, placed, tensor
 
-_FARTHEST = 2**62
-"""First size of a whole position that is refused: differences of smaller ones fit int64."""
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
 """First whole number of each dtype above which some whole numbers are missing."""
 
@@ -123,7 +122,7 @@ def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
         _check_floats(owner, name, positions if num_axes == 1 else placed(positions))
         return positions
     whole = positions if positions.dtype == torch.int64 else positions.long()
-    low, high = free_ends(whole) or (0, 0)
+    low, high = extremes_if_readable(whole) or (0, 0)
     if positions.dtype == torch.uint64 and low < 0:  # int64 has no such number
         high = low + 2**64
     _check_span(owner, name, low, high)
@@ -133,6 +132,7 @@ def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
 def _as_tensor(
     owner: str, name: str, positions: range, device: torch.device | None = None
 ) -> Tensor:
+    """Return a range of positions as an int64 tensor (len). Raise ValueError from 2^62 on."""
     _check_span(owner, name, positions.start, positions.stop)
     return tensor(positions, device)
 
@@ -143,7 +143,7 @@ def check_whole(owner: str, name: str, positions: Tensor | range) -> None:
     if isinstance(positions, range):
         _check_span(owner, name, positions.start, positions.stop)
     elif not positions.is_floating_point():
-        _check_span(owner, name, *(free_ends(positions) or (0, 0)))
+        _check_span(owner, name, *(extremes_if_readable(positions) or (0, 0)))
 
 
 def _check_span(owner: str, name: str, low: float, high: float) -> None:
@@ -151,7 +151,7 @@ def _check_span(owner: str, name: str, low: float, high: float) -> None:
     if torch.compiler.is_compiling():
         return
     furthest = max(low, high, key=abs)
-    if abs(furthest) >= _FARTHEST:
+    if abs(furthest) >= FARTHEST:
         raise ValueError(
             f"{owner}: {name} reach {furthest}, and differences of positions fit int64 only below "
             "2^62. Subtract an offset from all of them."
@@ -159,6 +159,7 @@ def _check_span(owner: str, name: str, low: float, high: float) -> None:
 
 
 def _check_kind(owner: str, name: str, positions: Any) -> None:
+    """Raise TypeError unless positions are a tensor of integers, float32 or float64."""
     if not isinstance(positions, Tensor):
         raise TypeError(
             f"{owner}: {name} must be a tensor of positions or a range, got "
@@ -178,7 +179,9 @@ def _check_kind(owner: str, name: str, positions: Any) -> None:
 
 
 def _check_floats(owner: str, name: str, positions: Tensor) -> None:
-    low, high = free_ends(positions) or (0, 0)
+    """Raise ValueError for real positions that are not finite, or so large that their dtype lacks
+    whole numbers; checked on the CPU only."""
+    low, high = extremes_if_readable(positions) or (0, 0)
     largest = max(-low, high)
     if not largest < float("inf"):
         raise ValueError(f"{owner}: {name} must be finite, got {largest}.")

@@ -29,7 +29,7 @@ def interpolate(
     Raises: ValueError if the table has no rows to read.
     Source: torch.nn.functional.interpolate(mode="linear").
     """
-    kept, rows = _split(table, num_positions, offset_rows)
+    kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     wide = rows.to(_wide(table))
     lower, upper, share = source_rows(len(rows), num_positions, align_corners)
     low = wide[torch.tensor(lower, device=table.device)]
@@ -46,7 +46,7 @@ def tile(
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """
-    kept, rows = _split(table, num_positions, offset_rows)
+    kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     index = torch.arange(num_positions, device=table.device) % len(rows)
     return torch.cat([kept, rows[index]])
 
@@ -71,7 +71,7 @@ def hierarchical(
     Raises: ValueError for more than n^2 positions or a wrong alpha.
     Source: Su 2020, kexue.fm/archives/7947; github.com/bojone/bert4keras.
     """
-    kept, rows = _split(table, num_positions, offset_rows)
+    kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     check_hierarchical(len(rows), num_positions, alpha)
     wide = rows.to(_wide(table))
     digit = (wide - alpha * wide[:1]) / (1 - alpha)
@@ -116,9 +116,11 @@ def interpolate_2d(
     return torch.cat([kept, grown[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
 
 
-def _split(table: Tensor, num_positions: int, offset_rows: int) -> tuple[Tensor, Tensor]:
-    """Return the leading rows, which are kept, and those of positions. Raise ValueError for sizes
-    that do not fit."""
+def _kept_and_position_rows(
+    table: Tensor, num_positions: int, offset_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Return the first `offset_rows` rows of a table, which growing keeps, and those of positions.
+    Raise ValueError for sizes that do not fit."""
     if table.ndim != 2 or not 0 <= offset_rows < len(table) or num_positions < 1:
         raise ValueError(
             f"The table must be (rows, dim) with more than offset_rows={offset_rows} rows, and "

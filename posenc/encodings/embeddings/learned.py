@@ -12,7 +12,7 @@ from posenc.arguments import answered
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.numbers.tracking import extremes_if_readable
 
 STARTS = ("normal", "truncated_normal", "sinusoidal")
 
@@ -100,7 +100,7 @@ class Learned(AddedEmbedding):
 
 def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
     """Raise ValueError for an index outside of a table of `rows` rows, found on the CPU only."""
-    low, high = free_ends(index) or (0, 0)
+    low, high = extremes_if_readable(index) or (0, 0)
     if low < 0 or high >= rows:
         outside = high if high >= rows else low
         raise ValueError(

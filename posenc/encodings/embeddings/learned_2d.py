@@ -13,7 +13,7 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_rows
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.positions import placed, placeless
 
 
@@ -108,7 +108,7 @@ class Learned2D(AddedEmbedding):
             return positions
         cells = placed(positions)
         whole = cells.floor()
-        _, most = free_ends(cells - whole) or (0, 0)
+        _, most = extremes_if_readable(cells - whole) or (0, 0)
         if not most == 0:
             raise ValueError(
                 "Learned2D: positions must be whole rows and columns, as posenc.positions.grid "

@@ -32,8 +32,9 @@ def for_training_too() -> AbstractContextManager:
     return torch.inference_mode(False) if inside else nullcontext()
 
 
-def free_ends(t: Tensor) -> tuple[float, float] | None:
-    """Return the minimum and maximum of a tensor; None if it is empty or not readable."""
+def extremes_if_readable(t: Tensor) -> tuple[float, float] | None:
+    """Return the minimum and maximum of a tensor; None if it is empty, or if its numbers cannot be
+    read without waiting for an accelerator or breaking a trace."""
     if not readable(t) or not t.numel():
         return None
     low, high = t.detach().aminmax()

@@ -12,7 +12,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
@@ -178,6 +178,7 @@ class MixedRoPE(QueryKeyEncoding):
         return self._rotate(k, after - before)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x (batch, heads, len, head_dim) at positions (len, 2) or (batch, len, 2)."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
         positions = placed(positions)
         _check_reach(positions)
@@ -201,7 +202,7 @@ _FARTHEST = 2**32
 
 def _check_reach(positions: Tensor) -> None:
     """Raise ValueError for positions too large for exact angles; checked on the CPU only."""
-    low, high = free_ends(positions) or (0, 0)
+    low, high = extremes_if_readable(positions) or (0, 0)
     if not (-_FARTHEST < low and high < _FARTHEST):
         raise ValueError(
             "MixedRoPE: positions must be below 2^32; beyond it float64 rounds learned angles."
@@ -209,5 +210,6 @@ def _check_reach(positions: Tensor) -> None:
 
 
 def _check_quarters(name: str, head_dim: int) -> None:
+    """Raise ValueError unless head_dim is a multiple of 4: half of the pairs for each axis."""
     if head_dim < 4 or head_dim % 4:
         raise ValueError(f"{name}: head_dim must be a multiple of 4, got {head_dim}.")

@@ -104,6 +104,7 @@ class FoPE(QueryKeyEncoding):
         return self._rotated(q.x, q.positions), self._rotated(k.x, k.positions)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turn the pairs of x (batch, heads, len, head_dim) by the series at the positions."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
         cosines, sines = self.angles.cos_sin(positions, dtype)
         cos = self._series(cosines, self.cos_weight, x)

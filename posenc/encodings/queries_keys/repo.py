@@ -81,6 +81,8 @@ class RePo(PositionEncoding):
         positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
         past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
     ) -> Float[Tensor, "batch heads seq_len"]:
+        """Return the positions of the tokens, (batch, num_kv_heads, len), computed in float64 from
+        their hidden states x alone: `positions` and `past` are not used."""
         x = x.double()
         gate, content, final = (
             read_linear(layer, x.dtype).weight for layer in (self.gate, self.content, self.final)
@@ -100,6 +102,7 @@ class RePo(PositionEncoding):
         return k  # positions come from the content
 
     def _rotated(self, tokens: Tokens) -> Tensor:
+        """Return the vectors of the tokens, rotated at the positions in their state."""
         x = tokens.x
         state = tokens.state
         assert x is not None

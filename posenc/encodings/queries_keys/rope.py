@@ -205,6 +205,7 @@ class RoPE(Rotation):
         return at_length
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, (*positions, pairs), scaled but for the scaling's exempt tokens."""
         if self._traced_length is None:
             cos, sin = super()._tables(positions, dtype)
         else:

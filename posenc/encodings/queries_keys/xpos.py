@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
 from posenc.encodings.queries_keys.rotation.rotate import rotate
@@ -92,6 +92,7 @@ class XPos(Rotation):
         return rotate(x, cos, sin, interleaved=self.interleaved)
 
     def _key_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of keys in float64, (len, pairs), over the decay."""
         # Checked for float32: a cache of float16 would overflow earlier, to infinity.
         self._check_reach(positions, torch.float32)
         return self._faded_tables(Tokens(None, positions), torch.float64, -1)
@@ -111,7 +112,7 @@ class XPos(Rotation):
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
         """Raise ValueError for positions at which `dtype` overflows; checked on the CPU only."""
-        ends = free_ends(positions)
+        ends = extremes_if_readable(positions)
         if ends is None:
             return
         furthest = max(abs(p - self.origin) for p in ends)

@@ -138,6 +138,8 @@ def _file(path: Path) -> ModuleType:
 
 
 def _module(name: str) -> ModuleType:
+    """Import a module by name, also from the working directory. Raise ValueError, which says why,
+    if that fails."""
     try:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             _search_last(Path.cwd())
@@ -249,10 +251,12 @@ def _modules_of(spec: Spec, part: Part) -> list[str]:
 
 
 def _is_posencs(module: str) -> bool:
+    """Return True for the name of a module of this package."""
     return module.partition(".")[0] == "posenc"
 
 
 def _hash(files: Iterable[Path]) -> str:
+    """Return 12 hexadecimal digits that depend on the contents of the files and on their order."""
     digests = [hashlib.sha256(_bytes(file)).hexdigest() for file in files]
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
@@ -330,6 +334,7 @@ def _modules(root: Path, names: list[str]) -> Iterator[Path]:
 
 
 def _bytes(file: Path) -> bytes:
+    """Return the content of a file; nothing if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:  # deleted after it was imported

@@ -4,12 +4,15 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
+    """Describe an encoding that has a name."""
+
     path: str
     """The class, as "module:Class"."""
     checked: str
     """What its tests compare it with: "golden" (numbers printed by the authors' code) or
     "reference" (the paper's formula in float64); "unchecked" for encodings of other packages."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
+    """Arguments of the class that a spec need not give."""
     origin: str = ""
     """The package that defines it; "" for posenc."""
 
@@ -20,6 +23,7 @@ _MAPS = f"{_QK}.position_maps"
 
 
 def _scaled(scaling: str, checked: str = "golden", **options: Any) -> Entry:
+    """Return the entry of a RoPE with this scaling, by its name, and these options."""
     return Entry(_ROPE, checked, {"interleaved": False, "scaling": scaling, **options})
 
 

@@ -151,6 +151,7 @@ def read(word: str) -> Value:
 
 
 def _quoted(text: str) -> str:
+    """Return the text in double quotes, with quotes and backslashes in it escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -207,12 +208,14 @@ class _Reader:
         return Spec(tuple(layers), every, label[1] if label else "", self.text)
 
     def _layer(self) -> tuple[Part, ...]:
+        """Read the encodings of one layer, joined by plus signs."""
         parts = [self._part()]
         while self._take(re.compile(r"\s*\+")):
             parts.append(self._part())
         return tuple(parts)
 
     def _part(self) -> Part:
+        """Read one encoding, a name, class or file, with its options."""
         self._skip()
         start = self.at
         path = self._path()
@@ -238,6 +241,7 @@ class _Reader:
         return None if match is None else match[0]
 
     def _name(self) -> str:
+        """Read the name of an encoding or a module."""
         name = self._take(_DOTTED)
         if name is None:
             rest = self.text[self.at :]
@@ -257,6 +261,7 @@ class _Reader:
         return name[0], column
 
     def _options(self) -> tuple[Option, ...]:
+        """Read key=value, one or more, separated by commas."""
         options: list[Option] = []
         while True:
             self._skip()
@@ -271,6 +276,7 @@ class _Reader:
                 return tuple(options)
 
     def _value(self, depth: int = 0) -> Value:
+        """Read a quoted text, a list, a number or a word; `depth`: of lists around it."""
         self._skip()
         if self._quote_begins():
             return self._quoted()
@@ -284,6 +290,7 @@ class _Reader:
         return read(word[0])
 
     def _list(self, depth: int) -> Value:
+        """Read the values of a list behind its opening bracket, and the closing one."""
         start = self.at - 1
         values: list[Value] = []
         if self._take(re.compile(r"\s*\]")):
@@ -299,6 +306,7 @@ class _Reader:
         return self.text.startswith(("'", '"'), self.at)
 
     def _quoted(self) -> str:
+        """Read a text in quotes, and return it without them and without escapes."""
         start = self.at
         match = self._take(_TEXT)
         if match is None:
@@ -308,6 +316,7 @@ class _Reader:
         return re.sub(r"\\(.)", r"\1", escaped)
 
     def _every(self, layers: int) -> int:
+        """Read the number behind `every`, which only a spec of two layers may have."""
         column = self.at
         count = self._take(_COUNT)
         if count is None or int(count[1]) < 2:

@@ -147,6 +147,8 @@ def tidy(spec: Spec) -> Spec:
 
 
 def _anywhere(spec: Spec, part: Part) -> Part:
+    """Return the part so that another process can build it: an encoding that was registered in this
+    one by its module and class, with its defaults written out."""
     if part.attribute or part.where not in _classes:
         return _tidy(part)
     try:
@@ -222,6 +224,7 @@ def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def _package(point: importlib.metadata.EntryPoint) -> str:
+    """Return name and version of the package that an entry point is from."""
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
     except Exception:  # the package's metadata are damaged
@@ -235,4 +238,5 @@ def _source(cls: type) -> tuple[str, str | None]:
 
 
 def _is_name(name: str) -> bool:
+    """Return True if it is one word, as names of encodings are."""
     return re.fullmatch(r"[^\W\d]\w*", name) is not None

@@ -129,6 +129,8 @@ class CountedGates(Term):
         self.scale = cope.scale(cope.head_dim)
 
     def held(self, needs_grad: bool) -> float:
+        # Arrays of the scores' size: the count and what it is interpolated from are saved for the
+        # backward pass; without gradients a few queries are computed at a time. See Term.held.
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:

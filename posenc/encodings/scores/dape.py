@@ -135,6 +135,8 @@ class Adapted(Term):
 
     def held(self, needs_grad: bool) -> float:
         heads, units = self.dape.out.weight.shape
+        # Arrays of the scores' size, (batch, heads, ...): those of the hidden layer have `units`
+        # instead of heads. See Term.held.
         return 3 * units / heads + 3
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:

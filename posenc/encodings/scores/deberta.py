@@ -16,7 +16,7 @@ from posenc.encodings.base.placed import require_whole
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.slopes_and_buckets import deberta_ends
-from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
@@ -134,7 +134,8 @@ class DeBERTa(PositionEncoding):
             self.norm.reset_parameters()
 
     def scale(self, head_dim: int) -> float:
-        return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
+        num_products = 1 + int(self.c2p) + int(self.p2c)  # q . k, and one more for each
+        return (num_products * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
         """Project the table with these modules of an attention, without adopting them."""
@@ -216,7 +217,7 @@ class DeBERTa(PositionEncoding):
         """Return rows of the table, projected: (num_heads, rows, head_dim). Query heads may share a
         head of the projection. A row that several distances use is projected once."""
         assert projection is not None
-        ends = free_ends(rows)  # None: not known without waiting for the device
+        ends = extremes_if_readable(rows)  # None: not known without waiting for the device
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
         shared = 2 * (last + 1 - first) < len(rows)
         projected = torch.arange(first, last + 1, device=rows.device) if shared else rows

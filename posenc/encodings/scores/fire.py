@@ -169,6 +169,8 @@ class Network(Dense):
         self.dtype = q.x.dtype
 
     def held(self, needs_grad: bool) -> float:
+        # Arrays of the scores' size, (batch, heads, ...): in training also some with one number for
+        # all heads, such as the share of each pair. See Term.held.
         return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:

@@ -91,6 +91,7 @@ class Bands:
         if shift is None:
             return None
         # The distances of the first query to the last key, and of the last query to the first key.
+        # In a causal block only keys that are hidden anyway are later than a query by `rows`.
         low = -rows if causal else shift + 1 - len(k)
         high = max(low, shift + len(q) - 1)
         if ends is not None:
@@ -115,6 +116,9 @@ class Bands:
         assert k_vectors is not None
         lowest = None
         highest = None
+        # A block takes the vector of `low` for keys from shift + rows - 1 - low on, and that of
+        # `high` for keys before shift - high + 1, see Band.near. The first block begins to do so
+        # earliest, and the last query gets the most keys at `high`.
         some_key_at_low = shift + min(rows, len(q)) - 1 - low < len(k)
         if some_key_at_low:
             lowest = k_band.at(low) @ k_vectors.mT

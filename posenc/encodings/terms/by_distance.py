@@ -23,7 +23,8 @@ class ByDistance(Term):
 
     Args:
         ends: (low, high); distances outside use the vector of the nearer end, and real distances
-            are rounded down.
+            are rounded down. None: no limit; positions must then be consecutive, or a subclass
+            overrides `_gathered` and `pair`, as Transformer-XL's does.
         q_vectors, for_q: (batch, num_heads, q_len, width), and a function from distances to
             (num_heads or 1, distances, width); or both None.
         k_vectors, for_k: the same for the keys.
@@ -105,7 +106,7 @@ class ByDistance(Term):
         k_vectors: Tensor | None,
     ) -> Tensor:
         """Add the products, at any positions: multiply all vectors, and gather by distance."""
-        assert self.ends is not None
+        assert self.ends is not None  # see the class
         low, high = self.ends
         column = _whole(distances(q.positions, k.positions)).clamp(low, high) - low
         if column.ndim == 3:  # (batch, rows, keys)

@@ -79,6 +79,8 @@ class NTKByParts(Scaling):
         return Frequencies(blend(inv_freq, Decimal(self.factor), kept))
 
     def _kept(self, turns: Decimal) -> Decimal:
+        """Return the fraction of its own frequency that a pair keeps, from 0 (interpolated) to 1,
+        for its number of turns in the training length."""
         if turns >= self.beta:
             return Decimal(1)
         if turns <= self.alpha:

@@ -1,4 +1,5 @@
-"""Scale pairs by one formula: interpolate positions, enlarge the base, or stop slow pairs."""
+"""Scale all pairs by one formula, unlike `by_parts`: interpolate positions, enlarge the base, by
+which slow pairs change more than fast ones, or stop slow pairs."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,6 +18,11 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
 def ntk_frequencies(
     scaling: Scaling, rotary_dim: int, rope_theta: float, factor: Decimal
 ) -> tuple[Decimal, ...]:
+    """Return the frequencies of rotary_dim / 2 pairs, the fastest first, with the base rope_theta *
+    factor^(d/(d-2)), d = rotary_dim: the fastest stays, the slowest is divided by `factor`.
+
+    Raises: ValueError, which names `scaling`, if rotary_dim is below 4.
+    """
     expected = "rotary_dim must be at least 4: the slowest pair is scaled, the fastest is not"
     require(scaling, rotary_dim >= 4, expected, rotary_dim)
     base = Decimal(rope_theta) * factor ** (Decimal(rotary_dim) / (rotary_dim - 2))

@@ -112,9 +112,10 @@ class DynamicYaRN(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at(None)
+        self._at(None)  # YaRN's constructor checks beta_fast and beta_slow
 
     def _at(self, length: int | None) -> YaRN:
+        """Return the YaRN for a current length in tokens; None: the training length, factor 1."""
         trained = self.original_max_positions
         factor = at_least(self, length, trained) / trained
         return YaRN(factor, trained, self.beta_fast, self.beta_slow)

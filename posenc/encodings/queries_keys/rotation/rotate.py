@@ -143,6 +143,8 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
             target.copy_(source)
             _rotate_halves(source, target, factor[..., strip, :], sin[..., strip, :])
         else:
+            # `source` is a copy of x in the work dtype, and is read while `copy` is written: each
+            # half of the result needs both halves of the source.
             copy = source.clone()
             target.copy_(_rotate_halves(source, copy, factor[..., strip, :], sin[..., strip, :]))
     return out
