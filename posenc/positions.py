@@ -491,12 +491,16 @@ def normalized_grid(
 
 
 def _check_grid(name: str, height: int, width: int, class_tokens: int) -> None:
+    """Raise TypeError or ValueError unless height and width are counts from 1 on and class_tokens
+    is one from 0 on; `name`: the function that got them."""
     check_count(f"positions.{name}", "height", height)
     check_count(f"positions.{name}", "width", width)
     check_count(f"positions.{name}", "class_tokens", class_tokens, 0)
 
 
 def _after_class_tokens(count: int, cells: Tensor) -> Tensor:
+    """Put `count` tokens without a place (NaN) before cells (n, 2), which become float64; without
+    such tokens the cells stay as they are."""
     if not count:
         return cells
     placeless = torch.full((count, cells.shape[-1]), math.nan, device=cells.device)

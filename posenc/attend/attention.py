@@ -302,7 +302,7 @@ def explain(
         if t is not own  # transformed q, k and v, and temporary memory if they are wider
     )
     if len(problems) > 1:
-        # The output of each pass and, while they are merged, a second array of its size; counted.
+        # The output of each pass, and as much again while `_merge` joins them.
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
     way, used = choices[0].way, problems[0].scale
     return Plan(
@@ -311,12 +311,12 @@ def explain(
         time=costs[0].time,
         extra_bytes=extra,
         scale=used,
-        scale_of=_origin(used, scale is not None, q.shape[-1], problems[0].encoding),
+        scale_of=_origin_of_scale(used, scale is not None, q.shape[-1], problems[0].encoding),
         rejected=others(problems[0], way),
     )
 
 
-def _origin(scale: float, given: bool, head_dim: int, encoding: PositionEncoding) -> str:
+def _origin_of_scale(scale: float, given: bool, head_dim: int, encoding: PositionEncoding) -> str:
     """Return where the scale of an attention comes from, for `explain`."""
     usual = head_dim**-0.5
     if given:

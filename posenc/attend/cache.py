@@ -170,6 +170,8 @@ class KVCache:
         self.length = end
         return self.k, self.v, self.where, self.state
 
+    # Without the unused space of the buffers, which they share.
+
     @property
     def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:
         return self._buffers["k"][:, :, : self.length]

@@ -108,8 +108,8 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
     if impl == "sdpa":
         form, _ = sdpa_form(problem)
     elif impl == "flex":
-        reason += _backend(problem)
-    return Choice(impl, reason + _repeats(problem, impl, form), form, named=True)
+        reason += _note_of_backend(problem)
+    return Choice(impl, reason + _note_of_repeating(problem, impl, form), form, named=True)
 
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
@@ -138,21 +138,21 @@ def _cheapest(problem: Problem) -> Choice:
     on_cpu = problem.q.device.type == "cpu"
     dense = _fits_dense(problem)  # the scores may be computed all at once
     short_training = on_cpu and problem.needs_grad and dense and problem.kv_len <= SHORT
-    if short_training and _slows_flash(problem):
+    if short_training and _is_slow_by_flash(problem):
         return Choice("reference", "short rows that need gradients")
 
     form, _ = sdpa_form(problem)
     if form:
-        return Choice("sdpa", FORMS[form] + _repeats(problem, "sdpa", form), form)
+        return Choice("sdpa", FORMS[form] + _note_of_repeating(problem, "sdpa", form), form)
 
     if not on_cpu and not dense and _why_not_flex(problem) is None:
         reason = "one fused kernel with the encoding's score_mod"
-        return Choice("flex", reason + _backend(problem))
+        return Choice("flex", reason + _note_of_backend(problem))
 
     blocks_can_run = refusal(problem, "blocks") is None
     if blocks_can_run and blocks.takes_bias_as_mask(problem):
         reason = "torch's kernel reads the encoding's bias as a mask"
-        return Choice("blocks", reason + _repeats(problem, "blocks"))
+        return Choice("blocks", reason + _note_of_repeating(problem, "blocks"))
     if blocks_can_run and not dense:
         return Choice("blocks", "the scores are too large to compute at once")
     return Choice("reference", "the scores are small" if dense else "nothing else can run here")
@@ -165,13 +165,13 @@ def _fits_dense(problem: Problem) -> bool:
     return scores_and_weights <= (LEAN_BYTES if lean else DENSE_BYTES)
 
 
-def _backend(problem: Problem) -> str:
+def _note_of_backend(problem: Problem) -> str:
     """Return FlexAttention's backend, and why it runs, to be added to a reason."""
     name, why = flex_options.backend(problem)
     return f", backend {name}: {why}"
 
 
-def _repeats(problem: Problem, way: str, form: str = "") -> str:
+def _note_of_repeating(problem: Problem, way: str, form: str = "") -> str:
     """Return what is added to the reason if the operators get keys and values for every head."""
     if way == "blocks":
         runs_operators = blocks.takes_bias_as_mask(problem)
@@ -185,10 +185,10 @@ def _repeats(problem: Problem, way: str, form: str = "") -> str:
     return f"; {repeated}, because torch {kernels.RELEASE} reads shared heads wrongly"
 
 
-def _slows_flash(problem: Problem) -> bool:
+def _is_slow_by_flash(problem: Problem) -> bool:
     """Return True if torch's flash kernel trains slower than dense scores on few keys."""
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.autocast
-    return not _splits(problem) and (half or problem.term is not None)
+    return not _attends_near_apart(problem) and (half or problem.term is not None)
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
@@ -200,7 +200,7 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     few_queries = problem.q_len <= FEW and not problem.need_lse
     if few_queries and _takes_rows(problem):
         return "row", ""
-    if _splits(problem):
+    if _attends_near_apart(problem):
         return "near and far", ""
 
     why_not_strips = None
@@ -234,7 +234,7 @@ def _takes_rows(problem: Problem) -> bool:
     return blocks.takes_bias_as_mask(problem)
 
 
-def _splits(problem: Problem) -> bool:
+def _attends_near_apart(problem: Problem) -> bool:
     """Return True if the term attends to near keys itself, and there are enough others."""
     term = problem.term
     if term is None or term.far_from is None or torch.compiler.is_compiling():

@@ -50,7 +50,7 @@ def backend(problem: Problem) -> tuple[str, str]:
     return "AUTO", "Triton, with its own kernel for few queries"
 
 
-def learns(problem: Problem) -> bool:
+def bias_may_learn(problem: Problem) -> bool:
     """Return True if the gradient of the bias may be needed: parameters or states need one, or the
     bias reads queries or keys."""
     if problem.term is None or not problem.needs_grad:
@@ -64,10 +64,10 @@ def learns(problem: Problem) -> bool:
 def adds_atomically(problem: Problem) -> bool:
     """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
     in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
-    return learns(problem) and not problem.has_bias_by_distance
+    return bias_may_learn(problem) and not problem.has_bias_by_distance
 
 
-def computes(problem: Problem) -> bool:
+def computes_formulas(problem: Problem) -> bool:
     """Return True if the kernel computes the bias by distance by its formulas: faster than reading
     a table, unless one of them is dear."""
     if not problem.has_bias_by_distance:
@@ -84,7 +84,7 @@ def reads_pairs(problem: Problem) -> bool:
     if term is None or problem.has_bias_by_distance:
         return False
     computed = term.formulas is not None or term.per_key is not None
-    return learns(problem) or not computed
+    return bias_may_learn(problem) or not computed
 
 
 def kind(problem: Problem) -> str:
@@ -94,7 +94,7 @@ def kind(problem: Problem) -> str:
     names = ""
     if term is not None and term.formulas is not None:
         names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
-    if computes(problem):
+    if computes_formulas(problem):
         return names
     if problem.has_bias_by_distance:
         return "table"
@@ -110,7 +110,7 @@ def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
         return chosen | _options_for_pairs(problem)
     if not problem.has_bias_by_distance:
         return chosen
-    by_formulas = computes(problem)
+    by_formulas = computes_formulas(problem)
     if not by_formulas:
         chosen |= TABLES
     elif _is_measured(problem):
@@ -143,12 +143,12 @@ def _first_that_fits(problem: Problem) -> tuple[int, int, int]:
     room = _shared_memory(problem.q.device)
     for stages in (2, 1):
         for queries, keys in TILES:
-            if _needs(problem, queries, keys, stages) <= room:
+            if _bytes_needed(problem, queries, keys, stages) <= room:
                 return stages, queries, keys
     return 1, *TILES[-1]
 
 
-def _needs(problem: Problem, queries: int, keys: int, stages: int) -> int:
+def _bytes_needed(problem: Problem, queries: int, keys: int, stages: int) -> int:
     """Return the shared memory of a forward kernel in bytes, counted so that it is not too low.
 
     It holds a tile of queries and one of weights; keys and values of each stage; and for each

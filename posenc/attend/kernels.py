@@ -61,7 +61,7 @@ def wrong() -> Wrong:
         if not readable(torch.empty((), device="cpu")):
             unknown = f"whether torch {RELEASE} computes it right was not tried yet"
             return Wrong(unknown, unknown, True)
-        _found = _verdict(tried())
+        _found = _what_is_wrong(tried())
     return _found
 
 
@@ -71,17 +71,17 @@ def tried() -> frozenset[str]:
         return frozenset(name for name, is_right in FORMS.items() if not is_right())
 
 
-def _verdict(names: Collection[str]) -> Wrong:
+def _what_is_wrong(names: Collection[str]) -> Wrong:
     """Return what is wrong if these forms, keys of FORMS, are computed wrongly."""
     operators = [n for n in FORMS if n in names and n.startswith("operators: ") and n != GROUPED]
     function = [n for n in FORMS if n in names and n.startswith("function: ")]
-    of_operators = _said(operators)
+    of_operators = _sentence(operators)
     if FORWARD is None or BACKWARD is None:
         of_operators = f"torch {RELEASE} has no flash kernel for the CPU"
-    return Wrong(of_operators, _said(function), GROUPED in names)
+    return Wrong(of_operators, _sentence(function), GROUPED in names)
 
 
-def _said(names: list[str]) -> str:
+def _sentence(names: list[str]) -> str:
     """Return the sentence that says which forms are computed wrongly; "" for none."""
     if not names:
         return ""
@@ -226,5 +226,5 @@ FORMS: dict[str, Callable[[], bool]] = {
 """Each form, and a trial that returns True if torch computes it right. "operators" are FORWARD and
 BACKWARD, "function" is torch's scaled_dot_product_attention."""
 
-_found: Wrong | None = _verdict(KNOWN[RELEASE]) if RELEASE in KNOWN else None
+_found: Wrong | None = _what_is_wrong(KNOWN[RELEASE]) if RELEASE in KNOWN else None
 """What `wrong` returns, once it is known."""

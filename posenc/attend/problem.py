@@ -185,15 +185,15 @@ class Problem:
             first_key=self.first_key + first,
         )
 
-    def widen(self, t: Tensor) -> Tensor:
+    def widen_dtype(self, t: Tensor) -> Tensor:
         """Convert t to at least float32, except under autocast, which would cast it back."""
         return t if self.autocast else t.to(at_least_float32(t.dtype))
 
     def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
         """Return the scaled scores of queries [start, stop) with the term applied, before masking:
         (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the mask."""
-        q = self.widen(self.q[:, :, start:stop])
-        k = self.widen(self.k)
+        q = self.widen_dtype(self.q[:, :, start:stop])
+        k = self.widen_dtype(self.k)
         scores = grouped_matmul(q * self.scale, k.mT)
         scores = scores.to(at_least_float32(scores.dtype))
         if self.term is None:
@@ -282,7 +282,7 @@ class Problem:
 
     def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """Return the weighted sum of values for queries [start, stop), in the dtype of q."""
-        v = self.widen(self.v)
+        v = self.widen_dtype(self.v)
         if self.term is None or self.term.combine is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
         with without_autocast(weights.device):

@@ -138,7 +138,7 @@ class Mask:
 
         Raises: TypeError for anything but numbers, ValueError for other shapes or batch sizes.
         """
-        _check_places(q_positions, kv_positions)
+        _check_both(q_positions, kv_positions)
         return replace(
             self,
             q_positions=_without_overflow(q_positions),
@@ -197,8 +197,8 @@ class Mask:
     def _bound_in_order(self, length: int | None, queries: int | None) -> "Mask":
         """Return the mask bound to `length` keys at positions 0, 1, ..., and to the last `queries`
         of them, None for all. Raise TypeError for length None, which an unbound mask needs."""
-        kv_len = _count("length", length)
-        q_len = kv_len if queries is None else _count("queries", queries)
+        kv_len = _checked_count("length", length)
+        q_len = kv_len if queries is None else _checked_count("queries", queries)
         if q_len > kv_len:
             raise ValueError(
                 f"Mask.tensor: queries are the last of the {kv_len} tokens, got {q_len}. For "
@@ -263,7 +263,7 @@ _PACKED_TEXT = (
 
 def check_documents(mask: Mask) -> None:
     """Raise ValueError if positions show packed documents that a bound mask does not separate."""
-    if _sees_others(mask) is not _Others.BY_POSITION:
+    if _others_shown(mask) is not _OtherDocuments.BY_POSITION:
         return
     assert mask.kv_positions is not None
     if goes_back(mask.kv_positions, _valid_keys(mask)):
@@ -283,9 +283,9 @@ def bind_in_memory(
     tracing, show that the order in memory is not meant, because the last queries are elsewhere than
     the last keys, or that the row returns to its first text and the mask does not separate the two.
     """
-    if _compares(mask) and ends_differ(q_positions, kv_positions):
+    if _compares_positions(mask) and ends_differ(q_positions, kv_positions):
         raise ValueError(_ELSEWHERE)
-    by_position = _sees_others(mask) is _Others.BY_POSITION
+    by_position = _others_shown(mask) is _OtherDocuments.BY_POSITION
     if by_position and text_returns(kv_positions, _valid_keys(mask)):
         raise ValueError(_PACKED_TEXT)
     q_len = q_positions.shape[-2]
@@ -304,15 +304,15 @@ _ELSEWHERE = (
 )
 
 
-def _compares(mask: Mask) -> bool:
+def _compares_positions(mask: Mask) -> bool:
     """Return True if a part of the mask compares positions, or may do so: one that the user made
     and that names no tensor."""
     if mask.parts:
-        return any(map(_compares, mask.parts))
+        return any(map(_compares_positions, mask.parts))
     return mask.separates is False or (mask.separates is True and not mask.reads)
 
 
-class _Others(IntEnum):
+class _OtherDocuments(IntEnum):
     """Which keys of other documents in its row a query may see by mistake, because the caller has
     not named documents."""
 
@@ -325,19 +325,23 @@ class _Others(IntEnum):
     """Keys at the positions of its own document, which the other documents repeat."""
 
 
-def _sees_others(mask: Mask, inverted: bool = False) -> _Others:
+def _others_shown(mask: Mask, inverted: bool = False) -> _OtherDocuments:
     """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
     mistake."""
     if mask.operator == "~":
-        return _sees_others(mask.parts[0], not inverted)
+        return _others_shown(mask.parts[0], not inverted)
     if not mask.parts:
         # What a mask reads does not change with `inverted`: ~causal compares positions, as causal
         # does, and ~document names documents.
-        kinds = {True: _Others.NONE, None: _Others.ANY, False: _Others.BY_POSITION}
+        kinds = {
+            True: _OtherDocuments.NONE,
+            None: _OtherDocuments.ANY,
+            False: _OtherDocuments.BY_POSITION,
+        }
         return kinds[mask.separates]
-    of_parts = [_sees_others(part, inverted) for part in mask.parts]
-    if _needs_all(mask, inverted) and _Others.NONE in of_parts:
-        return _Others.NONE
+    of_parts = [_others_shown(part, inverted) for part in mask.parts]
+    if _needs_all(mask, inverted) and _OtherDocuments.NONE in of_parts:
+        return _OtherDocuments.NONE
     return max(of_parts)
 
 
@@ -376,7 +380,7 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
         return
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"{owner}: mask must be a posenc.masks.Mask, got {_kind(mask)}. Convert a tensor of "
+            f"{owner}: mask must be a posenc.masks.Mask, got {_what(mask)}. Convert a tensor of "
             "valid tokens by posenc.masks.padding(valid), a mask_mod by posenc.masks.Mask."
         )
     sizes = {"batch": batch, "q_len": q_len, "kv_len": kv_len}
@@ -406,7 +410,7 @@ def _check_bound(
         )
 
 
-def _kind(mask: Any) -> str:
+def _what(mask: Any) -> str:
     """Return what came instead of a Mask, for a message."""
     if callable(mask) and not isinstance(mask, Tensor):
         return f"{getattr(mask, '__name__', type(mask).__name__)} (call it, or wrap it in Mask)"
@@ -425,7 +429,7 @@ def _not(a: Predicate, sight: Sight) -> Tensor:
     return ~a(sight)
 
 
-def _count(name: str, count: Any) -> int:
+def _checked_count(name: str, count: Any) -> int:
     """Return a number of tokens. Raise TypeError or ValueError unless it is whole and not below
     0."""
     if not hasattr(count, "__index__") or isinstance(count, bool):
@@ -448,7 +452,7 @@ def _bound_alike(a: Mask, b: Mask) -> bool:
     return same_queries and same(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
 
 
-def _check_places(q_positions: Any, kv_positions: Any) -> None:
+def _check_both(q_positions: Any, kv_positions: Any) -> None:
     """Raise unless both are positions that a mask can compare, see `Mask.bind`."""
     _check_one("q_positions", q_positions)
     _check_one("kv_positions", kv_positions)

@@ -135,9 +135,11 @@ class Layer(nn.Module):
         return self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x)))
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Return what a sublayer reads of x: with pre-norm x after the norm."""
         return norm(x) if self.pre else x
 
     def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Add the output y of a sublayer, with dropout, to x; with post-norm apply the norm."""
         if self.dropout:
             y = F.dropout(y, self.dropout, self.training)
         return x + y if self.pre else norm(x + y)

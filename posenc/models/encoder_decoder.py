@@ -174,6 +174,8 @@ class Conditioned:
         return F.linear(x, self.model.tokens.weight) if head is None else head(x)
 
     def _context(self, batch: int) -> Context:
+        """Return the source for `batch` rows of tokens, each row repeated for those that share it.
+        Raise ValueError if these are no multiple of the source's."""
         rows = self.source.shape[0]
         if batch % rows:
             raise ValueError(

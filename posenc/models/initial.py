@@ -64,6 +64,8 @@ def initialise(
 
 
 def _fill(weight: Tensor, std: float, name: str, seed: int) -> None:
+    """Fill a weight with normal numbers that depend only on its name, its shape and the seed, so
+    that models with other encodings begin with the same ones."""
     if weight.is_meta:
         return
     # torch's CPU generator reads 32 bits of its seed.

@@ -141,6 +141,7 @@ class VisionAttention(nn.Module):
 
     @staticmethod
     def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+        """Return x after a norm, or as it is without one."""
         return x if norm is None else norm(x)
 
 
@@ -311,6 +312,11 @@ def _check_given(
 
 
 def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
+    """Return timm's two arguments as one mask; None if all tokens see one another.
+
+    attn_mask: booleans of up to four axes that broadcast to (batch, heads, len, len), True where a
+        token is seen. Raises: ValueError for numbers.
+    """
     if attn_mask is None:
         return causal if is_causal else None
     if attn_mask.dtype != torch.bool:

@@ -74,6 +74,7 @@ class Pairs:
 
     @cached_property
     def _fit(self) -> "_Fit":
+        """Return the least-squares fit of one mean per encoding and one effect per seed."""
         return _least_squares(self.values)
 
     @property

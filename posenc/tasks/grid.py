@@ -57,6 +57,8 @@ class Grid(Task):
         return replace(stacked(rows, len(rows[0][0])), positions=places(height, width))
 
     def _row(self, random: np.random.Generator, height: int, width: int) -> Row:
+        """Draw the name of an offset and a grid of patches, row by row. The target of a patch is
+        the patch at the offset, if that is on the grid."""
         name = int(random.integers(len(OFFSETS)))
         patches = len(OFFSETS) + random.integers(0, SYMBOLS, size=(height, width))
         up, left = OFFSETS[name]

@@ -49,6 +49,8 @@ class Recall(Task):
         return 4 * _pairs(case) + case.length + 1
 
     def _row(self, random: np.random.Generator, pairs: int, gap: int) -> Row:
+        """Draw `pairs` keys with their values, `gap` fillers, and the keys again in another order,
+        each followed by its value, which is the target."""
         keys = FIRST_KEY + random.permutation(KEYS)[:pairs]
         values = FIRST_VALUE + random.integers(0, VALUES, size=pairs)
         fillers = FIRST_FILLER + random.integers(0, FILLERS, size=gap)
@@ -63,4 +65,5 @@ class Recall(Task):
 
 
 def _pairs(case: Case) -> int:
+    """Return the number of pairs of a case: PAIRS, or MORE_PAIRS for the variant with more."""
     return MORE_PAIRS if case.variant == _MORE else PAIRS

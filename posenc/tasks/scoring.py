@@ -45,15 +45,17 @@ def score_of(
     Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
 token_accuracy_cut=1.0)
     """
-    whole = _shares(targets, said, targets != IGNORED)
+    whole = _shares_right(targets, said, targets != IGNORED)
     if (end is None) != (said_cut is None):
         raise ValueError("score_of: give said_cut exactly if the task has an end symbol.")
     if said_cut is None:
         return Score(*whole, None, None)
-    return Score(*whole, *_shares(targets, said_cut, (targets != IGNORED) & (targets != end)))
+    return Score(*whole, *_shares_right(targets, said_cut, (targets != IGNORED) & (targets != end)))
 
 
-def _shares(targets: np.ndarray, said: np.ndarray, asked: np.ndarray) -> tuple[float, float]:
+def _shares_right(targets: np.ndarray, said: np.ndarray, asked: np.ndarray) -> tuple[float, float]:
+    """Return the fraction of sequences in which all `asked` tokens are right, and that of right
+    tokens among the asked ones. All three are (sequences, len). Raise ValueError as `score_of`."""
     if said.shape != targets.shape:
         raise ValueError(f"score_of: {said.shape} answers for {targets.shape} targets.")
     if not asked.size or not asked.any(1).all():

@@ -130,6 +130,7 @@ class Task(ABC):
                 )
 
     def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
+        """Draw a batch of training sequences, padded to those of the training length."""
         rows = [self.train_row(random, train_length) for _ in range(batch)]
         return stacked(rows, self.tokens(Case(train_length)))
 
@@ -153,5 +154,7 @@ def answered(question: np.ndarray, answer: np.ndarray) -> Row:
 
 
 def _random(first: int, second: int, third: int = 0) -> np.random.Generator:
+    """Return a generator for these numbers, the same in every process and on every machine. `third`
+    is below 2^32."""
     key = np.array([first, second + (third << 32)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))

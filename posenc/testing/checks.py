@@ -112,6 +112,8 @@ def verdicts(make: Make, checks: dict[str, Callable[[Make], None]]) -> Iterator[
 
 
 def _failure(check: Callable[[Make], None], make: Make) -> tuple[str | None, bool]:
+    """Run a check; return why it fails, None if it passes, and True if the encoding raised an error
+    instead of giving other numbers."""
     try:
         check(make)
     except (Exception, SystemExit) as error:  # a user's encoding may raise anything

@@ -26,14 +26,16 @@ from posenc.testing.harness import (
 from posenc.testing.sequences import in_steps, shifted
 
 
-def _hold(name: str, claimed: bool, holds: bool) -> None:
+def _assert_claimed_right(name: str, claimed: bool, holds: bool) -> None:
+    """Assert that what is claimed holds, and that what holds is claimed."""
     assert claimed == holds, f"{name} is claimed as {claimed}, but {'holds' if holds else 'fails'}"
 
 
 def assert_shift_invariance_as_claimed(make: Make) -> None:
+    """Check that adding a number to all positions changes nothing if and only if it is claimed."""
     model = layer(make)
     changed = any(differs(moved, plain) for moved, plain, _ in shifted(model, SHAPE))
-    _hold("shift_invariant", model.encoding.claims.shift_invariant, not changed)
+    _assert_claimed_right("shift_invariant", model.encoding.claims.shift_invariant, not changed)
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
@@ -58,7 +60,9 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
         attend(k, v, positions, state),
         attend(k[:, :, order], v[:, :, order], positions[order], moved),
     )
-    _hold("permutation_invariant", encoding.claims.permutation_invariant, not changed)
+    _assert_claimed_right(
+        "permutation_invariant", encoding.claims.permutation_invariant, not changed
+    )
 
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
@@ -75,7 +79,7 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
     """Check that decoding steps, which get only the length so far, equal one pass if claimed."""
     model = layer(make)
     changed = any(differs(steps, full) for steps, full, _ in in_steps(model, SHAPE))
-    _hold("cache_safe", model.encoding.claims.cache_safe, not changed)
+    _assert_claimed_right("cache_safe", model.encoding.claims.cache_safe, not changed)
 
 
 def assert_places_as_claimed(make: Make) -> None:
@@ -117,10 +121,10 @@ def assert_additive_as_claimed(make: Make) -> None:
     for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
         added.append(scored(encoding, scores, *where) - scores)
     holds = not differs(*added)
-    _hold("additive", encoding.claims.additive, holds)
+    _assert_claimed_right("additive", encoding.claims.additive, holds)
     term = encoding.term(*sides(*where))
     if term is not None and term.additive:
-        _hold("the term's additive", True, holds)
+        _assert_claimed_right("the term's additive", True, holds)
 
 
 def _gain(q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, Any]) -> Tensor:
@@ -172,10 +176,11 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         if not found.isfinite().all():
             return
         changed = changed or differs(found, expected)
-    _hold("own_scale", claimed, changed)
+    _assert_claimed_right("own_scale", claimed, changed)
 
 
 def assert_claims_have_their_types(make: Make) -> None:
+    """Check the types of all claims, and the values of those that have only a few."""
     encoding = make(SHAPE)
     kinds = {
         "shift_invariant": bool,

@@ -23,15 +23,17 @@ Setting = Callable[[Layer, Tensor], list[Tensor]]
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
     """Check results in grad mode if no parameter needs gradients."""
-    _compare(make, lambda model, x: _outputs(model.requires_grad_(False), x))
+    _assert_unchanged_in(make, lambda model, x: _outputs(model.requires_grad_(False), x))
 
 
 def assert_inference_mode_changes_nothing(make: Make) -> None:
+    """Check that results in torch.inference_mode are those with gradients."""
+
     def infer(model: Layer, x: Tensor) -> list[Tensor]:
         with torch.inference_mode():
             return _outputs(model, x)
 
-    _compare(make, infer)
+    _assert_unchanged_in(make, infer)
 
 
 def assert_inputs_need_no_gradient(make: Make) -> None:
@@ -41,10 +43,13 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
         model.attention.requires_grad_(False)
         return _with_gradients(model, x)
 
-    _compare(make, train)
+    _assert_unchanged_in(make, train)
 
 
-def _compare(make: Make, setting: Setting) -> None:
+def _assert_unchanged_in(make: Make, setting: Setting) -> None:
+    """Assert that outputs and gradients in a setting are those of a layer in which everything needs
+    gradients, in each dtype and implementation, also if new memory is full of NaN or large numbers.
+    """
     for dtype, bound in BOUNDS.items():
         encoding = build(make, dtype=dtype)
         model = Layer(encoding, SHAPE, "reference").to(dtype)

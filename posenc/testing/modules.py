@@ -30,6 +30,8 @@ def assert_device_follows_input(make: Make) -> None:
 
 
 def assert_meta_construction_materialises(make: Make) -> None:
+    """Check that a layer built without memory (device "meta") gives the same results after
+    `to_empty` and loading, and finite ones after `reset_parameters`."""
     want, x, positions = example(make, 9)
     with torch.device("meta"):
         bare = Layer(make(SHAPE), SHAPE).double()
@@ -55,6 +57,7 @@ def _spoil(module: torch.nn.Module) -> None:
 
 
 def assert_state_dict_round_trip(make: Make) -> None:
+    """Check that a layer that loads another one's state gives the same results."""
     first, x, positions = example(make)
     torch.manual_seed(9)
     second = Layer(make(SHAPE), SHAPE).double()

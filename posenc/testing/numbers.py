@@ -81,11 +81,13 @@ def assert_inputs_are_not_written_to(make: Make) -> None:
 
 
 def assert_float32_is_precise(make: Make) -> None:
+    """Check float32 against float64, from positions 0 and 5,000 on."""
     precision(make, torch.float32)
     precision(make, torch.float32, offset=5000)
 
 
 def assert_bfloat16_is_precise_far_out(make: Make) -> None:
+    """Check bfloat16, which cannot tell 8,192 from 8,193, against float64, from 0 and 8,192 on."""
     precision(make, torch.bfloat16)
     precision(make, torch.bfloat16, offset=8192)
 
@@ -126,16 +128,20 @@ def assert_float32_is_never_halved(make: Make) -> None:
 
 
 def assert_float16_is_precise(make: Make) -> None:
+    """Check float16 against float64, from position 500 on."""
     precision(make, torch.float16, offset=500)
 
 
 def assert_float64_is_kept(make: Make) -> None:
+    """Check that everything that the encoding returns for float64 is float64."""
     encoding = build(make, dtype=torch.float64)
     for out in outputs(encoding, torch.float64, torch.float64, 7, 0):
         assert out.dtype == torch.float64
 
 
 def assert_works_or_refuses_beyond_training(make: Make) -> None:
+    """Check that far positions give finite outputs or, if the encoding claims max_positions, that
+    the first one too many raises a ValueError that names it."""
     model, x, positions = example(make, 3, torch.float32)
     limit, far = model.encoding.claims.max_positions, 4 * SHAPE.train_length
     if limit is None:
@@ -172,6 +178,7 @@ def assert_gradients_are_right(make: Make) -> None:
 
 
 def assert_gradients_are_finite(make: Make) -> None:
+    """Check gradients of inputs and parameters in float32 and bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
         model, x, positions = example(make, dtype=dtype)
         model(x.requires_grad_(), positions).float().square().sum().backward()

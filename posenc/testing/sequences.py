@@ -75,6 +75,8 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
 
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
+    """Check that results do not depend on calls before: longer ones, in another dtype, or with as
+    many tokens at other positions."""
     model, x, positions = example(make, 9)
     encoding = model.encoding
     first = model(x, positions)
@@ -179,19 +181,23 @@ def shifted(model: Layer, shape: ModelShape) -> Pairs:
 
 
 def _assert_equal(pairs: Pairs) -> None:
+    """Assert that both results of each pair are equal up to rounding."""
     for result, alone, which in pairs:
         assert_same(result, alone, which)
 
 
 def assert_padding_is_invisible(make: Make) -> None:
+    """Check that a row gives the same results next to padding as alone."""
     _assert_equal(next_to_padding(layer(make), SHAPE))
 
 
 def assert_packing_is_invisible(make: Make) -> None:
+    """Check that documents give the same results packed into one row as alone."""
     _assert_equal(in_a_pack(layer(make), SHAPE))
 
 
 def assert_rows_are_independent(make: Make) -> None:
+    """Check that a row of a batch gives the same results as alone."""
     _assert_equal(among_other_rows(layer(make), SHAPE))
 
 

@@ -529,13 +529,13 @@ def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
 
 def test_the_bound_of_shared_memory_is_not_below_what_triton_reported():
     built = with_widths(problem("fire", masks.causal, 256, 256), 64)
-    assert flex_options._needs(built, 128, 128, 3) >= NEEDED_BYTES
-    assert flex_options._needs(built, 128, 64, 2) <= H100_BYTES
+    assert flex_options._bytes_needed(built, 128, 128, 3) >= NEEDED_BYTES
+    assert flex_options._bytes_needed(built, 128, 64, 2) <= H100_BYTES
     both = posenc.Compose(posenc.create("fire", SHAPE), posenc.create("deberta", SHAPE))
     two = with_widths(problem(both, masks.causal, 256, 256), 64)
-    assert flex_options._needs(two, 128, 64, 2) > flex_options._needs(built, 128, 64, 2), (
-        "it reads more numbers"
-    )
+    assert flex_options._bytes_needed(two, 128, 64, 2) > flex_options._bytes_needed(
+        built, 128, 64, 2
+    ), "it reads more numbers"
 
 
 def with_widths(built, width, dtype=torch.bfloat16):

@@ -48,8 +48,8 @@ _no_room: set[tuple[Any, ...]] = set()
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory."""
     pairs = problem.q_len * problem.kv_len
-    learning = flex_options.learns(problem)
-    is_formula = flex_options.computes(problem) and not learning
+    learning = flex_options.bias_may_learn(problem)
+    is_formula = flex_options.computes_formulas(problem) and not learning
     if problem.term is None or is_formula:
         numbers = 0  # of the bias, for each head
     elif flex_options.reads_pairs(problem):
@@ -117,7 +117,7 @@ def _learned_row(problem: Problem) -> Tensor | None:
     if not (problem.has_bias_by_distance and problem.needs_grad):
         return None
     assert problem.term is not None
-    if flex_options.computes(problem) and not learned(problem.term.formulas()):  # type: ignore[misc]
+    if flex_options.computes_formulas(problem) and not learned(problem.term.formulas()):  # type: ignore[misc]
         return None
     row = _whole_row(problem)
     return row if row.requires_grad else None
@@ -176,7 +176,7 @@ def _parts(problem: Problem, row: Tensor | None) -> _Parts:
         return _Parts(mod, _near_and_far(problem, first_far), constant)
     if row is None:
         mod = score_mod(problem)
-    elif flex_options.computes(problem):
+    elif flex_options.computes_formulas(problem):
         with torch.no_grad():
             mod = _formulas_mod(problem)
     else:
@@ -194,7 +194,7 @@ def score_mod(problem: Problem) -> ScoreMod | None:
         assert problem.term.pair is not None
         with without_autocast(problem.q.device):
             return problem.term.pair()
-    if flex_options.computes(problem) and not flex_options.learns(problem):
+    if flex_options.computes_formulas(problem) and not flex_options.bias_may_learn(problem):
         return _formulas_mod(problem)
     return _table_mod(problem, _whole_row(problem))
 

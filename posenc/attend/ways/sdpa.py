@@ -98,8 +98,10 @@ def _near_and_far_bytes(problem: Problem) -> int:
 
 def _key_rows_bytes(problem: Problem) -> int:
     """Count a block's mask, and with gradients copies of q, k and v."""
+    # A mask is written out for keys that only some queries of a block see, about as many as the
+    # block has queries. All others have one row of bias for the whole block.
     blocks_of_keys = max(1, problem.kv_len // key_rows.ROWS)
-    mask = scores_bytes(problem, key_rows.ROWS) // blocks_of_keys  # for one block of keys
+    mask = scores_bytes(problem, key_rows.ROWS) // blocks_of_keys
     copies = 0
     if problem.needs_grad:
         copies = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())

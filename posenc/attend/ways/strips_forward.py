@@ -36,9 +36,11 @@ class Strip(NamedTuple):
     # Methods, not properties, which torch.compile does not trace on named tuples up to torch 2.6.
 
     def rows(self) -> slice:
+        """Return the slice of its queries."""
         return slice(self.start, self.stop)
 
     def keys(self) -> slice:
+        """Return the slice of its keys."""
         return slice(self.first, self.last)
 
     def first_entry(self, q_len: int) -> int:

@@ -72,6 +72,7 @@ def check_vectors(owner: str, **tensors: Any) -> None:
 
 
 def _check_floating(owner: str, name: str, t: Tensor) -> None:
+    """Raise TypeError unless t is a tensor of real numbers in a dtype that attention takes."""
     if not t.is_floating_point() or t.dtype.itemsize < 2:
         raise TypeError(
             f"{owner}: {name} must be floating-point numbers of 16, 32 or 64 bits, got {t.dtype}. "

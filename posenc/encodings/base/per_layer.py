@@ -65,7 +65,7 @@ class PerLayer(PositionEncoding):
                 raise ValueError(
                     f"PerLayer: windows must be one per layer ({len(layers)}), got {len(windows)}."
                 )
-            layers = [_narrow(e, w) for e, w in zip(layers, windows, strict=True)]
+            layers = [_with_window(e, w) for e, w in zip(layers, windows, strict=True)]
         if 1 not in layers[0].claims.places and any(1 in e.claims.places for e in layers):
             raise ValueError(
                 "PerLayer: embeddings are encoded once, by layer 0; give it that encoding."
@@ -94,9 +94,9 @@ class PerLayer(PositionEncoding):
         Raises: ValueError if a PerLayer has a longer pattern than num_layers.
         """
         if not isinstance(encoding, PerLayer):
-            return PerLayer([_own_copy(encoding) for _ in range(num_layers)])
+            return PerLayer([_copy_for_layer(encoding) for _ in range(num_layers)])
         encoding.check_layers("PerLayer.replicate", num_layers)
-        return PerLayer([_own_copy(encoding.member(i)) for i in range(num_layers)])
+        return PerLayer([_copy_for_layer(encoding.member(i)) for i in range(num_layers)])
 
     @property
     def period(self) -> int:
@@ -193,15 +193,16 @@ class PerLayer(PositionEncoding):
         return tuple(self.layers) if self._ready is None else self._ready  # type: ignore[return-value]
 
 
-def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
-    """Return the encoding with a window of so many keys, or with a mask."""
+def _with_window(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
+    """Return the encoding for a layer whose queries see `window` keys, counting their own, or what
+    a mask shows; for None the encoding itself."""
     if window is None:
         return encoding
     mask = window if isinstance(window, Mask) else sliding_window(window)
     return Compose(encoding, Within(mask))
 
 
-def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
+def _copy_for_layer(encoding: PositionEncoding) -> PositionEncoding:
     """Copy the encoding with new parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding

@@ -81,12 +81,13 @@ class Tokens:
         return self.where.shape[-1 if self.num_axes == 1 else -2]
 
     def _part(self, positions: Tensor | range, span: slice) -> Tensor | range:
+        """Select the positions of some tokens."""
         if isinstance(positions, range):
             return positions[span]
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
 
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> "Tokens":
-        """Return the same tokens with vectors x, or None."""
+        """Return the same tokens, at the same positions, with vectors x, or without any."""
         changed = self._copy()
         changed.x = x
         return changed
