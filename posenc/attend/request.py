@@ -263,8 +263,9 @@ def _problem(
     encoding = call.encoding
     queries = inputs.queries
     if isinstance(stored, Rotated):
-        # Only one pass comes here: an encoding with several claims needs_raw_k, because each pass
-        # transforms the keys for its own positions.
+        # These were transformed once, at the true positions. An encoding with several passes, each
+        # of which transforms them for its own positions, must claim needs_raw_k to get Raw ones.
+        # Nothing here checks that: posenc.testing finds a missing claim, as decoding then differs.
         q, k = stored.q, stored.keys.x
         assert k is not None
     else:

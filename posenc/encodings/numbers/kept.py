@@ -56,6 +56,7 @@ class Kept:
 
 
 def _equal(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
+    """Return True if as many tensors have the same dtypes, shapes and numbers. NaN equals none."""
     if len(before) != len(now):
         return False
     pairs = zip(before, now, strict=True)

@@ -116,7 +116,7 @@ class ALiBi(DistanceBias):
         return term
 
     def _formula(self, device: torch.device | None) -> Formula:
-        """Return `bias` as arithmetic."""
+        """Return what `bias` computes as arithmetic that a kernel does for each pair."""
         like = torch.empty(0, device=device)
         slope = self._slope(like).float()
         if self._sides is None:
@@ -131,14 +131,18 @@ class ALiBi(DistanceBias):
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 
     def _slope(self, like: Tensor) -> Tensor:
+        """Return the slope of each head, (num_heads,), on the device of `like` and in its dtype, or
+        that of learned slopes if it is wider."""
         if self.log_slopes is None:
             return self._slopes.like(like)
         return self.log_slopes.to(torch.promote_types(self.log_slopes.dtype, like.dtype)).exp()
 
 
 def _both_sides(distance: Tensor, slope: Tensor) -> Tensor:
+    """Return the bias of a head that sees the past and the future, see Formula."""
     return -slope * distance.abs()
 
 
 def _one_side(distance: Tensor, slope: Tensor, side: Tensor) -> Tensor:
+    """Return the bias of a head that sees the past (side 1) or the future (-1), see Formula."""
     return torch.where(side * distance < 0, -torch.inf, -slope * distance.abs())

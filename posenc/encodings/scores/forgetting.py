@@ -116,6 +116,8 @@ class ForgottenBetween(Dense):
             self.per_key = self._per_key
 
     def _per_key(self) -> tuple[Tensor, Tensor]:
+        """Return the running sums of log gates of queries and keys, (batch, num_heads, len), whose
+        difference is the bias."""
         assert self.q.state is not None and self.k.state is not None
         return self.q.state, self.k.state
 

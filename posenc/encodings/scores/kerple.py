@@ -77,17 +77,20 @@ class Kerple(DistanceBias):
         return term
 
     def _formulas(self) -> list[Formula]:
-        """Return `bias` as arithmetic. Kernels compute log and exp2 faster than log1p and pow."""
+        """Return what `bias` computes as arithmetic that a kernel does for each pair. Kernels
+        compute log and exp2 faster than log1p and pow."""
         r1 = _bounded(self.r1.float())
         r2 = _bounded(self.r2.float(), self._r2_high)
         return [Formula(_log if self.form == "log" else _power, (r1, r2), dear=True)]
 
 
 def _log(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    """Return the bias of form "log", see Formula."""
     return -r1 * (1 + r2 * distance.abs()).log()
 
 
 def _power(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    """Return the bias of form "power", see Formula."""
     # log2(0) is -inf, and exp2(-inf) is 0, as the bias at distance 0 is.
     return -r1 * (r2 * distance.abs().log2()).exp2()
 

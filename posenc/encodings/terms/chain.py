@@ -44,6 +44,8 @@ class Chain(Term):
             scores = term.add(scores, rows, keys, mask)
         return scores
 
+    # Term's optional forms, for the sum of all terms; they exist only if each term has them.
+
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
         return sum(t.by_distance(farthest, count, like) for t in self.terms)  # type: ignore[misc]
 
