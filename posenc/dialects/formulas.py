@@ -29,6 +29,11 @@ def divided(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float,
     return tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
 
 
+def linear(inv_freq: Sequence[float], factor: float) -> tuple[float, ...]:
+    """Divide every frequency by one factor: position interpolation."""
+    return tuple(f / factor for f in inv_freq)
+
+
 def ntk_theta(theta: float, factor: float, dim: int) -> float:
     """Return the base that divides the slowest frequency by factor: theta factor^(dim/(dim-2))."""
     return theta * factor ** (dim / (dim - 2))

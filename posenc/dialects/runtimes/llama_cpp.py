@@ -135,7 +135,7 @@ def rotation(meta: Metadata, length: int) -> Layer:
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
     if meta.scaling_type != "yarn":
         plain = formulas.divided(formulas.plain(dim, theta), divisors)
-        return Layer(tuple(f / factor for f in plain), meta.attn_factor)
+        return Layer(formulas.linear(plain, factor), meta.attn_factor)
     fast, slow = 32.0, 1.0
     if meta.architecture in READS_BETAS:
         fast, slow = meta.beta_fast or fast, meta.beta_slow or slow

@@ -241,7 +241,7 @@ def initialize(
         return Layer(plain)
     if kind == "linear":
         factor = number(required(scaling, "factor"), "factor")
-        return Layer(tuple(f / factor for f in plain))
+        return Layer(formulas.linear(plain, factor))
     if kind == "dynamic":
         factor = number(required(scaling, "factor"), "factor")
         base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
@@ -306,7 +306,7 @@ def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
     if "factor" not in scaling or scaling["type"] != "linear":
         raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
     factor = number(scaling["factor"], "factor")
-    return Layer(tuple(f / factor for f in plain))
+    return Layer(formulas.linear(plain, factor))
 
 
 def _su(
@@ -331,7 +331,7 @@ def _su(
         factor = scaling.get("factor")
         if not isinstance(factor, float):
             raise RefusedError(f"AssertionError: factor is {factor!r}, expected a float")
-        return Layer(tuple(f / factor for f in plain))
+        return Layer(formulas.linear(plain, factor))
     return Layer(plain)
 
 

@@ -83,7 +83,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     factor = number(p.get("factor", 1.0), "factor")
     trained = model.max_positions
     if kind == "linear":
-        return Layer(tuple(f / factor for f in plain))
+        return Layer(formulas.linear(plain, factor))
     if kind == "dynamic":
         base = formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
         return Layer(formulas.plain(dim, base))

@@ -18,7 +18,7 @@ from posenc.dialects.computed import (
     required,
 )
 from posenc.dialects.model import Model
-from posenc.dialects.runtimes import transformers5
+from posenc.dialects.runtimes import loaded_dicts, transformers5
 from posenc.dialects.runtimes.running import emulator
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
@@ -92,7 +92,7 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
         scaling["rope_type"] = classes["always_type"]
     if model.model_type in THREE_KEYS:
         _check_three_keys(scaling, model)
-    if model.model_type in transformers5.NAMED_MROPE and scaling.get("type") == "mrope":
+    if model.model_type in loaded_dicts.NAMED_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
     if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
         scaling["rope_type"] = scaling["type"]
@@ -184,7 +184,7 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
         return layer if given is None else Layer(layer.inv_freq, number(given, "mscale"))
     factor = number(scaling["factor"], "factor")
     if kind == "linear":
-        return Layer(tuple(f / factor for f in plain))
+        return Layer(formulas.linear(plain, factor))
     if kind == "dynamic":
         if (
             model.model_type in transformers5.ALPHA and length <= trained

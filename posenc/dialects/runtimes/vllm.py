@@ -145,7 +145,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
     factor = number(required(p, "factor"), "factor")
     if kind == "linear":
-        return Layer(tuple(f / factor for f in plain))
+        return Layer(formulas.linear(plain, factor))
     if kind == "ntk":
         return Layer(_ntk(theta, factor, dim, p.get("mixed_b")))
     original = number(required(p, "original_max_position_embeddings"), "original length")

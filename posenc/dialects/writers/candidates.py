@@ -7,7 +7,7 @@ from typing import Any
 from posenc.dialects import formulas
 from posenc.dialects.computed import Layer
 from posenc.dialects.meaning import Meaning
-from posenc.dialects.runtimes.transformers5 import PHI3
+from posenc.dialects.runtimes.loaded_dicts import PHI3
 from posenc.dialects.writers import dual
 
 TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")

@@ -9,7 +9,7 @@ from posenc.dialects import formulas
 from posenc.dialects.computed import Layer
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import Model, inner_key
-from posenc.dialects.runtimes.transformers5 import PHI3
+from posenc.dialects.runtimes.loaded_dicts import PHI3
 
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.dialects.runtimes.transformers5 import NEEDED
+from posenc.dialects.runtimes.loaded_dicts import NEEDED
 from posenc.dialects.understood import COMMON, READ
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule

@@ -1,0 +1,297 @@
+"""The rope dicts that transformers 5 has after loading a config: one for all layers, or one for
+each kind of layer. Lines are those of its modeling_rope_utils.py."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from posenc.dialects.computed import NotReadError, RefusedError, required
+from posenc.dialects.model import Model
+
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""Keys without which loading the config fails; theta and the original length have defaults."""
+PHI3 = ("phi3", "phi4_multimodal")
+"""Families that accept only longrope, under three names."""
+NAMED_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
+"""Families whose class takes the type mrope for default, which has sections here."""
+STRETCHED = ("llama3", "yarn", "longrope")
+ORIGINAL = "original_max_position_embeddings"
+NO_LENGTH = "AttributeError: no attribute 'max_position_embeddings'"
+Parameters = dict[str, Any]
+
+
+def resolve(model: Model) -> dict[str, Parameters]:
+    """Return the flat rope dict of each kind of layer after loading.
+
+    Raises: RefusedError where loading stops.
+    """
+    return _resolve_nested(model) if model.nested else {"all": _resolve_flat(model)}
+
+
+def _resolve_flat(model: Model) -> Parameters:
+    """Return the one rope dict of a family whose layers rotate alike."""
+    config = model.config
+    facts = model.facts["transformers5"]
+    parameters = _read_flat(model)
+    if facts.get("declares_kinds") and parameters.keys() & set(model.layer_types):
+        # A class that declares kinds of layers takes a dict with such a key for nested (:764).
+        raise RefusedError("KeyError: 'rope_type'")
+    if model.facts.get("latent_sum") and not _older_dict(model):
+        share = model.size("qk_rope_head_dim", default=64) / model.latent_width
+        parameters.setdefault("partial_rotary_factor", share)
+    theta = config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
+    _fill(parameters, model, theta, model.share)
+    _rename_type(parameters, model)
+    if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
+        outer = (model if model.facts.get("original_field") else config).get(ORIGINAL)
+        if outer is not None:
+            parameters[ORIGINAL] = outer
+    if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
+        raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
+    check(parameters)
+    for key in facts.get("required", ()):
+        required(parameters, key)
+    return parameters
+
+
+def _older_dict(model: Model) -> Any:
+    """Return rope_scaling; None in families whose class does not read it."""
+    reads_older = model.facts["transformers5"].get("old", True)
+    return model.config.get("rope_scaling") if reads_older else None
+
+
+def _read_flat(model: Model) -> Parameters:
+    """Return a copy of the file's rope dict, the older name first; of the class's own where the
+    file has none, or where the class does not look at it."""
+    facts = model.facts["transformers5"]
+    written = _older_dict(model) or model.config.get("rope_parameters")
+    if not facts.get("dicts", True):
+        if written:
+            _validate_unread(written, model)
+        written = None
+    if written is None:
+        written = deepcopy(facts.get("rope", {}))  # its base counts, too
+    return dict(written)
+
+
+def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
+    """Raise RefusedError where the config's validation stops at a dict that no module reads."""
+    if written.get("rope_type", written.get("type")) not in STRETCHED:
+        return
+    if model.facts["transformers5"].get("needs_original"):
+        required(written, ORIGINAL)
+    if not model.get("max_position_embeddings"):
+        raise RefusedError(NO_LENGTH)
+
+
+def _rename_type(parameters: Parameters, model: Model) -> None:
+    """Give a type the name that the class of the family takes it for."""
+    if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
+        parameters["rope_type"] = "default"
+    if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
+        parameters["rope_type"] = "longrope"
+        check(parameters, (ORIGINAL,))  # filled in for types of the newer names only
+
+
+class _Written(NamedTuple):
+    """What a config says in a family that has a rope dict for each kind of layer."""
+
+    by_kind: dict[str, Parameters]
+    """The dicts in rope_parameters."""
+    flat: Mapping[str, Any] | None
+    """The dict for kinds in general: rope_scaling, or a flat rope_parameters where it is read."""
+    has_nested: bool
+    """Whether rope_parameters stands for dicts of kinds, even if it has none of them."""
+
+
+def _resolve_nested(model: Model) -> dict[str, Parameters]:
+    """Return one dict per kind of layer. A family that takes no flat rope_scaling, see
+    `refuse_nested`, can mean only its full-attention layers by it."""
+    _refuse_nulls(model)
+    written = _read_nested(model)
+    given = dict(written.by_kind)
+    if written.flat is not None:
+        for kind in model.flat_reaches or ("full_attention",):
+            if written.has_nested and kind not in given:
+                raise RefusedError(f"KeyError: {kind!r}")
+            given[kind] = _with_flat(given.get(kind, {}), written.flat, model)
+    resolved: dict[str, Parameters] = {}
+    for kind in model.facts["transformers5"]["nested"]:
+        if kind in model.kinds and set(model.layers_of(kind)) & set(model.without_rotation):
+            continue  # its layers rotate by nothing
+        has_flat = written.flat is not None
+        resolved[kind] = _resolve_kind(kind, given.get(kind), model, has_flat=has_flat)
+    return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
+
+
+def _refuse_nulls(model: Model) -> None:
+    """Raise RefusedError for null under a key that the class calculates with or looks into."""
+    places = (model.config, model.config.get("rope_parameters") or {})
+    for key in model.facts["transformers5"].get("never_null", ()):
+        if any(key in place and place[key] is None for place in places):
+            raise RefusedError(f"TypeError: {key} is None")
+
+
+def _read_nested(model: Model) -> _Written:
+    """Return the dicts of a config, before they are merged.
+
+    Raises: RefusedError for numbers beside the dicts where the class validates strictly;
+    NotReadError for dicts by kind under the older name.
+    """
+    facts = model.facts["transformers5"]
+    nested = model.config.get("rope_parameters")
+    flat = model.config.get("rope_scaling")
+    by_kind: dict[str, Parameters] = {}
+    if isinstance(nested, Mapping):
+        by_kind = {kind: dict(p) for kind, p in nested.items() if isinstance(p, Mapping)}
+    if facts.get("flat_new") and nested and not by_kind:
+        flat = flat or nested
+        nested = None
+    if facts.get("strict") and isinstance(nested, Mapping) and len(by_kind) < len(nested):
+        raise RefusedError("StrictDataclassFieldValidationError: field 'rope_parameters'")
+    if facts.get("nested_wins") and set(model.kinds) <= by_kind.keys():
+        flat = None
+    if not isinstance(flat, Mapping):
+        return _Written(by_kind, None, nested is not None)
+    if any(isinstance(value, Mapping) for value in flat.values()):
+        raise NotReadError("a dict per kind in rope_scaling")  # classes differ in what they do
+    return _Written(by_kind, flat, nested is not None)
+
+
+def _with_flat(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:
+    """Return a kind's dict with the keys of the flat one, which win over its own."""
+    facts = model.facts["transformers5"]
+    # The class's own rope_type stands here already, so that a `type` beside it means
+    # nothing; but for classes that first settle the flat dict as other families do.
+    usual = flat.get("type", "default") if facts.get("settles_type") else "default"
+    merged = {"rope_type": usual, **nested, **flat}
+    for key in facts.get("never_flat", ()):
+        merged.pop(key, None)
+    if merged["rope_type"] == "yarn" and "attention_factor" in facts:
+        merged.setdefault("attention_factor", facts["attention_factor"])
+    return merged
+
+
+def _resolve_kind(
+    kind: str, given: Parameters | None, model: Model, *, has_flat: bool
+) -> Parameters:
+    """Return the complete dict of one kind of layer.
+
+    given: what the config says of the kind; None: nothing, so that the class's own dict counts.
+    """
+    facts = model.facts["transformers5"]
+    theta = _base_beside(kind, model, by_flat=given is not None and has_flat)
+    share = _share_beside(kind, model)
+    parameters = given
+    if parameters is None:
+        own = facts["nested"][kind] or {}
+        # The class's base is not copied: the config's other keys may give another.
+        parameters = {key: value for key, value in own.items() if key != "rope_theta"}
+    if facts.get("whole"):
+        parameters["partial_rotary_factor"] = 1.0
+    if given is not None and _filled_when_built(parameters, model):
+        theta = model.config.get("rope_theta", theta)
+        share = model.config.get("partial_rotary_factor")
+    _fill(parameters, model, theta, share)
+    parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
+    check(parameters)
+    if parameters["rope_type"] == "yarn" and not facts.get("nested_yarn", True):
+        raise RefusedError("KeyError: 'original_max_position_embeddings'")
+    return parameters
+
+
+def _base_beside(kind: str, model: Model, *, by_flat: bool) -> Any:
+    """Return the base of a kind whose dict has none: by the family's key for this kind, else the
+    class's own. by_flat: the kind has a flat dict, with which another key may go."""
+    facts = model.facts["transformers5"]
+    theta = (facts["nested"][kind] or {}).get("rope_theta", 10000.0)
+    key = facts.get("theta_keys", {}).get(kind, "")
+    if by_flat:
+        key = facts.get("flat_theta", key)
+    # Most classes keep a null, at which building their layers stops; some replace it.
+    null_is_replaced = facts.get("null_base")
+    if model.config.get(key) is not None or not null_is_replaced:
+        theta = model.config.get(key, theta)
+    return _of_first_layer(theta, kind, model)
+
+
+def _share_beside(kind: str, model: Model) -> Any:
+    """Return the rotated share of a kind whose dict has none; None where none is filled in."""
+    facts = model.facts["transformers5"]
+    share = None if model.flat_reaches is None else model.share
+    share = _of_first_layer(share, kind, model)
+    if facts.get("own_shares"):  # the class's, whatever stands at the top level
+        share = (facts["nested"][kind] or {}).get("partial_rotary_factor")
+    return share
+
+
+def _of_first_layer(value: Any, kind: str, model: Model) -> Any:
+    """Return a kind's entry of a list with one for each layer; any other value as it is."""
+    return value[min(model.layers_of(kind), default=0)] if isinstance(value, list) else value
+
+
+def _filled_when_built(parameters: Mapping[str, Any], model: Model) -> bool:
+    """Return True if a nested dict gets the top level's base and share only when its rotary module
+    is built. Loading fills nothing in for newer families; the functions of all types but default
+    call standardize_rope_params first (:173)."""
+    is_scaled = parameters.get("rope_type", parameters.get("type", "default")) != "default"
+    return is_scaled and model.flat_reaches is None
+
+
+def _fill(parameters: Parameters, model: Model, theta: Any, share: Any) -> None:
+    """Fill in what a dict does not say: the base, the share, the type and the original length."""
+    parameters.setdefault("rope_theta", theta)
+    if share is not None:
+        parameters.setdefault("partial_rotary_factor", share)
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    if parameters["rope_type"] in STRETCHED:
+        if model.facts["transformers5"].get("needs_original"):
+            required(parameters, ORIGINAL)
+        parameters.setdefault(ORIGINAL, model.max_positions)
+
+
+def check(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
+    """Raise RefusedError if a key that the rope_type needs, or one of `needed`, is missing."""
+    kind = parameters["rope_type"]
+    missing = [key for key in needed or NEEDED.get(kind, ()) if key not in parameters]
+    if missing:
+        raise RefusedError(f"KeyError: Missing required keys in `rope_parameters`: {set(missing)}")
+
+
+def refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
+    """Raise RefusedError where loading a family with nested rope dicts fails. Newer families accept
+    no flat dict and fill nothing in. Where head dimensions differ between layers, validating
+    longrope fails.
+
+    Raises: RefusedError.
+    """
+    given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
+    if given and not model.flat_reaches:
+        for kind, parameters in resolved.items():
+            if kind not in given:
+                raise RefusedError(f"KeyError: {kind!r}")
+            if model.flat_reaches is None:
+                _require_complete(given[kind], parameters, model)
+    if model.uneven_heads and any(p["rope_type"] == "longrope" for p in resolved.values()):
+        raise RefusedError("AmbiguousGlobalPerLayerAttributeError: 'head_dim'")
+
+
+def _require_complete(given: Mapping[str, Any], parameters: Parameters, model: Model) -> None:
+    """Raise RefusedError if a nested dict lacks a key that nothing fills in.
+
+    given: the dict of the file; parameters: the same one after loading.
+    """
+    needed = {"rope_theta"}
+    if parameters["rope_type"] in STRETCHED:
+        needed.add(ORIGINAL)
+    if _filled_when_built(parameters, model) and model.config.get("rope_theta") is not None:
+        needed.remove("rope_theta")
+    missing = sorted(needed - given.keys())
+    if missing:
+        raise RefusedError(f"KeyError: {missing[0]!r}")
