@@ -52,17 +52,25 @@ def text_key(config: Mapping[str, Any]) -> str:
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Lift the language model's keys, and the name of its family, to the top level. Its keys next
     to them are not read, nor is a name that contradicts the family's class."""
-    if not (key := inner_key(config)):
+    key = inner_key(config)
+    if not key:
         return dict(config)
-    own, facts = config[key], family(config["model_type"]) or {}
-    said, name = own.get("model_type"), facts["text"]
-    another = said in WITHOUT_ROTATION or "transformers5" in (family(str(said)) or {})
-    if facts.get("any") and said is not None:
-        name = said
-    elif said != name and another:
-        name = f"{config['model_type']} with a {key} of {said}"
+    inner = config[key]
+    name = _inner_family(config, key)
     others = {k: v for k, v in config.items() if k != key and k not in OUTSIDE}
-    return {**others, **own, "model_type": name}
+    return {**others, **inner, "model_type": name}
+
+
+def _inner_family(config: Mapping[str, Any], key: str) -> Any:
+    """Return the model_type of the language model under a key: the class's, unless it takes any."""
+    facts = family(config["model_type"]) or {}
+    written = config[key].get("model_type")
+    is_known = written in WITHOUT_ROTATION or "transformers5" in (family(str(written)) or {})
+    if facts.get("any") and written is not None:
+        return written
+    if is_known and written != facts["text"]:
+        return f"{config['model_type']} with a {key} of {written}"  # of which nothing is read
+    return facts["text"]
 
 
 @dataclass(frozen=True)
@@ -342,49 +350,119 @@ class Model:
     @property
     def without_rotation(self) -> tuple[int, ...]:
         """Return the layers that do not rotate, by the config's keys and the family's `rotates`."""
-        count, rule = self.num_layers, self.facts.get("rotates", {})
-        when = rule.get("when", {})
+        every_layer = tuple(range(self.num_layers))
+        when = self.facts.get("rotates", {}).get("when", {})
         if any(self.get(key) != value for key, value in when.items()):
-            return tuple(range(count))
+            return every_layer
         if self.config.get("no_rope_layer_interval") is not None:
             self.size("no_rope_layer_interval")  # no impossible number passes in any family
-        if "list" in rule:
-            listed = self.config.get(rule["list"])
-            if isinstance(listed, list) and listed:
-                return tuple(i for i, rotates in enumerate(listed) if not rotates)
-        if "every" in rule:
-            every = self.size(rule["every"], default=rule["default"])
-            return tuple(i for i in range(count) if (i + 1) % every == 0)
-        if isinstance(listed := self.config.get(rule.get("zeros", "")), list):
-            return tuple(i for i, theta in enumerate(listed) if not theta)
-        if "counted_back" in rule:
-            return tuple(i for i in range(count) if (count - 1 - i) % rule["counted_back"] == 0)
-        still = set()
-        if "only" in rule and self.config.get(rule.get("unless_null", ""), 0) is not None:
-            first = self.config.get(rule.get("first", "")) or 0  # layers that rotate in any case
-            kinds = enumerate(self.layer_types)
-            still = {i for i, kind in kinds if kind not in rule["only"] and i >= first}
-        if self.nested and not self.flat_reaches:  # the others fill in their defaults
-            old, new = self.config.get("rope_scaling"), self.config.get("rope_parameters")
-            dicts = new or old or self.facts["transformers5"]["nested"]
-            for kind in self.kinds:
-                if isinstance(dicts, Mapping) and dicts.get(kind, 0) is None:
-                    still |= set(self.layers_of(kind))
-        return tuple(sorted(still))
+        for layers_by_rule in (_zeros_in_list, _every_nth, _zero_bases, _counted_back):
+            layers = layers_by_rule(self)
+            if layers is not None:
+                return layers
+        return tuple(sorted(_of_other_kinds(self) | _of_null_kinds(self)))
+
+
+def _zeros_in_list(model: Model) -> tuple[int, ...] | None:
+    """Return the layers with a 0 or false in the family's list of which layers rotate; None where
+    the config has no such list, or an empty one.
+
+    `rotates`: list, the key of the config that has the list.
+    """
+    rotating = model.config.get(model.facts.get("rotates", {}).get("list", ""))
+    if not isinstance(rotating, list) or not rotating:
+        return None
+    return tuple(i for i, rotates in enumerate(rotating) if not rotates)
+
+
+def _every_nth(model: Model) -> tuple[int, ...] | None:
+    """Return the last layer of every n; None in families without such a period.
+
+    `rotates`: every, the key of the config that has n; default, n where the config has none.
+    """
+    rule = model.facts.get("rotates", {})
+    if "every" not in rule:
+        return None
+    every = model.size(rule["every"], default=rule["default"])
+    return tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
+
+
+def _zero_bases(model: Model) -> tuple[int, ...] | None:
+    """Return the layers whose base is 0 or null; None where the config lists no bases.
+
+    `rotates`: zeros, the key of the config that has a base for each layer.
+    """
+    bases = model.config.get(model.facts.get("rotates", {}).get("zeros", ""))
+    if not isinstance(bases, list):
+        return None
+    return tuple(i for i, theta in enumerate(bases) if not theta)
+
+
+def _counted_back(model: Model) -> tuple[int, ...] | None:
+    """Return every n-th layer from the last one back, the last one included; None in families
+    without such a period.
+
+    `rotates`: counted_back, n, which no key of a config changes.
+    """
+    every = model.facts.get("rotates", {}).get("counted_back")
+    if every is None:
+        return None
+    last = model.num_layers - 1
+    return tuple(i for i in range(model.num_layers) if (last - i) % every == 0)
+
+
+def _of_other_kinds(model: Model) -> set[int]:
+    """Return the layers of kinds that do not rotate.
+
+    `rotates`: only, the kinds that do; unless_null, a key of the config without which all kinds
+    rotate; first, the key that has how many first layers rotate in any case.
+    """
+    rule = model.facts.get("rotates", {})
+    if "only" not in rule or model.config.get(rule.get("unless_null", ""), 0) is None:
+        return set()
+    first = model.config.get(rule.get("first", "")) or 0
+    kinds = enumerate(model.layer_types)
+    return {i for i, kind in kinds if kind not in rule["only"] and i >= first}
+
+
+def _of_null_kinds(model: Model) -> set[int]:
+    """Return the layers of kinds with null for a rope dict, in the config or, where that has no
+    dicts, in the class; none in families that fill in their defaults.
+
+    `transformers5`: nested, the class's dicts by kind of layer; flat, the kinds that are filled in.
+    """
+    if not model.nested or model.flat_reaches:
+        return set()
+    old = model.config.get("rope_scaling")
+    new = model.config.get("rope_parameters")
+    dicts = new or old or model.facts["transformers5"]["nested"]
+    if not isinstance(dicts, Mapping):
+        return set()
+    layers: set[int] = set()
+    for kind in model.kinds:
+        if dicts.get(kind, 0) is None:
+            layers.update(model.layers_of(kind))
+    return layers
+
+
+def _family_of_class(architectures: Any) -> str:
+    """Return the model_type of the first class in architectures; empty if it is not known."""
+    if not isinstance(architectures, list) or not architectures:
+        return ""
+    return by_architecture(str(architectures[0])) or ""
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
     """Return the model that a config.json describes."""
     flat = flatten(config)
     name = flat.get("model_type")
-    architectures = flat.get("architectures")
     if not isinstance(name, str):
-        first = architectures[0] if isinstance(architectures, list) and architectures else None
-        name = by_architecture(str(first)) or ""
+        name = _family_of_class(flat.get("architectures"))
     facts = family(name) or {}
     if "text" in facts:  # of several modalities, without a config of the language model's
         if not facts.get("flat") or config.get("text_config") is not None:
             return Model(flat, name, {})
-        name, facts = facts["text"], family(facts["text"]) or {}
+        name = facts["text"]
+        facts = family(name) or {}
         flat = {k: v for k, v in flat.items() if k not in NOT_LIFTED}
     return Model(flat, name, facts, config if inner_key(config) else {})
