@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import ARITHMETIC, Computed, RefusedError, first_switch
+from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
 from posenc.dialects.families import all_families
 from posenc.dialects.files.spelling import NUMBERS, with_vendors_names
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
@@ -21,6 +21,7 @@ from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
 ORIGINAL = transformers5.ORIGINAL
+Parameters = transformers5.Parameters
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 
 
@@ -64,17 +65,13 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     doubts: list[str] = []
     model = model_of(_canonical(config, doubts))
     try:
-        resolved = transformers5.resolve(model)
-        layers, parameters = {}, {}
-        for kind, p in resolved.items():
+        parameters: dict[str, Parameters] = {}
+        for kind, p in transformers5.resolve(model).items():
             parameters[kind] = _meant(p, model, kind, doubts)
         longest = max(_longest(p, model) for p in parameters.values())
         if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
             longest = max(longest, length)
-        for kind, p in parameters.items():
-            if len(model.without_rotation) < model.num_layers:
-                own = model.of_kind(kind)
-                layers[kind] = transformers5.rotation(dict(p), own, length or longest)
+        layers = _layers(parameters, model, length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
     except BadConfigError:
         raise
@@ -90,6 +87,15 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     )
     trained = min(_trained(p, model) for p in parameters.values())
     return Meaning(model, computed, parameters, longest, trained, tuple(dict.fromkeys(doubts)))
+
+
+def _layers(parameters: Mapping[str, Parameters], model: Model, length: int) -> dict[str, Layer]:
+    """Return the rotation of each kind of layer at a length; empty where no layer rotates."""
+    layers: dict[str, Layer] = {}
+    for kind, p in parameters.items():
+        if len(model.without_rotation) < model.num_layers:
+            layers[kind] = transformers5.rotation(dict(p), model.of_kind(kind), length)
+    return layers
 
 
 def known_family(model: Model) -> None:
@@ -118,78 +124,114 @@ def known_family(model: Model) -> None:
 def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     """Return the config with one rope dict, settled types and real numbers."""
     model = model_of(config)
-    modern = model.facts["transformers5"]
-    own = {modern.get("theta_key"), modern.get("share_key"), *modern.get("theta_keys", {}).values()}
-    result = with_vendors_names(dict(model.config), own)
-    if model.inner_theta is not None:
-        result["rope_theta"] = model.inner_theta
-    for name in dict.fromkeys((*NUMBERS, *own)):
-        if name in result:
-            result[name] = _as_number(result[name], name, doubts)
-    result = {k: v for k, v in result.items() if v is not None or k not in {"rope_theta", *own}}
+    result = _with_numbers(model, doubts)
     for name in ("rope_scaling", "rope_parameters"):
-        if isinstance(given := result.get(name), Mapping):
-            result[name] = _settle_all(given, result, doubts)
-    old, new = result.get("rope_scaling"), result.get("rope_parameters")
-    if model.nested and old and not new and any(isinstance(v, Mapping) for v in old.values()):
-        doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
-        result["rope_parameters"], old = result.pop("rope_scaling"), None
-    elif model.nested and new and not any(isinstance(v, Mapping) for v in new.values()):
-        if not modern.get("flat_new"):
-            doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
-            result["rope_parameters"] = new = {"full_attention": new}
+        rope_dict = result.get(name)
+        if isinstance(rope_dict, Mapping):
+            result[name] = _settle_all(rope_dict, result, doubts)
+    if model.nested:
+        _nest(result, model, doubts)
+    old = result.get("rope_scaling")
+    new = result.get("rope_parameters")
     if old and new and differing_keys(old, new, result):
         doubts.append("rope_scaling and rope_parameters differ; rope_scaling is taken")
     return result
+
+
+def _with_numbers(model: Model, doubts: list[str]) -> dict[str, Any]:
+    """Return the config with keys under transformers' names and numbers for text; without a null
+    base, which means the class's."""
+    modern = model.facts["transformers5"]
+    own_keys = {modern.get("theta_key"), modern.get("share_key")}
+    own_keys.update(modern.get("theta_keys", {}).values())
+    result = with_vendors_names(dict(model.config), own_keys)
+    if model.inner_theta is not None:
+        result["rope_theta"] = model.inner_theta
+    for name in dict.fromkeys((*NUMBERS, *own_keys)):
+        if name in result:
+            result[name] = _as_number(result[name], name, doubts)
+    means_default = {"rope_theta", *own_keys}
+    return {k: v for k, v in result.items() if v is not None or k not in means_default}
+
+
+def _nest(config: dict[str, Any], model: Model, doubts: list[str]) -> None:
+    """Put the dict of a family with one for each kind of layer where its class looks for it."""
+    old = config.get("rope_scaling")
+    new = config.get("rope_parameters")
+    if old and not new and _has_kinds(old):
+        doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
+        config["rope_parameters"] = config.pop("rope_scaling")
+        return
+    flat_is_read = model.facts["transformers5"].get("flat_new")
+    if new and not _has_kinds(new) and not flat_is_read:
+        doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
+        config["rope_parameters"] = {"full_attention": new}
+
+
+def _has_kinds(rope_dict: Mapping[str, Any]) -> bool:
+    """Return True if a rope dict has dicts for kinds of layers."""
+    return any(isinstance(value, Mapping) for value in rope_dict.values())
 
 
 def differing_keys(
     old: Mapping[str, Any], new: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
     """Return the keys in which two rope dicts differ, after filling in types and the outer base."""
-    filled = []
-    if not any(isinstance(v, Mapping) for v in old.values()):
+    if not _has_kinds(old):
         inner = new.get("full_attention")
         new = inner if isinstance(inner, Mapping) else new
-    for given in (old, new):
-        p = dict(given)
-        kind = p.pop("type", None)
-        p.setdefault("rope_type", "default" if kind is None else kind)
-        if p.get("rope_theta") is None and config.get("rope_theta") is not None:
-            p["rope_theta"] = config["rope_theta"]
-        filled.append({k: v for k, v in p.items() if v is not None})
-    first, second = filled
+    first = _filled(old, config)
+    second = _filled(new, config)
     return sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
 
 
+def _filled(rope_dict: Mapping[str, Any], config: Mapping[str, Any]) -> Parameters:
+    """Return a rope dict with its type under the newer name and the outer base, without nulls."""
+    p = dict(rope_dict)
+    kind = p.pop("type", None)
+    p.setdefault("rope_type", "default" if kind is None else kind)
+    if p.get("rope_theta") is None and config.get("rope_theta") is not None:
+        p["rope_theta"] = config["rope_theta"]
+    return {k: v for k, v in p.items() if v is not None}
+
+
 def _settle_all(
-    given: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
-) -> dict[str, Any]:
-    if any(isinstance(v, Mapping) for v in given.values()):
-        return {
-            k: _settle(v, config, doubts) if isinstance(v, Mapping) else v for k, v in given.items()
-        }
-    return _settle(given, config, doubts)
+    rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
+) -> Parameters:
+    """Settle a flat rope dict, or each of the dicts in it."""
+    if not _has_kinds(rope_dict):
+        return _settle(rope_dict, config, doubts)
+    settled: Parameters = {}
+    for key, value in rope_dict.items():
+        settled[key] = _settle(value, config, doubts) if isinstance(value, Mapping) else value
+    return settled
 
 
 def _settle(
-    given: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
-) -> dict[str, Any]:
-    p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in given.items()}
-    old, new = p.pop("type", None), p.get("rope_type")
-    kind = new if new is not None else old
-    if old is not None and new is not None and OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new):
-        doubts.append(f"type is {old!r} and rope_type {new!r}; rope_type is taken")
+    rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
+) -> Parameters:
+    """Return a flat rope dict with numbers for text and one type under its name of today."""
+    p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in rope_dict.items()}
+    kind = _type_of(p.pop("type", None), p.get("rope_type"), doubts)
     if kind is None and p.get("factor") not in (None, 1, 1.0):
         kind = _guess_type(p)
         doubts.append(f"the rope dict has a factor and no type; {kind!r} is taken")
     if kind is not None:
         p["rope_type"] = OLD_NAMES.get(kind, kind)
-    outer = config.get("original_max_position_embeddings")
-    inner = p.get("original_max_position_embeddings")
+    outer = config.get(ORIGINAL)
+    inner = p.get(ORIGINAL)
     if inner is not None and outer is not None and inner != outer:
         doubts.append(f"the original length is {inner} inside and {outer} at the top level")
     return p
+
+
+def _type_of(old: Any, new: Any, doubts: list[str]) -> Any:
+    """Return the type meant by `type` and `rope_type`; None where both are missing or null."""
+    if new is None:
+        return old
+    if old is not None and OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new):
+        doubts.append(f"type is {old!r} and rope_type {new!r}; rope_type is taken")
+    return new
 
 
 def _guess_type(p: Mapping[str, Any]) -> str:
@@ -215,37 +257,50 @@ def _as_number(value: Any, name: str, doubts: list[str]) -> Any:
     return number
 
 
-def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> dict[str, Any]:
+def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> Parameters:
     """Translate NTK types of vendors and attn_factor into transformers' keys."""
     p = dict(p)
-    given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    inner = given.get(kind) if isinstance(given, Mapping) and kind in given else given
-    if isinstance(inner, Mapping) and "truncate" in inner:
-        p["truncate"] = inner["truncate"]  # transformers drops it where dicts are nested
-    if isinstance(inner, Mapping) and p["rope_type"] in transformers5.STRETCHED:
-        if inner.get(ORIGINAL) is None and model.config.get(ORIGINAL) is None:
+    written = _written(model, kind)
+    if isinstance(written, Mapping):
+        if "truncate" in written:
+            p["truncate"] = written["truncate"]  # transformers drops it where dicts are nested
+        has_original = written.get(ORIGINAL) is not None or model.config.get(ORIGINAL) is not None
+        if p["rope_type"] in transformers5.STRETCHED and not has_original:
             doubts.append(f"{ORIGINAL} is missing; {p[ORIGINAL]} is taken")
     if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":
-        dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
-        factor = float(p.pop("factor", 1.0))
-        p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), factor, dim)
-        p["rope_type"] = "default"
+        _stretch_base(p, p.pop("factor", 1.0), model)
         doubts.append(f"type 'ntk' is taken as a base of {p['rope_theta']:g}")
     elif p["rope_type"] == "dynamic" and "alpha" in p:
-        dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
-        p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), float(p["alpha"]), dim)
-        p["rope_type"] = "default"
+        _stretch_base(p, p["alpha"], model)
     elif p["rope_type"] == "yarn" and "attn_factor" in p and p.get("attention_factor") is None:
-        usual = transformers5.yarn_multiplier(p, float(p["factor"]))
-        copied = math.isclose(p["attn_factor"], usual, rel_tol=1e-3)
-        p["attention_factor"] = usual if copied else usual * p["attn_factor"]
-        doubts.append(
-            f"attn_factor {p['attn_factor']:g} is taken "
-            + ("as the temperature itself" if copied else "as a multiple of yarn's temperature")
-        )
+        _take_attn_factor(p, doubts)
     return p
+
+
+def _written(model: Model, kind: str) -> Any:
+    """Return the rope dict of a kind of layer as the config has it; empty where it has none."""
+    rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
+    return rope_dict[kind] if isinstance(rope_dict, Mapping) and kind in rope_dict else rope_dict
+
+
+def _stretch_base(p: Parameters, factor: Any, model: Model) -> None:
+    """Replace a fixed NTK scaling by its base."""
+    dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
+    factor = float(factor)
+    p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), factor, dim)
+    p["rope_type"] = "default"
+
+
+def _take_attn_factor(p: Parameters, doubts: list[str]) -> None:
+    """Give yarn the temperature that attn_factor means. SGLang multiplies the usual one by it; a
+    file that repeats the usual one there takes it for a misspelled attention_factor."""
+    usual = transformers5.yarn_multiplier(p, float(p["factor"]))
+    repeats_usual = math.isclose(p["attn_factor"], usual, rel_tol=1e-3)
+    p["attention_factor"] = usual if repeats_usual else usual * p["attn_factor"]
+    how = "as the temperature itself" if repeats_usual else "as a multiple of yarn's temperature"
+    doubts.append(f"attn_factor {p['attn_factor']:g} is taken {how}")
 
 
 def _trained(p: Mapping[str, Any], model: Model) -> int:
