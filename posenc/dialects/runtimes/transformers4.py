@@ -3,7 +3,7 @@ rope_parameters."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
@@ -39,12 +39,7 @@ def emulate(model: Model, length: int | None) -> Computed:
     full = rotation(model, scaling, theta_of(model), length)
     layers = {"all": full}
     if model.nested:
-        keys = model.facts["transformers4"].get("theta_keys", {})
-        local = model.config.get(keys.get("sliding_attention", "rope_local_base_freq"))
-        if local is None:
-            local = model.facts["transformers4"].get("rope_local_base_freq")
-        theta = theta_of(model) if local is None else number(local, "rope_local_base_freq")
-        sliding = Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
+        sliding = _sliding(model)
         layers = {kind: sliding if "sliding" in kind else full for kind in model.kinds}
     stops = [
         transformers5.stop_at_width(layer, model.of_kind(kind)) for kind, layer in layers.items()
@@ -58,6 +53,21 @@ def emulate(model: Model, length: int | None) -> Computed:
         model.without_rotation,
         stops=next(filter(None, stops), ""),
     )
+
+
+def _sliding(model: Model) -> Layer:
+    """Return the rotation of windowed layers: never scaled, and by a base of their own if the
+    config or the class has one."""
+    facts = model.facts["transformers4"]
+    key = facts.get("theta_keys", {}).get("sliding_attention", "rope_local_base_freq")
+    local_base = model.config.get(key)
+    if local_base is None:
+        local_base = facts.get("rope_local_base_freq")
+    if local_base is None:
+        theta = theta_of(model)
+    else:
+        theta = number(local_base, "rope_local_base_freq")
+    return Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
 
 
 def theta_of(model: Model) -> float:
@@ -75,52 +85,77 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
 
     Raises: RefusedError for what the config's own validation refuses.
     """
-    classes = model.facts.get("transformers4", {})
-    if classes.get("scaling") is False:
+    facts = model.facts.get("transformers4", {})
+    if facts.get("scaling") is False:
         return None
-    given = model.config.get("rope_scaling", classes.get("rope_scaling"))
-    if given is None and classes.get("needs_scaling"):  # its config replaces null, too
-        given = classes.get("rope_scaling")
-    if not isinstance(given, Mapping):
-        if classes.get("needs_scaling"):
-            raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
+    written = _written_scaling(model)
+    if written is None:
         return None
-    scaling = dict(given)
-    if classes.get("own_validation") and model.model_type not in THREE_KEYS:
+    scaling = dict(written)
+    has_three_keys = model.model_type in THREE_KEYS
+    if facts.get("own_validation") and not has_three_keys:
         _check_two_keys(scaling)
-    if "always_type" in classes:
-        scaling["rope_type"] = classes["always_type"]
-    if model.model_type in THREE_KEYS:
+    if "always_type" in facts:
+        scaling["rope_type"] = facts["always_type"]
+    if has_three_keys:
         _check_three_keys(scaling, model)
+    _settle_type(scaling, model)
+    if facts.get("validates", True):
+        _check_missing(scaling)
+    usual_type = scaling.get("type") if facts.get("reads_type", True) else "default"
+    scaling.setdefault("rope_type", usual_type)
+    if scaling["rope_type"] not in NEEDED:
+        raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
+    for key in (*NEEDED[scaling["rope_type"]], *facts.get("required", ())):
+        required(scaling, key)
+    return scaling
+
+
+def _written_scaling(model: Model) -> Mapping[str, Any] | None:
+    """Return the file's rope_scaling, else the class's; None where there is none.
+
+    Raises: RefusedError where the class looks into it in any case.
+    """
+    facts = model.facts.get("transformers4", {})
+    scaling = model.config.get("rope_scaling", facts.get("rope_scaling"))
+    if scaling is None and facts.get("needs_scaling"):  # its config replaces null, too
+        scaling = facts.get("rope_scaling")
+    if isinstance(scaling, Mapping):
+        return scaling
+    if facts.get("needs_scaling"):
+        raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
+    return None
+
+
+def _settle_type(scaling: dict[str, Any], model: Model) -> None:
+    """Write the type that the class reads under rope_type."""
+    facts = model.facts.get("transformers4", {})
     if model.model_type in loaded_dicts.NAMED_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
-    if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
+    older_name_wins = facts.get("type_wins", True) or model.model_type in THREE_KEYS
+    if older_name_wins and "type" in scaling:
         scaling["rope_type"] = scaling["type"]
     if model.model_type in transformers5.OWN_MSCALES:
         scaling.setdefault("rope_type", scaling.get("type"))
         for name in ("short_mscale", "long_mscale"):
             number(scaling.get(name), name)
-    if classes.get("validates", True):
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
-        if missing and kind in NEEDED:
-            raise RefusedError(
-                f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': "
-                f"{missing}"
-            )
-    named = scaling.get("type") if classes.get("reads_type", True) else "default"
-    scaling.setdefault("rope_type", named)
-    if scaling["rope_type"] not in NEEDED:
-        raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
-    for key in (*NEEDED[scaling["rope_type"]], *classes.get("required", ())):
-        required(scaling, key)
-    return scaling
+
+
+def _check_missing(scaling: Mapping[str, Any]) -> None:
+    """Raise RefusedError for a missing key of a known type; an unknown type only warns here."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
+    if missing and kind in NEEDED:
+        raise RefusedError(
+            f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': {missing}"
+        )
 
 
 def _check_two_keys(scaling: Mapping[str, Any]) -> None:
     """Raise RefusedError for what OLMo's own validation refuses: anything but a linear or dynamic
     factor."""
-    factor, kind = scaling.get("factor"), scaling.get("type")
+    factor = scaling.get("factor")
+    kind = scaling.get("type")
     if len(scaling) != 2:
         raise RefusedError(
             "ValueError: `rope_scaling` must be a dictionary with two fields, `type` and `factor`, "
@@ -138,6 +173,7 @@ def _check_two_keys(scaling: Mapping[str, Any]) -> None:
 
 
 def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
+    """Rename Phi-3's older types, and raise RefusedError for what its validation refuses."""
     if scaling.get("type") in ("su", "yarn"):
         scaling["type"] = "longrope"
     if len(scaling) != 3:
@@ -155,6 +191,7 @@ def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
 
 
 def _share(model: Model) -> float:
+    """Return the fraction of each head that rotates."""
     facts = model.facts["transformers4"]
     name = facts.get("share_key", "partial_rotary_factor")
     value = model.config.get(name, facts.get("partial_rotary_factor"))
@@ -171,27 +208,19 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if scaling is None or scaling["rope_type"] == "default":
         return Layer(plain)
-    kind, trained = scaling["rope_type"], model.max_positions
-    null = facts.get("null_head") and model.config.get("head_dim") is None
-    if null and kind not in ("linear", "llama3"):
+    kind = scaling["rope_type"]
+    trained = model.max_positions
+    # The function of a type multiplies a null, but for those two, which replace it.
+    keeps_null = facts.get("null_head") and kind not in ("linear", "llama3")
+    if keeps_null and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":
-        layer = _longrope(model, scaling, plain, length)
-        if model.model_type not in transformers5.OWN_MSCALES:
-            return layer
-        original = number(required(scaling, "original_max_position_embeddings"), "original length")
-        given = scaling.get("long_mscale" if length > original else "short_mscale")
-        return layer if given is None else Layer(layer.inv_freq, number(given, "mscale"))
+        return _with_own_mscale(_longrope(model, scaling, plain, length), model, scaling, length)
     factor = number(scaling["factor"], "factor")
     if kind == "linear":
         return Layer(formulas.linear(plain, factor))
     if kind == "dynamic":
-        if (
-            model.model_type in transformers5.ALPHA and length <= trained
-        ):  # beyond, alpha is forgotten
-            alpha = number(required(scaling, "alpha"), "alpha")
-            return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
-        base = formulas.dynamic_theta(theta, factor, length, trained, dim)
+        base = _dynamic_base(model, scaling, theta, dim, factor, length)
         return Layer(formulas.plain(dim, base))
     if kind == "llama3":
         return llama3(scaling, dim, theta)
@@ -199,27 +228,63 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
     return transformers5.yarn(scaling, dim, theta, factor, number(original, "original length"))
 
 
-def _original(model: Model, scaling: Mapping[str, Any]) -> tuple[float, bool]:
-    """Return longrope's original length, and whether it was given. It is read from the top level
-    only, else the largest length counts; Phi-3.5-MoE's class copies the dict's there."""
+def _dynamic_base(
+    model: Model, scaling: Mapping[str, Any], theta: float, dim: int, factor: float, length: int
+) -> float:
+    """Return the base of dynamic NTK. HunYuan's is stretched by alpha up to the trained length, and
+    by the length alone beyond it, where its class forgets alpha."""
+    trained = model.max_positions
+    if model.model_type in transformers5.ALPHA and length <= trained:
+        alpha = number(required(scaling, "alpha"), "alpha")
+        return formulas.ntk_theta(theta, alpha, dim)
+    return formulas.dynamic_theta(theta, factor, length, trained, dim)
+
+
+def _with_own_mscale(layer: Layer, model: Model, scaling: Mapping[str, Any], length: int) -> Layer:
+    """Return longrope's rotation with the multiplier of Phi-3.5-MoE's module, which has one of its
+    own for each list; with longrope's in other families."""
+    if model.model_type not in transformers5.OWN_MSCALES:
+        return layer
+    original = number(required(scaling, "original_max_position_embeddings"), "original length")
+    mscale = scaling.get("long_mscale" if length > original else "short_mscale")
+    return layer if mscale is None else Layer(layer.inv_freq, number(mscale, "mscale"))
+
+
+class _Original(NamedTuple):
+    """longrope's original length."""
+
+    length: float
+    is_given: bool
+    """False where the config has none, and the largest length counts for it."""
+
+
+def _original(model: Model, scaling: Mapping[str, Any]) -> _Original:
+    """Return longrope's original length. It is read from the top level only, else the largest
+    length counts; Phi-3.5-MoE's class copies the dict's there."""
     outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL)
     if model.model_type in transformers5.OWN_MSCALES:
         outer = scaling.get(ORIGINAL, outer)
-    return (model.max_positions, False) if outer is None else (number(outer, ORIGINAL), True)
+    if outer is None:
+        return _Original(model.max_positions, is_given=False)
+    return _Original(number(outer, ORIGINAL), is_given=True)
 
 
 def _longrope(
     model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
 ) -> Layer:
-    original, given = _original(model, scaling)
+    """Return longrope's rotation at a length: by the list and the temperature that it decides."""
+    original = _original(model, scaling)
     short = factors(scaling, "short_factor", len(plain))
     long = factors(scaling, "long_factor", len(plain))
     temperature = scaling.get("attention_factor")
     if temperature is None:
-        ratio = model.max_positions / original if given else scaling.get("factor")
-        temperature = formulas.longrope_scale(number(ratio, "factor"), original)
-    chosen = long if length > original else short
-    return Layer(formulas.divided(plain, chosen), number(temperature, "attention_factor"))
+        ratio = scaling.get("factor")
+        if original.is_given:
+            ratio = model.max_positions / original.length
+        temperature = formulas.longrope_scale(number(ratio, "factor"), original.length)
+    list_at_length = long if length > original.length else short
+    inv_freq = formulas.divided(plain, list_at_length)
+    return Layer(inv_freq, number(temperature, "attention_factor"))
 
 
 def _switch(scaling: dict[str, Any] | None) -> Switch:
