@@ -41,11 +41,19 @@ def emulate(model: Model, length: int | None) -> Computed:
     return serve("sglang", model, resolved, length, largest, rotation, _softmax_scale, _switch)
 
 
+def _first_length(model: Model) -> float:
+    """Return the first of LENGTH_KEYS that the config has."""
+    for key in LENGTH_KEYS:
+        length = model.get(key)
+        if length is not None:
+            return number(length, "max_position_embeddings")
+    return 2048
+
+
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the longest admitted sequence: the first length key, times the factor unless the dict
     has an original length or is llama3's."""
-    given = [model.get(key) for key in LENGTH_KEYS]
-    length = next((number(v, "max_position_embeddings") for v in given if v is not None), 2048)
+    length = _first_length(model)
     if model.nested:
         return int(length)
     p = resolved["all"]
@@ -56,16 +64,15 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     """Return frequencies and multiplier of SGLang's own rotary classes."""
-    kind, head_dim = p["rope_type"], model.head_dim
+    kind = p["rope_type"]
+    head_dim = model.head_dim
     theta = number(p["rope_theta"], "rope_theta")
-    share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
-    shared = model.owns_partial or (model.nested and kind == "proportional")
-    dim = int(head_dim * share) if shared else head_dim
+    dim = _rotated_channels(p, model)
     plain = formulas.plain(dim, theta)
     if kind == "default" or not model.facts["sglang"].get("scaling", True):
         return Layer(plain)
-    if model.facts["sglang"].get("latent", model.mla):
-        kind = "deepseek_yarn"
+    if kind == "deepseek_yarn" or _is_latent(model):
+        return _yarn(p, model, theta, dim, latent=True)  # whatever the type is called
     if p.get("mrope_section") and kind in SCALED_TEXT:
         raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
@@ -78,19 +85,47 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     if kind == "dynamic" and "alpha" in p:
         base = formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim)
         return Layer(formulas.plain(dim, base))
-    if kind not in ("linear", "dynamic", "llama3", "yarn", "deepseek_yarn"):
+    return _by_factor(p, model, theta, dim)
+
+
+def _rotated_channels(p: Mapping[str, Any], model: Model) -> int:
+    """Return how many channels of a head rotate: all, where the model's file passes no share on."""
+    share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    is_proportional = model.nested and p["rope_type"] == "proportional"
+    reads_share = model.owns_partial or is_proportional
+    return int(model.head_dim * share) if reads_share else model.head_dim
+
+
+def _is_latent(model: Model) -> bool:
+    """Return True if the model's file builds the rotation of DeepSeek's latent attention."""
+    return model.facts["sglang"].get("latent", model.mla)
+
+
+def _by_factor(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> Layer:
+    """Return the rotation of a type that is scaled by its factor."""
+    kind = p["rope_type"]
+    if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
     factor = number(p.get("factor", 1.0), "factor")
     trained = model.max_positions
     if kind == "linear":
-        return Layer(formulas.linear(plain, factor))
+        return Layer(formulas.linear(formulas.plain(dim, theta), factor))
     if kind == "dynamic":
+        # Its table is made once, for the length that the factor reaches.
         base = formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
         return Layer(formulas.plain(dim, base))
-    original = number(p.get("original_max_position_embeddings", trained), "original length")
     if kind == "llama3":
+        original = number(p.get("original_max_position_embeddings", trained), "original length")
         return llama3({**LLAMA3, "original_max_position_embeddings": original, **p}, dim, theta)
-    if kind == "yarn" and "mrope_section" in p:
+    return _yarn(p, model, theta, dim, latent=False)
+
+
+def _yarn(p: Mapping[str, Any], model: Model, theta: float, dim: int, *, latent: bool) -> Layer:
+    """Return yarn's rotation; latent: that of DeepSeek, which never ends its ramp between pairs."""
+    factor = number(p.get("factor", 1.0), "factor")
+    trained = model.max_positions
+    original = number(p.get("original_max_position_embeddings", trained), "original length")
+    if not latent and "mrope_section" in p:
         _check_mrope(p)
     inv_freq = formulas.yarn(
         dim,
@@ -99,10 +134,10 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         original,
         number(p.get("beta_fast", 32), "beta_fast"),
         number(p.get("beta_slow", 1), "beta_slow"),
-        kind == "deepseek_yarn" or bool(p.get("truncate", True)),
+        latent or bool(p.get("truncate", True)),
         number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )
-    return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
+    return Layer(inv_freq, _multiplier(p, factor, latent=latent))
 
 
 def _check_mrope(p: Mapping[str, Any]) -> None:
@@ -118,9 +153,8 @@ def _check_mrope(p: Mapping[str, Any]) -> None:
 def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
     """Return the ratio of the mscale pair, else yarn's, times attn_factor; attention_factor is
     ignored."""
-    mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
-    if latent:
-        mscale, all_dim = p.get("mscale", 1), p.get("mscale_all_dim", 0)
+    mscale = p.get("mscale", 1 if latent else None)
+    all_dim = p.get("mscale_all_dim", 0 if latent else None)
     times = number(p.get("attn_factor", 1), "attn_factor")
     if mscale is None or all_dim is None:
         return formulas.yarn_scale(factor) * times
@@ -129,6 +163,7 @@ def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
 
 
 def _switch(p: Mapping[str, Any], model: Model) -> Switch:
+    """Return when the frequencies change: those of longrope's two lists, with each batch."""
     if p["rope_type"] != "longrope":
         return "static"
     original = p.get("original_max_position_embeddings", model.max_positions)
@@ -136,7 +171,8 @@ def _switch(p: Mapping[str, Any], model: Model) -> Switch:
 
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
-    if not model.facts["sglang"].get("latent", model.mla) or p["rope_type"] == "default":
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
+    if not _is_latent(model) or p["rope_type"] == "default":
         return model.scale
     factor = number(required(p, "factor"), "factor")
     all_dim = number(p.get("mscale_all_dim") or 0, "mscale_all_dim")

@@ -93,11 +93,7 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
     Raises: RefusedError for scalars next to nested dicts.
     """
-    raw = model.config.get("rope_parameters")
-    if model.nested and isinstance(raw, Mapping):
-        nested = [isinstance(v, Mapping) or v is None for v in raw.values()]
-        if any(nested) and not set(raw) <= set(LAYER_KINDS) and "rope_type" not in raw:
-            raise RefusedError("KeyError: 'rope_type'")
+    _refuse_scalars_beside_kinds(model)
     given = [model.get(key) for key in LENGTH_KEYS]
     lengths = [number(v, "max_position_embeddings") for v in given if v is not None]
     length = min(lengths, default=2048)
@@ -110,30 +106,34 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
     return int(length * (1.0 if factor is None else number(factor, "factor")))
 
 
+def _refuse_scalars_beside_kinds(model: Model) -> None:
+    """Raise RefusedError for nested dicts with anything beside them: vLLM takes such a dict for a
+    flat one, and looks for its type."""
+    written = model.config.get("rope_parameters")
+    if not model.nested or not isinstance(written, Mapping):
+        return
+    has_kinds = any(isinstance(value, Mapping) or value is None for value in written.values())
+    only_kinds = set(written) <= set(LAYER_KINDS)
+    if has_kinds and not only_kinds and "rope_type" not in written:
+        raise RefusedError("KeyError: 'rope_type'")
+
+
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     """Return frequencies and multiplier of vLLM's own rotary classes, or of transformers' where
     vLLM runs transformers' model."""
-    kind, head_dim = p["rope_type"], model.head_dim
+    kind = p["rope_type"]
+    head_dim = model.head_dim
     if model.facts["vllm"].get("backend") == "transformers":
-        if kind == "dynamic" or (kind == "longrope" and p["short_factor"] != p["long_factor"]):
-            raise NotReadError(model.model_type)
-        return transformers5.own_rotation(dict(p), model, length)
+        return _by_transformers(p, model, length)
     share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if not 0 < share <= 1:
         raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")
     theta = number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
     plain = formulas.plain(dim, theta)
-    sections = p.get("mrope_section")
-    if sections and kind in ("default", "yarn") and sum(sections) != dim // 2:
-        raise RefusedError(
-            f"AssertionError: mrope_section {sections} adds up to {sum(sections)}, expected "
-            f"{dim // 2}"
-        )
+    _check_sections(p, dim)
     if kind == "default":
         return Layer(plain)
-    if sections and kind in SCALED_TEXT:
-        raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
     if kind == "longrope":
@@ -154,13 +154,42 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     return _yarn(p, model, theta, dim, factor, original)
 
 
+def _by_transformers(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+    """Return the rotation of transformers' model. What vLLM makes of frequencies that change with
+    the length there, nobody has read."""
+    has_two_lists = p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]
+    if p["rope_type"] == "dynamic" or has_two_lists:
+        raise NotReadError(model.model_type)
+    return transformers5.own_rotation(dict(p), model, length)
+
+
+def _check_sections(p: Mapping[str, Any], dim: int) -> None:
+    """Raise RefusedError if sections do not add up to the pairs; NotReadError for types that lose
+    them."""
+    kind = p["rope_type"]
+    sections = p.get("mrope_section")
+    if not sections:
+        return
+    if kind in ("default", "yarn") and sum(sections) != dim // 2:
+        raise RefusedError(
+            f"AssertionError: mrope_section {sections} adds up to {sum(sections)}, expected "
+            f"{dim // 2}"
+        )
+    if kind in SCALED_TEXT:
+        raise NotReadError(f"{kind} with mrope_section")
+
+
 def _yarn(
     p: Mapping[str, Any], model: Model, theta: float, dim: int, factor: float, original: float
 ) -> Layer:
+    """Return the rotation of yarn, or of one of DeepSeek's two classes of it."""
     latent = p["rope_type"] != "yarn"
-    fast, slow = p.get("beta_fast", 32), p.get("beta_slow", 1)
-    if model.model_type == "gpt_oss":
-        fast, slow = required(p, "beta_fast"), required(p, "beta_slow")
+    if model.model_type == "gpt_oss":  # its file passes both on
+        fast = required(p, "beta_fast")
+        slow = required(p, "beta_slow")
+    else:
+        fast = p.get("beta_fast", 32)
+        slow = p.get("beta_slow", 1)
     inv_freq = formulas.yarn(
         dim,
         theta,
@@ -180,6 +209,7 @@ def _yarn(
 
 
 def _dynamic(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> tuple[float, ...]:
+    """Return the frequencies of dynamic NTK: fixed by alpha, else by the model's own length."""
     if "alpha" in p:
         return formulas.plain(dim, formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim))
     factor = number(p["factor"], "factor")
@@ -201,6 +231,7 @@ def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ..
 
 
 def _switch(p: Mapping[str, Any], model: Model) -> Switch:
+    """Return when the frequencies change: those of longrope, with the length of the server."""
     if p["rope_type"] != "longrope":
         return "static"
     original = p["original_max_position_embeddings"]
@@ -208,6 +239,7 @@ def _switch(p: Mapping[str, Any], model: Model) -> Switch:
 
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
     if p["rope_type"] != "deepseek_yarn":
         return model.scale
     factor = number(p["factor"], "factor")
