@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, number
@@ -23,35 +23,19 @@ def convert(model: Model) -> Metadata:
     if model.nested and not set(model.kinds) <= {"full_attention", "sliding_attention"}:
         raise NotReadError(model.model_type)
     facts = model.facts["gguf"]
-    parameters, sliding = _parameters(model)
+    parameters, sliding_theta = _parameters(model)
     fields: dict[str, Any] = {"context_length": model.max_positions}
     theta = parameters.get("rope_theta")
     if theta is not None:
         fields["freq_base"] = _float32(theta)
-    if sliding is not None:
-        fields["freq_base_swa"] = _float32(sliding)
-    kind = str(parameters.get("rope_type", "default"))
+    if sliding_theta is not None:
+        fields["freq_base_swa"] = _float32(sliding_theta)
     full = model.of_kind("full_attention") if model.nested else model
     dims = _dimension_count(full, parameters)
     if model.nested and model.uneven_heads:
         fields["dimension_count_swa"] = model.head_dim
-    if model.model_type in transformers5.ALPHA and kind == "dynamic":
-        fields.update(_fixed_alpha(model, parameters, dims))
-    elif facts["architecture"] in WRITES_FACTORS:
-        fields.update(_own_factors(model, parameters, kind, dims))
-    else:
-        fields.update(_scaling(parameters, kind))
-        if kind == "llama3" and facts["llama3"]:
-            fields["rope_freqs"] = _llama3_freqs(
-                parameters, dims, asserts=not facts["read"].startswith("conversion/llama.py")
-            )
-    if kind == "proportional" and facts["architecture"] == "gemma4":
-        still = formulas.proportional(dims, 2.0, float(parameters["partial_rotary_factor"]))
-        fields["rope_freqs"] = tuple(1.0 if f else 1e30 for f in still)
-    all_dim = parameters.get("mscale_all_dim")
-    if all_dim is not None and facts["architecture"] in ("deepseek2", "deepseek32", "mistral3"):
-        legacy = 1.0 if facts["architecture"] == "mistral3" else 0.1
-        fields["log_multiplier"] = legacy * number(all_dim, "mscale_all_dim")
+    fields.update(_scaled(model, parameters, dims))
+    fields.update(_log_multiplier(parameters, facts["architecture"]))
     fields.update(_attention(model, facts["architecture"]))
     return Metadata(
         facts["architecture"],
@@ -63,12 +47,46 @@ def convert(model: Model) -> Metadata:
     )
 
 
+def _scaled(model: Model, parameters: Mapping[str, Any], dims: int) -> dict[str, Any]:
+    """Return the keys and factor tensors of the type of scaling."""
+    facts = model.facts["gguf"]
+    kind = str(parameters.get("rope_type", "default"))
+    if model.model_type in transformers5.ALPHA and kind == "dynamic":
+        return _fixed_alpha(model, parameters, dims)
+    if facts["architecture"] in WRITES_FACTORS:
+        return _own_factors(model, parameters, kind, dims)
+    fields = _scaling(parameters, kind)
+    if kind == "llama3" and facts["llama3"]:
+        asserts = not facts["read"].startswith("conversion/llama.py")
+        fields["rope_freqs"] = _llama3_freqs(parameters, dims, asserts=asserts)
+    if kind == "proportional" and facts["architecture"] == "gemma4":
+        fields["rope_freqs"] = _stopping_freqs(parameters, dims)
+    return fields
+
+
+def _stopping_freqs(parameters: Mapping[str, Any], dims: int) -> tuple[float, ...]:
+    """Return what Gemma 4's frequencies are divided by: 1, and so much for the pairs outside of the
+    rotated share that they stand still."""
+    share = float(parameters["partial_rotary_factor"])
+    proportional = formulas.proportional(dims, 2.0, share)  # 0 where a pair does not rotate
+    return tuple(1.0 if frequency else 1e30 for frequency in proportional)
+
+
+def _log_multiplier(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the key of latent attention's temperature; Mistral's class writes it ten times as
+    large as DeepSeek's."""
+    all_dim = parameters.get("mscale_all_dim")
+    if all_dim is None or architecture not in ("deepseek2", "deepseek32", "mistral3"):
+        return {}
+    unit = 1.0 if architecture == "mistral3" else 0.1
+    return {"log_multiplier": unit * number(all_dim, "mscale_all_dim")}
+
+
 def _attention(model: Model, architecture: str) -> dict[str, Any]:
     """Return what decides which layers rotate and what multiplies q.k, for the architectures whose
     converter writes it: conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84,
     llama.py:396."""
-    window = model.get("sliding_window")
-    window = window if isinstance(window, int) and window > 0 else None
+    window = _window(model)
     types = model.layer_types
     windowed = tuple(int(kind == "sliding_attention") for kind in types)
     if architecture.startswith("granite"):  # granite.py:39
@@ -89,33 +107,50 @@ def _attention(model: Model, architecture: str) -> dict[str, Any]:
     return {}
 
 
+def _window(model: Model) -> int | None:
+    """Return the keys that windowed layers see; None where the config has no such number."""
+    window = model.get("sliding_window")
+    return window if isinstance(window, int) and window > 0 else None
+
+
 def _float32(value: Any) -> float:
+    """Return a number that the converter packs. Raises: RefusedError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RefusedError("struct.error: required argument is not a float")
     return value
 
 
-def _parameters(model: Model) -> tuple[Mapping[str, Any], Any]:
+class _Loaded(NamedTuple):
+    """What the converter finds in a config."""
+
+    parameters: Mapping[str, Any]
+    """The rope dict of the full-attention layers."""
+    sliding_theta: Any
+    """The base of windowed layers; None where nothing says one."""
+
+
+def _parameters(model: Model) -> _Loaded:
     """Return the rope dict of the full-attention layers, and theta of the windowed layers.
 
     The config is loaded by transformers 5 where that works, and read raw otherwise. The top-level
     original length counts only for families whose config class has the field.
     """
     try:
-        if model.nested:
-            resolved = transformers5.resolve(model)
-            full = resolved.get("full_attention") or next(iter(resolved.values()))
-            return full, resolved.get("sliding_attention", {}).get("rope_theta")
-        return _loaded(model), None
+        if not model.nested:
+            return _Loaded(_loaded(model), None)
+        resolved = transformers5.resolve(model)
+        full = resolved.get("full_attention") or next(iter(resolved.values()))
+        return _Loaded(full, resolved.get("sliding_attention", {}).get("rope_theta"))
     except RefusedError:
         raw = model.config.get("rope_parameters", model.config.get("rope_scaling")) or {}
         p = dict(raw) if isinstance(raw, Mapping) else {}
         p.setdefault("rope_theta", model.config.get("rope_theta"))
         p.setdefault("rope_type", p.get("type", "default"))
-        return p, None
+        return _Loaded(p, None)
 
 
 def _loaded(model: Model) -> Mapping[str, Any]:
+    """Return the flat rope dict, without the top level's original length where no class has it."""
     if model.facts.get("original_field"):
         return transformers5.resolve(model)["all"]
     config = {k: v for k, v in model.config.items() if k != "original_max_position_embeddings"}
@@ -123,6 +158,7 @@ def _loaded(model: Model) -> Mapping[str, Any]:
 
 
 def _dimension_count(model: Model, parameters: Mapping[str, Any]) -> int:
+    """Return how many channels of a head rotate, or have frequencies that may be 0."""
     if not model.owns_partial or parameters.get("rope_type") == "proportional":
         return model.head_dim
     share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
@@ -130,6 +166,7 @@ def _dimension_count(model: Model, parameters: Mapping[str, Any]) -> int:
 
 
 def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the keys that most converters write for a type; none for one that they do not know."""
     factor = p.get("factor")
     if kind == "linear" and factor is not None:
         return {"scaling_type": "linear", "scaling_factor": _float32(factor)}
@@ -139,13 +176,13 @@ def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
             "scaling_factor": _float32(factor),
             "original_length": number(p["original_max_position_embeddings"], "original length"),
         }
-        given = {
+        optional = {
             "yarn_ext_factor": p.get("extrapolation_factor"),
             "yarn_attn_factor": p.get("attention_factor", p.get("attn_factor")),
             "beta_fast": p.get("beta_fast"),
             "beta_slow": p.get("beta_slow"),
         }
-        fields.update({k: _float32(v) for k, v in given.items() if v is not None})
+        fields.update({k: _float32(v) for k, v in optional.items() if v is not None})
         return fields
     if kind in ("su", "longrope"):
         return {"scaling_type": "longrope"}
@@ -157,8 +194,9 @@ def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any
     dense = model.model_type == "hunyuan_v1_dense"
     alpha = number(p.get("alpha", 50 if dense else 1000), "alpha")
     base = number(p.get("rope_theta", 10000.0), "rope_theta")
-    usual = base == 10000.0 and model.max_positions in (32 << 10, HUNYUAN_LENGTH)
-    if not usual or not (dense or (alpha == 1000 and dims == 128)):
+    length_is_published = model.max_positions in (32 << 10, HUNYUAN_LENGTH)
+    alpha_is_published = dense or (alpha == 1000 and dims == 128)
+    if base != 10000.0 or not length_is_published or not alpha_is_published:
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
         "freq_base": formulas.ntk_theta(base, alpha, dims),
@@ -170,12 +208,14 @@ def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any
 
 
 def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
+    """Return the keys and the two lists of longrope, and its temperature."""
     original = p.get("original_max_position_embeddings")
     if original is None:
         original = model.get("original_max_position_embeddings", model.max_positions)
     original = number(original, "original length")
     fields: dict[str, Any] = {"original_length": original}
-    long, short = p.get("long_factor"), p.get("short_factor")
+    long = p.get("long_factor")
+    short = p.get("short_factor")
     if not long:
         return fields
     scale = model.max_positions / original
@@ -192,7 +232,8 @@ def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> di
             f"ValueError: The length of rope long and short factors must be {dims / 2}. "
             f"long_factors = {len(long)}, short_factors = {len(short or ())}."
         )
-    fields["factors_long"], fields["factors_short"] = tuple(long), tuple(short)
+    fields["factors_long"] = tuple(long)
+    fields["factors_short"] = tuple(short)
     return fields
 
 

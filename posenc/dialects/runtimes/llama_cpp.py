@@ -59,24 +59,14 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
 
 
 def _loaded(meta: Metadata, length: int | None, model: Model | None) -> Computed:
-    full = rotation(meta, length or meta.context_length)
-    layers = {"all": full}
-    if model is not None and model.nested:
-        windowed = sliding(meta)
-        layers = {kind: windowed if "sliding" in kind else full for kind in model.kinds}
-    elif (
-        model is None
-        and meta.architecture in TWO_KINDS
-        and (meta.freq_base_swa is not None or meta.sliding_window)
-    ):
-        layers = {"full_attention": full, "sliding_attention": sliding(meta)}
-        if len(set(layers.values())) == 1:
-            layers = {"all": full}
+    """Return what libllama computes from a file that it accepts. model: what it was converted from,
+    where that is known."""
+    layers = _layers(meta, length, model)
     if model is not None and meta.architecture not in attention.CONVERTED:
-        still = model.without_rotation
+        without_rotation = model.without_rotation
     else:
-        still = attention.without_rotation(meta)
-        if meta.num_layers and len(still) == meta.num_layers:
+        without_rotation = attention.without_rotation(meta)
+        if meta.num_layers and len(without_rotation) == meta.num_layers:
             layers = {}
     return Computed(
         None,
@@ -84,9 +74,26 @@ def _loaded(meta: Metadata, length: int | None, model: Model | None) -> Computed
         _softmax_scale(meta, model),
         _switch(meta),
         None,
-        still,
+        without_rotation,
         version=RECORD["llama.cpp"][2],
     )
+
+
+def _layers(meta: Metadata, length: int | None, model: Model | None) -> dict[str, Layer]:
+    """Return the rotation of each kind of layer: by the model's kinds, or by the file's keys alone
+    where nothing but the file is there."""
+    full = rotation(meta, length or meta.context_length)
+    if model is not None:
+        if not model.nested:
+            return {"all": full}
+        windowed = sliding(meta)
+        return {kind: windowed if "sliding" in kind else full for kind in model.kinds}
+    has_windows = meta.freq_base_swa is not None or meta.sliding_window
+    if meta.architecture in TWO_KINDS and has_windows:
+        windowed = sliding(meta)
+        if windowed != full:
+            return {"full_attention": full, "sliding_attention": windowed}
+    return {"all": full}
 
 
 @cache
@@ -130,15 +137,18 @@ def check_tensors(meta: Metadata) -> None:
 
 def rotation(meta: Metadata, length: int) -> Layer:
     """Return frequencies and multiplier of the full-attention layers."""
-    dim, theta = meta.dimension_count, meta.freq_base
+    dim = meta.dimension_count
+    theta = meta.freq_base
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
     if meta.scaling_type != "yarn":
         plain = formulas.divided(formulas.plain(dim, theta), divisors)
         return Layer(formulas.linear(plain, factor), meta.attn_factor)
-    fast, slow = 32.0, 1.0
+    fast = 32.0
+    slow = 1.0
     if meta.architecture in READS_BETAS:
-        fast, slow = meta.beta_fast or fast, meta.beta_slow or slow
+        fast = meta.beta_fast or fast
+        slow = meta.beta_slow or slow
     inv_freq = formulas.yarn(dim, theta, factor, meta.original_length, fast, slow)
     return Layer(formulas.divided(inv_freq, divisors), _yarn_multiplier(meta, factor))
 
@@ -158,8 +168,8 @@ def sliding(meta: Metadata) -> Layer:
     scaled = meta.architecture in SCALED_SLIDING
     dims = meta.dimension_count_swa or meta.dimension_count
     if scaled:
-        own = replace(meta, freq_base=base, dimension_count=dims)
-        return rotation(own, meta.context_length)
+        like_full = replace(meta, freq_base=base, dimension_count=dims)
+        return rotation(like_full, meta.context_length)
     if meta.architecture in PLAIN_SLIDING:
         return Layer(formulas.plain(dims, base))
     multiplier = meta.attn_factor
@@ -173,13 +183,15 @@ def sliding(meta: Metadata) -> Layer:
 
 
 def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
+    """Return what the frequencies are divided by: rope_freqs, else longrope's list at a length."""
     if meta.rope_freqs is not None:
         return meta.rope_freqs
-    chosen = meta.factors_long if length > meta.original_length else meta.factors_short
-    return chosen if chosen is not None else (1.0,) * ((meta.dimension_count + 1) // 2)
+    factors = meta.factors_long if length > meta.original_length else meta.factors_short
+    return factors if factors is not None else (1.0,) * ((meta.dimension_count + 1) // 2)
 
 
 def _log_multiplier(meta: Metadata) -> float:
+    """Return mscale_all_dim, of which DeepSeek's converter writes a tenth; 0 if it is not read."""
     value = meta.log_multiplier or 0.0
     if meta.architecture not in READS_LOG_MULTIPLIER:
         return 0.0
@@ -187,6 +199,7 @@ def _log_multiplier(meta: Metadata) -> float:
 
 
 def _yarn_multiplier(meta: Metadata, factor: float) -> float:
+    """Return yarn's multiplier of cos and sin, times attn_factor."""
     all_dim = _log_multiplier(meta)
     mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
     upper = formulas.yarn_scale(factor, mscale)
@@ -194,6 +207,7 @@ def _yarn_multiplier(meta: Metadata, factor: float) -> float:
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
     base = attention.softmax_scale(meta) if model is None else model.scale
     if meta.architecture not in ("deepseek2", "deepseek32"):
         return base
@@ -203,6 +217,7 @@ def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
 
 
 def _switch(meta: Metadata) -> Switch:
+    """Return when the frequencies change: those of two lists, with the context's length."""
     if meta.rope_freqs is not None or meta.factors_long is None:
         return "static"
     return "start" if meta.original_length < meta.context_length else "static"

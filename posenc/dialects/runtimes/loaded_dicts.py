@@ -147,9 +147,7 @@ def _read_nested(model: Model) -> _Written:
     facts = model.facts["transformers5"]
     nested = model.config.get("rope_parameters")
     flat = model.config.get("rope_scaling")
-    by_kind: dict[str, Parameters] = {}
-    if isinstance(nested, Mapping):
-        by_kind = {kind: dict(p) for kind, p in nested.items() if isinstance(p, Mapping)}
+    by_kind = _dicts_in(nested)
     if facts.get("flat_new") and nested and not by_kind:
         flat = flat or nested
         nested = None
@@ -159,9 +157,16 @@ def _read_nested(model: Model) -> _Written:
         flat = None
     if not isinstance(flat, Mapping):
         return _Written(by_kind, None, nested is not None)
-    if any(isinstance(value, Mapping) for value in flat.values()):
+    if _dicts_in(flat):
         raise NotReadError("a dict per kind in rope_scaling")  # classes differ in what they do
     return _Written(by_kind, flat, nested is not None)
+
+
+def _dicts_in(rope_dict: Any) -> dict[str, Parameters]:
+    """Return copies of the dicts nested in a rope dict; empty for anything else."""
+    if not isinstance(rope_dict, Mapping):
+        return {}
+    return {kind: dict(p) for kind, p in rope_dict.items() if isinstance(p, Mapping)}
 
 
 def _with_flat(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:

@@ -1,6 +1,6 @@
 """mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
+    """Raise RefusedError for a key that the file's dataclass has no default for."""
     missing = [name for name in facts["needs"] if name not in model.config]
     if missing:
         names = " and ".join(repr(name) for name in missing)
@@ -63,32 +64,49 @@ def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
     """Return theta and the scaling dict. Only some model files read rope_parameters."""
     if "fixed_theta" in facts:
         return facts["fixed_theta"], None
-    theta: Any = model.config.get("rope_theta", facts.get("rope_theta"))
-    if facts["file"] == "gpt_neox":
-        theta = model.config.get("rotary_emb_base")
+    file = facts["file"]
     scaling = model.config.get("rope_scaling")
     modern = model.config.get("rope_parameters")
-    if facts["file"] in ("deepseek_v2", "minicpm3") and scaling is None:
-        raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
-    if facts["file"] == "ministral3":
+    if file == "ministral3":
         return _ministral(modern)
-    if facts["file"] == "olmo_hybrid" and isinstance(modern, Mapping):
+    if file == "olmo_hybrid" and isinstance(modern, Mapping):
         return number(modern.get("rope_theta", 10000.0), "rope_theta"), None
-    if facts["file"] == "olmo_hybrid" and model.config.get("rope_theta", 0) is None:
-        raise NotReadError("a null base, without which nothing rotates")
+    _refuse_null(model, file)
+    theta = _outer_base(model, facts)
     if facts.get("parameters") and isinstance(modern, Mapping) and modern:
-        flat = modern.get("full_attention", modern)
-        inner = flat.get("rope_theta") if isinstance(flat, Mapping) else None
-        if theta is None or (facts["file"] != "qwen3" and inner is not None):
-            theta = inner
-        if scaling is None:
-            scaling = flat
+        full = modern.get("full_attention", modern)
+        theta = _base_of_both(theta, full, file)
+        scaling = full if scaling is None else scaling
     if theta is None:
         raise RefusedError("ValueError: rope_theta is missing from the model config.")
     return number(theta, "rope_theta"), scaling if isinstance(scaling, Mapping) else None
 
 
+def _refuse_null(model: Model, file: str) -> None:
+    """Raise RefusedError where the file looks into a dict that is null; NotReadError where a null
+    turns the rotation off."""
+    if file in ("deepseek_v2", "minicpm3") and model.config.get("rope_scaling") is None:
+        raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
+    if file == "olmo_hybrid" and model.config.get("rope_theta", 0) is None:
+        raise NotReadError("a null base, without which nothing rotates")
+
+
+def _outer_base(model: Model, facts: Mapping[str, Any]) -> Any:
+    """Return the base at the top level, else the file's default; None without one."""
+    if facts["file"] == "gpt_neox":
+        return model.config.get("rotary_emb_base")
+    return model.config.get("rope_theta", facts.get("rope_theta"))
+
+
+def _base_of_both(outer: Any, rope_dict: Any, file: str) -> Any:
+    """Return the base of a rope dict, else the one at the top level; in Qwen 3's file that wins."""
+    inner = rope_dict.get("rope_theta") if isinstance(rope_dict, Mapping) else None
+    outer_wins = inner is None or file == "qwen3"
+    return outer if outer_wins and outer is not None else inner
+
+
 def _ministral(modern: Any) -> tuple[float, Scaling]:
+    """Return Ministral 3's theta and scaling dict, both of which are rope_parameters' alone."""
     if not isinstance(modern, Mapping):
         raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
     for key in ("rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"):
@@ -110,14 +128,14 @@ def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, La
         return _from_parameters(model, full)
     sliding = Layer(formulas.plain(model.head_dim, number(local, "rope_local_base_freq")))
     every = model.config.get("sliding_window_pattern", facts.get("sliding_window_pattern", 6))
-    got: dict[str, Layer] = {}
+    layers: dict[str, Layer] = {}
     for i, kind in enumerate(model.layer_types):
         layer = sliding if (i + 1) % int(number(every, "sliding_window_pattern")) else full
         name = kind
-        if kind in got and got[kind] != layer:
+        if kind in layers and layers[kind] != layer:
             name = f"{kind} (layer {i} and others)"
-        got.setdefault(name, layer)
-    return got
+        layers.setdefault(name, layer)
+    return layers
 
 
 def _by_kind(model: Model, facts: Mapping[str, Any]) -> dict[str, Layer]:
@@ -126,10 +144,10 @@ def _by_kind(model: Model, facts: Mapping[str, Any]) -> dict[str, Layer]:
     if "sliding_window_pattern" in facts and not model.config.get("layer_types"):
         raise NotReadError("which layers are windowed differs from transformers")
     modern = model.config.get("rope_parameters")
-    given = modern if isinstance(modern, Mapping) else facts.get("kinds", {})
-    got = {}
+    dicts = modern if isinstance(modern, Mapping) else facts.get("kinds", {})
+    layers: dict[str, Layer] = {}
     for kind in model.kinds:
-        inner = given.get(kind, {})
+        inner = dicts.get(kind, {})
         if inner is None:
             raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
         theta = number(inner.get("rope_theta", 10000.0), "rope_theta")
@@ -138,28 +156,31 @@ def _by_kind(model: Model, facts: Mapping[str, Any]) -> dict[str, Layer]:
         dim = model.of_kind(kind).head_dim
         if not facts.get("whole"):
             dim = int(dim * number(share, "partial_rotary_factor"))
-        got[kind] = initialize(model, inner, theta, dim, model.max_positions)
-    return got
+        layers[kind] = initialize(model, inner, theta, dim, model.max_positions)
+    return layers
 
 
 def _from_parameters(model: Model, full: Layer) -> dict[str, Layer]:
+    """Return the rotation of each kind of layer by its nested dict; where it has none with a base,
+    the full layers' one."""
     modern = model.config.get("rope_parameters")
-    got = {}
+    layers: dict[str, Layer] = {}
     for kind in model.kinds:
         inner = modern.get(kind) if isinstance(modern, Mapping) else None
         if not isinstance(inner, Mapping) or "rope_theta" not in inner:
-            got[kind] = full
+            layers[kind] = full
             continue
         share = number(inner.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
         head_dim = model.of_kind(kind).head_dim
         whole = inner.get("rope_type") == "proportional"
         dim = head_dim if whole else int(head_dim * share)
         theta = number(inner["rope_theta"], "rope_theta")
-        got[kind] = initialize(model, inner, theta, dim, model.max_positions)
-    return got
+        layers[kind] = initialize(model, inner, theta, dim, model.max_positions)
+    return layers
 
 
 def _switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
+    """Return when the frequencies change: only those of dynamic NTK do, with the length."""
     if not scaling or facts["scaling"] != "initialize":
         return "static"
     kind = scaling.get("type") or scaling.get("rope_type", "default")
@@ -167,6 +188,7 @@ def _switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
 
 
 def _softmax_scale(model: Model, scaling: Scaling) -> float:
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
     if not model.mla or not scaling:
         return model.scale
     all_dim = number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
@@ -177,37 +199,38 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
 
 
 def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+    """Return how many channels of a head rotate."""
     if "dims_share" in facts:
         return int(model.head_dim * facts["dims_share"])
     if "dims_key" in facts:
         return int(number(model.config[facts["dims_key"]], facts["dims_key"]))
-    if model.mla:
+    reads_share = model.owns_partial or "partial_rotary_factor" in facts
+    if model.mla or not reads_share or facts["file"] == "glm":
         return model.head_dim
+    return int(model.head_dim * number(_share(model, facts), "partial_rotary_factor"))
+
+
+def _share(model: Model, facts: Mapping[str, Any]) -> Any:
+    """Return the share of a head that the file's key says, or the rope dict that it reads."""
     share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))
     if facts["file"] == "gpt_neox":
         share = model.config.get("rotary_pct")
     modern = model.config.get("rope_parameters")
     if facts.get("parameters") and isinstance(modern, Mapping) and not model.nested:
         share = modern.get("partial_rotary_factor", share)
-    if not (model.owns_partial or "partial_rotary_factor" in facts) or facts["file"] == "glm":
-        return model.head_dim
-    return int(model.head_dim * number(share, "partial_rotary_factor"))
+    return share
 
 
 def rotation(
     model: Model, facts: Mapping[str, Any], theta: float, scaling: Scaling, length: int
 ) -> Layer:
     """Return frequencies and multiplier of one of mlx-lm's rotary modules."""
-    dim, way = _dims(model, facts), facts["scaling"]
+    dim = _dims(model, facts)
     if dim % 2:
         raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
-    if scaling and scaling.get("rope_type") not in facts.get(
-        "only_types", [scaling.get("rope_type")]
-    ):
-        raise RefusedError(
-            "ValueError: rope_scaling 'rope_type' currently only supports "
-            f"{' or '.join(facts['only_types'])}"
-        )
+    if scaling and "only_types" in facts:
+        _check_type(scaling, facts["only_types"])
+    way = facts["scaling"]
     plain = formulas.plain(dim, theta)
     if way == "minicpm3" and scaling is not None:
         return _minicpm3(model, scaling, plain)
@@ -219,36 +242,46 @@ def rotation(
         scaled = _linear_only(scaling, plain)
         return scaled if facts.get("applies", True) else Layer(plain)  # checked, not used
     if way == "alpha":
-        missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
-        if missing:
-            raise RefusedError(
-                "ValueError: rope_scaling must contain keys {'type', 'alpha', 'factor'}; missing: "
-                f"{', '.join(missing)}"
-            )
-        alpha = number(scaling["alpha"], "alpha")
-        return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
+        return _by_alpha(scaling, theta, dim)
     if way == "deepseek_v2":
         return _yarn(scaling, theta, dim)
     return _su(model, facts, scaling, plain)
 
 
+def _check_type(scaling: Mapping[str, Any], only_types: Sequence[str]) -> None:
+    """Raise RefusedError for a type that the file does not take."""
+    if scaling.get("rope_type") not in only_types:
+        raise RefusedError(
+            "ValueError: rope_scaling 'rope_type' currently only supports "
+            f"{' or '.join(only_types)}"
+        )
+
+
+def _by_alpha(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
+    """Return HunYuan's rotation, whose base alpha stretches. The factor must be there, unused."""
+    missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
+    if missing:
+        raise RefusedError(
+            "ValueError: rope_scaling must contain keys {'type', 'alpha', 'factor'}; missing: "
+            f"{', '.join(missing)}"
+        )
+    alpha = number(scaling["alpha"], "alpha")
+    return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
+
+
 def initialize(
     model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
 ) -> Layer:
+    """Return the rotation that mlx-lm's initialize_rope builds for a dict's type.
+
+    Raises: RefusedError for a type that it does not know.
+    """
     kind = scaling.get("type") or scaling.get("rope_type", "default")
     plain = formulas.plain(dim, theta)
     if kind == "default":
         return Layer(plain)
-    if kind == "linear":
-        factor = number(required(scaling, "factor"), "factor")
-        return Layer(formulas.linear(plain, factor))
-    if kind == "dynamic":
-        factor = number(required(scaling, "factor"), "factor")
-        base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
-        return Layer(formulas.plain(dim, base))
-    if kind == "llama3":
-        required(scaling, "factor")
-        return llama3({**LLAMA3, **scaling}, dim, theta)
+    if kind in ("linear", "dynamic", "llama3"):
+        return _by_factor(kind, model, scaling, theta, dim, length)
     if kind in YARN_TYPES:
         return _yarn(scaling, theta, dim)
     if kind == "longrope":
@@ -268,6 +301,20 @@ def initialize(
     raise RefusedError(f"ValueError: Unsupported RoPE type {kind}")
 
 
+def _by_factor(
+    kind: str, model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
+) -> Layer:
+    """Return the rotation of a type that cannot do without a factor."""
+    factor = required(scaling, "factor")
+    if kind == "llama3":
+        return llama3({**LLAMA3, **scaling}, dim, theta)
+    factor = number(factor, "factor")
+    if kind == "linear":
+        return Layer(formulas.linear(formulas.plain(dim, theta), factor))
+    base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
+    return Layer(formulas.plain(dim, base))
+
+
 def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
     """Compute mlx-lm's YaRN. It ignores truncate, attention_factor and attn_factor; its default
     original length is 4096."""
@@ -282,13 +329,15 @@ def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
         number(scaling.get("beta_fast", 32), "beta_fast"),
         number(scaling.get("beta_slow", 1), "beta_slow"),
     )
-    upper, lower = formulas.yarn_scale(factor, mscale), formulas.yarn_scale(factor, all_dim)
-    return Layer(inv_freq, upper / lower)
+    multiplier = formulas.yarn_scale(factor, mscale) / formulas.yarn_scale(factor, all_dim)
+    return Layer(inv_freq, multiplier)
 
 
 def _always_long(
     scaling: Mapping[str, Any], plain: tuple[float, ...], trained: int, original: float, mscale: Any
 ) -> Layer:
+    """Return longrope's rotation by its long list at any length. mscale: the multiplier, where the
+    file has one of its own."""
     long = required(scaling, "long_factor")
     if isinstance(long, list) and len(long) != len(plain):
         raise RefusedError(
@@ -302,6 +351,7 @@ def _always_long(
 
 
 def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+    """Return the rotation of a file that scales by a linear factor and refuses other types."""
     required(scaling, "type")
     if "factor" not in scaling or scaling["type"] != "linear":
         raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
@@ -336,6 +386,8 @@ def _su(
 
 
 def _minicpm3(model: Model, scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+    """Return MiniCPM 3's rotation: longrope's temperature whatever the type, and its long list if
+    it is there."""
     original = number(scaling.get("original_max_position_embeddings", 4096), "original length")
     scale = formulas.longrope_scale(model.max_positions / original, original)
     if "long_factor" not in scaling:

@@ -1,6 +1,6 @@
 """What emulators share: refusals turned into results, and the version that they speak of."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Protocol
@@ -43,9 +43,9 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
         def emulate(
             config: Mapping[str, Any], length: int | None = None, version: str | None = None
         ) -> Computed:
-            model, cell = model_of(config), CELLS[runtime]
-            whole = family(str(model.outer.get("model_type"))) or {}
-            facts = model.facts.get(cell, {}) if whole.get(cell, 0) is not None else None
+            model = model_of(config)
+            cell = CELLS[runtime]
+            facts = _facts_of(model, cell)
             if version is not None:
                 if not is_recorded(runtime, version):
                     return unrecorded(runtime, version)
@@ -53,8 +53,8 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
                 model = replace(model, facts={**model.facts, cell: facts})
             version = version or RECORD[runtime][2]
             if facts is None:
-                own = model.outer.get("model_type", model.model_type)
-                why = f"{runtime} has no model for {own!r}"
+                name = model.outer.get("model_type", model.model_type)
+                why = f"{runtime} has no model for {name!r}"
                 return Computed(why, known="no model", version=version)
             name = model.model_type or "a config without model_type"
             why = f"posenc does not know what {runtime} computes for {name}"
@@ -62,18 +62,10 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
             if not facts or model.null_head or _has_any(model, facts.get("unread", ())):
                 return unread
             try:
-                computed = compute(model, length)
+                computed = _computed(compute, model, length)
             except NotReadError:
                 return unread
-            except RefusedError as refused:
-                computed = Computed(str(refused), max_length=refused.max_length)
-            except BadConfigError:
-                raise
-            except ARITHMETIC as error:  # values that the runtime's own code stops at as well
-                computed = Computed(f"{type(error).__name__}: {error}")
-            if every := facts.get("no_rope_every"):  # whatever the config says
-                still = tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
-                computed = replace(computed, without_rotation=still)
+            computed = _with_still_layers(computed, model, facts.get("no_rope_every"))
             return replace(computed, version=version, read=facts["read"])
 
         return emulate
@@ -81,15 +73,57 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
     return decorate
 
 
+def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
+    """Return the facts of a runtime; None if it has no such model, or none of the whole of several
+    modalities that it belongs to; empty if nobody has read it."""
+    whole = family(str(model.outer.get("model_type"))) or {}
+    has_whole = whole.get(cell, 0) is not None
+    return model.facts.get(cell, {}) if has_whole else None
+
+
+def _computed(
+    compute: Callable[[Model, int | None], Computed], model: Model, length: int | None
+) -> Computed:
+    """Return what a runtime computes, or its refusal as a result.
+
+    Raises: NotReadError where posenc has not read what it does; BadConfigError.
+    """
+    try:
+        return compute(model, length)
+    except (NotReadError, BadConfigError):
+        raise
+    except RefusedError as refused:
+        return Computed(str(refused), max_length=refused.max_length)
+    except ARITHMETIC as error:  # values that the runtime's own code stops at as well
+        return Computed(f"{type(error).__name__}: {error}")
+
+
+def _with_still_layers(computed: Computed, model: Model, every: int | None) -> Computed:
+    """Return a result of which the last of every so many layers does not rotate, whatever the
+    config says; the result itself where a runtime's file has no such number."""
+    if not every:
+        return computed
+    still = tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
+    return replace(computed, without_rotation=still)
+
+
 def _has_any(model: Model, words: Iterable[str]) -> bool:
     """Return True if a config has one of these keys, or a rope dict of one of these types; "all" is
     true of any config."""
     words = frozenset(words)
-    dicts = [model.config.get(name) for name in ("rope_scaling", "rope_parameters")]
-    each = [p for p in dicts if isinstance(p, Mapping)]
-    each += [p for given in each for p in given.values() if isinstance(p, Mapping)]
-    types = {str(p.get(key)) for p in each for key in ("rope_type", "type")}
+    types: set[str] = set()
+    for rope_dict in _all_dicts(model.config):
+        types.update(str(rope_dict.get(key)) for key in ("rope_type", "type"))
     return bool(words & ({"all"} | types | model.config.keys()))
+
+
+def _all_dicts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rope dicts of a config, and those nested in them."""
+    for name in ("rope_scaling", "rope_parameters"):
+        rope_dict = config.get(name)
+        if isinstance(rope_dict, Mapping):
+            yield rope_dict
+            yield from (value for value in rope_dict.values() if isinstance(value, Mapping))
 
 
 def unrecorded(runtime: str, version: str) -> Computed:
