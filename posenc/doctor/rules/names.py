@@ -2,13 +2,13 @@
 looked for."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.dialects.families import WITHOUT_ROTATION, all_families, table
 from posenc.dialects.files.spelling import DICTS, ROTARY_BASES, ROTARY_SHARES
-from posenc.dialects.meaning import OLD_NAMES, differing_keys
+from posenc.dialects.meaning import OLD_NAMES, Meaning, differing_keys
 from posenc.dialects.model import INNER, LAYER_KINDS, OUTSIDE, ROTARY, TRAINED_KEY, inner_key
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import ALL, Case, type_of
@@ -23,11 +23,13 @@ TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
 """Keys of a part of the model with a config of its own."""
 KINDS = frozenset(table("keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""
+LAYER_TYPE_READERS = ("transformers-5", "vllm", "sglang")
 BY_CLASS = ("vllm", "sglang", "llama.cpp")
 """Runtimes that choose the code by the class in architectures."""
 
 
 def _plain(name: str) -> str:
+    """Return a name in small letters and digits alone, in which spellings of it agree."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -39,12 +41,22 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _own(case: Case) -> tuple[set[str], set[str]]:
+class _ReadNames(NamedTuple):
+    """The names under which a family's code reads two numbers."""
+
+    bases: set[str]
+    shares: set[str]
+    """Of a rotated share, or of the rotated channels."""
+
+
+def _read_names(case: Case) -> _ReadNames:
     """Return the names under which the family's code reads a base, and a rotated share."""
     modern = case.model.facts.get("transformers5", {})
     bases = {*modern.get("theta_keys", {}).values(), *filter(None, [modern.get("flat_theta")])}
     shares = {modern[key] for key in ("share_key", "dims_key") if key in modern}
-    return bases or {modern.get("theta_key", "rope_theta")}, shares or {"partial_rotary_factor"}
+    return _ReadNames(
+        bases or {modern.get("theta_key", "rope_theta")}, shares or {"partial_rotary_factor"}
+    )
 
 
 @rule("PD043", "E")
@@ -52,43 +64,83 @@ def foreign_base(case: Case) -> Iterator[Hit]:
     """Report a base or a share under a name that the family's code does not read."""
     if case.metadata is not None or not case.model.known:
         return
-    (bases, shares), modern = _own(case), case.model.facts["transformers5"]
-    given = {*bases} if any(case.config.get(name) is not None for name in bases) else set()
-    given |= {"rope_theta" for _, p in case.dicts() if p.get("rope_theta") is not None}
-    whole = not case.model.owns_partial
+    yield from _foreign_names(case)
+    if case.meaning is not None and case.model.nested:
+        yield from _bases_of_no_kind(case, case.meaning)
+
+
+def _foreign_names(case: Case) -> Iterator[Hit]:
+    """Report a number under another family's name for a base or, at the top level, for a share."""
+    read_names = _read_names(case)
     places = [("", case.config), *((f" of {name}", p) for name, p in case.dicts())]
     for place, values in places:
         for name, value in values.items():
             number = _number(value)
-            is_base = name in ROTARY_BASES or BASE.fullmatch(_plain(name)) is not None
-            is_share = name in (*ROTARY_SHARES, "partial_rotary_factor") and not whole
-            own = bases if is_base else shares
-            if number is None or name in own or (place and name == "rope_theta"):
+            if number is None:
                 continue
-            if is_base and (given or (number <= 1 or number == modern.get("rope_theta", 1e4))):
-                continue
-            if is_base or (is_share and not place and number != case.model.share):
-                said = repr(value) if isinstance(value, str) else f"{number:g}"
-                yield Hit(
-                    f"{name} {said}{place} is not read for {case.model.model_type}, which reads "
-                    f"{names(sorted(own))}",
-                    case.concerned(ALL, "frequencies", "pairs"),
-                    ALL,
-                    # These names are taken for rope_theta by --fix; the others are not.
-                    contradiction=name not in ROTARY_BASES or "rope_theta" not in own,
-                    cure=f'If {number:g} is right, write "{min(own)}": {number:g}.',
-                )
-    if case.meaning is not None and case.model.nested:
-        thetas = {p["rope_theta"] for p in case.meaning.parameters.values()}
-        read = modern.get("theta_keys", {}).values()
-        for name, value in case.config.items():
-            number = _number(value) if name.endswith("rope_theta") and name not in read else None
-            if number is not None and number not in thetas:
-                yield wrong(
-                    f"{name} {number:g} is not read for {case.model.model_type}, whose layers have "
-                    f"{names(f'{theta:g}' for theta in sorted(thetas))}",
-                    "If it is right, write it into rope_parameters, by kind of layer.",
-                )
+            if _is_base(name):
+                belongs_here = name in read_names.bases or (place and name == "rope_theta")
+                if not belongs_here and not _is_idle_base(number, case):
+                    yield _not_read(case, f"{name} {_shown(value, number)}{place}", name, number)
+            elif not place and name not in read_names.shares and _changes_share(name, number, case):
+                yield _not_read(case, f"{name} {_shown(value, number)}", name, number)
+
+
+def _is_base(name: str) -> bool:
+    """Return True for a name of a base in any family, however it is spelled."""
+    return name in ROTARY_BASES or BASE.fullmatch(_plain(name)) is not None
+
+
+def _is_idle_base(number: float, case: Case) -> bool:
+    """Return True if it changes nothing that such a base is not read: another one is, or it is the
+    class's own, or no base at all."""
+    read_bases = _read_names(case).bases
+    if any(case.config.get(name) is not None for name in read_bases):
+        return True
+    if any(p.get("rope_theta") is not None for _, p in case.dicts()):
+        return True
+    return number <= 1 or number == case.model.facts["transformers5"].get("rope_theta", 1e4)
+
+
+def _changes_share(name: str, number: float, case: Case) -> bool:
+    """Return True if a name is one of a rotated share, and the family rotates another one."""
+    is_share = name in (*ROTARY_SHARES, "partial_rotary_factor") and case.model.owns_partial
+    return is_share and number != case.model.share
+
+
+def _shown(value: Any, number: float) -> str:
+    """Return a number as the file has it: text in quotes."""
+    return repr(value) if isinstance(value, str) else f"{number:g}"
+
+
+def _not_read(case: Case, what: str, name: str, number: float) -> Hit:
+    """Return the report of a number under a name that is not read, and the names that are."""
+    read_names = _read_names(case)
+    right_names = read_names.bases if _is_base(name) else read_names.shares
+    return Hit(
+        f"{what} is not read for {case.model.model_type}, which reads {names(sorted(right_names))}",
+        case.concerned(ALL, "frequencies", "pairs"),
+        ALL,
+        # These names are taken for rope_theta by --fix; the others are not.
+        contradiction=name not in ROTARY_BASES or "rope_theta" not in right_names,
+        cure=f'If {number:g} is right, write "{min(right_names)}": {number:g}.',
+    )
+
+
+def _bases_of_no_kind(case: Case, meaning: Meaning) -> Iterator[Hit]:
+    """Report a base at the top level, under a name of one kind of layer, that no layer has."""
+    thetas = {p["rope_theta"] for p in meaning.parameters.values()}
+    read_keys = case.model.facts["transformers5"].get("theta_keys", {}).values()
+    for name, value in case.config.items():
+        if not name.endswith("rope_theta") or name in read_keys:
+            continue
+        number = _number(value)
+        if number is not None and number not in thetas:
+            yield wrong(
+                f"{name} {number:g} is not read for {case.model.model_type}, whose layers have "
+                f"{names(f'{theta:g}' for theta in sorted(thetas))}",
+                "If it is right, write it into rope_parameters, by kind of layer.",
+            )
 
 
 @rule("PD047", "E")
@@ -96,41 +148,62 @@ def misspelled(case: Case) -> Iterator[Hit]:
     """Report a key that is almost one that is read."""
     if case.metadata is not None:
         return
-    for place, key, near in _slips(case):
+    for slip in _slips(case):
         yield wrong(
-            f"{key}{place} is not read by any runtime; {near} is",
-            f"If it is meant, rename {key} to {near}.",
+            f"{slip.key}{slip.place} is not read by any runtime; {slip.near} is",
+            f"If it is meant, rename {slip.key} to {slip.near}.",
         )
 
 
-def _slips(case: Case) -> Iterator[tuple[str, str, str]]:
-    """Yield the place of a key that nobody reads, the key, and the one that is read."""
-    config, own = case.config, case.model.facts.get("keys", ())
-    dicts = {*INNER, "rope_scaling", "rope_parameters"}
-    bases, shares = _own(case)
-    targets = (*TARGETS, *sorted(bases | shares))
-    for key, value in config.items():
-        if value is None or key in own or key in targets or key in dicts:
-            continue
-        if isinstance(value, Mapping):
-            scaling = value.keys() & SCALINGS or {"factor", "type"} <= value.keys()
-            if (scaling or "yarn" in key) and not value.keys() & TOWER:
-                yield "", key, "rope_scaling"
-            continue
-        near = _nearest(key, targets, 0.8)
-        part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
-        if near and not part and config.get(near) is None:
-            yield "", key, near
-        elif re.match("rope_(scaling_|type$)", key) and not (case.old or case.new):
-            if value not in (1, "none", "default", False):
-                yield "", key, "rope_scaling"
+class _Slip(NamedTuple):
+    """A key that nobody reads."""
+
+    place: str
+    """ " of " and the rope dict; empty at the top level."""
+    key: str
+    near: str
+    """The key that is read, and must be meant."""
+
+
+def _slips(case: Case) -> Iterator[_Slip]:
+    """Yield the keys that nobody reads and that are almost one that is read."""
+    yield from _slips_at_the_top(case)
     known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
     for place, p in case.dicts():
         read = {*COMMON, *READ.get(type_of(p), known)}
         for key in p.keys() - known:
             near = _nearest(key, sorted(read), 0.75)
             if near and p.get(near) is None:
-                yield f" of {place}", key, near
+                yield _Slip(f" of {place}", key, near)
+
+
+def _slips_at_the_top(case: Case) -> Iterator[_Slip]:
+    """Yield keys beside the rope dicts: misspelled, or a rope dict or a part of one by a name that
+    is not a dict's."""
+    read_names = _read_names(case)
+    targets = (*TARGETS, *sorted(read_names.bases | read_names.shares))
+    right_keys = {*targets, *case.model.facts.get("keys", ())}
+    right_keys |= {*INNER, "rope_scaling", "rope_parameters"}
+    for key, value in case.config.items():
+        if value is None or key in right_keys:
+            continue
+        if isinstance(value, Mapping):
+            if _is_rope_dict(key, value):
+                yield _Slip("", key, "rope_scaling")
+            continue
+        near = _nearest(key, targets, 0.8)
+        part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
+        if near and not part and case.config.get(near) is None:
+            yield _Slip("", key, near)
+        elif re.match("rope_(scaling_|type$)", key) and not (case.old or case.new):
+            if value not in (1, "none", "default", False):
+                yield _Slip("", key, "rope_scaling")
+
+
+def _is_rope_dict(key: str, value: Mapping[str, Any]) -> bool:
+    """Return True for a dict of a scaling's settings that is not the config of a part."""
+    has_settings = bool(value.keys() & SCALINGS) or {"factor", "type"} <= value.keys()
+    return (has_settings or "yarn" in key) and not value.keys() & TOWER
 
 
 def _nearest(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
@@ -144,22 +217,29 @@ def not_understood(case: Case) -> Iterator[Hit]:
     """Report keys about positions that the family does not read, or whose meaning is not known."""
     if case.metadata is not None or not case.model.known:
         return
-    slips, rules = {key for _, key, _ in _slips(case)}, case.model.facts.get("rotates", {})
-    others = [
-        key
-        for key, read in (
-            ("rope_local_base_freq", case.model.nested),
-            ("no_rope_layers", "list" in rules),
-            ("rope_ratio", False),
-            ("no_rope_layer_interval", "list" in rules or "every" in rules),
-        )
-        if case.config.get(key) is not None and not read
-    ]
-    found = [key for key in unknown_keys(case.config, case.model) if "." not in key]
-    found = [key for key in found if key not in slips and not BASE.fullmatch(_plain(key))]
-    if found := [key for key in (*found, *others) if key != TRAINED_KEY]:
-        values = ", ".join(f"{key} {case.config.get(key)!r:.40}" for key in found[:4])
+    slips = {slip.key for slip in _slips(case)}
+    keys: list[str] = []
+    for key in unknown_keys(case.config, case.model):
+        in_rope_dict = "." in key
+        if not in_rope_dict and key not in slips and not BASE.fullmatch(_plain(key)):
+            keys.append(key)
+    keys += _keys_of_other_families(case)
+    keys = [key for key in keys if key != TRAINED_KEY]
+    if keys:
+        values = ", ".join(f"{key} {case.config.get(key)!r:.40}" for key in keys[:4])
         yield Hit(f"posenc does not know what this means for {case.model.model_type}: {values}")
+
+
+def _keys_of_other_families(case: Case) -> list[str]:
+    """Return keys that posenc knows and that this family does not read."""
+    rotates = case.model.facts.get("rotates", {})
+    is_read = {
+        "rope_local_base_freq": case.model.nested,
+        "no_rope_layers": "list" in rotates,
+        "rope_ratio": False,
+        "no_rope_layer_interval": "list" in rotates or "every" in rotates,
+    }
+    return [key for key, read in is_read.items() if case.config.get(key) is not None and not read]
 
 
 @rule("PD057", "E")
@@ -167,53 +247,90 @@ def outside(case: Case) -> Iterator[Hit]:
     """Report rotary keys outside of the dict in which they are read."""
     if case.metadata is not None:
         return
-    config, inner = case.source.config, inner_key(case.source.config)
-    read, place = (config[inner], inner) if inner else (config, "the top level")
-    unread = [name for name in INNER if name != inner and case.model.known]
-    parts = [(f"in {n}", own) for n in unread if isinstance(own := config.get(n), Mapping)]
-    for at, own in parts + [("at the top level", config)] * bool(inner):
+    yield from _beside_the_config(case)
+    yield from _in_other_dicts(case)
+
+
+def _beside_the_config(case: Case) -> Iterator[Hit]:
+    """Report keys that stand in another part than the one that the language model's are read in."""
+    config = case.source.config
+    inner = inner_key(config)
+    read = config[inner] if inner else config
+    place = inner or "the top level"
+    for where, part in _unread_parts(case, inner):
         for key in OUTSIDE:
-            value, said = own.get(key), _read_as(read, key)
-            if value is not None and not _alike(value, said):
-                yield Hit(
-                    f"{key} {value!r:.60} stands {at}, where it is not read; {place} has "
-                    + ("none" if said is None else f"{said!r:.60}"),
-                    (),
-                    ALL,
-                    contradiction=said is None or not inner or key in ROTARY,
-                    cure=f"Move {key} into {place}.",
-                )
+            value = part.get(key)
+            read_value = _read_as(read, key)
+            if value is None or _alike(value, read_value):
+                continue
+            yield Hit(
+                f"{key} {value!r:.60} stands {where}, where it is not read; {place} has "
+                + ("none" if read_value is None else f"{read_value!r:.60}"),
+                (),
+                ALL,
+                contradiction=read_value is None or not inner or key in ROTARY,
+                cure=f"Move {key} into {place}.",
+            )
+
+
+def _unread_parts(case: Case, inner: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the dicts that may have a language model's keys and are not read for them, with the
+    words for where they are. inner: the key of the one that is; empty for the top level."""
+    config = case.source.config
+    for name in INNER:
+        part = config.get(name)
+        if name != inner and case.model.known and isinstance(part, Mapping):
+            yield f"in {name}", part
+    if inner:
+        yield "at the top level", config
+
+
+def _in_other_dicts(case: Case) -> Iterator[Hit]:
+    """Report a base in a dict that is neither a rope dict nor the config of a part."""
     for name, value in case.config.items():
-        if isinstance(value, Mapping) and name not in ("rope_scaling", "rope_parameters", *INNER):
-            base = value.get("rope_theta")
-            read = base in (None, case.config.get("rope_theta"))
-            if not (read or value.get("model_type") or value.keys() & (TOWER | SCALINGS)):
-                yield Hit(
-                    f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
-                    case.only_named(("transformers-5",)),
-                    ALL,
-                    contradiction=case.config.get("rope_theta", case.model.inner_theta) is None,
-                    cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
-                )
+        if not isinstance(value, Mapping) or name in ("rope_scaling", "rope_parameters", *INNER):
+            continue
+        base = value.get("rope_theta")
+        changes_nothing = base in (None, case.config.get("rope_theta"))
+        is_a_part = value.get("model_type") or value.keys() & (TOWER | SCALINGS)
+        if changes_nothing or is_a_part:
+            continue
+        yield Hit(
+            f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
+            case.only_named(("transformers-5",)),
+            ALL,
+            contradiction=case.config.get("rope_theta", case.model.inner_theta) is None,
+            cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
+        )
 
 
 def _read_as(read: Mapping[str, Any], key: str) -> Any:
     """Return what a config says by a key: also by the other name of a rope dict, and inside of it
     for a base."""
-    said = read.get(key)
-    if said is None and key in DICTS:
-        said = next((read[name] for name in DICTS if read.get(name) is not None), None)
-    if said is None and key in ("rope_theta", "partial_rotary_factor"):
-        dicts = [read[name] for name in DICTS if isinstance(read.get(name), Mapping)]
-        said = next((p[key] for p in dicts if p.get(key) is not None), None)
-    return said
+    value = read.get(key)
+    if value is None and key in DICTS:
+        value = _first_given(read, DICTS)
+    if value is None and key in ("rope_theta", "partial_rotary_factor"):
+        for name in DICTS:
+            rope_dict = read.get(name)
+            if value is None and isinstance(rope_dict, Mapping):
+                value = rope_dict.get(key)
+    return value
 
 
-def _alike(value: Any, said: Any) -> bool:
+def _first_given(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """Return the value of the first of these keys that is there and not null; None without one."""
+    for key in keys:
+        if config.get(key) is not None:
+            return config[key]
+    return None
+
+
+def _alike(value: Any, other: Any) -> bool:
     """Return True if two values of a key mean the same, whatever the type is called."""
-    if not (isinstance(value, Mapping) and isinstance(said, Mapping)):
-        return value == said
-    return not differing_keys(_plainly(value), _plainly(said), {})
+    if not (isinstance(value, Mapping) and isinstance(other, Mapping)):
+        return value == other
+    return not differing_keys(_plainly(value), _plainly(other), {})
 
 
 def _plainly(p: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,32 +349,51 @@ def two_families(case: Case) -> Iterator[Hit]:
         return
     listed = case.config.get("architectures")
     first = listed[0] if isinstance(listed, list) and listed else None
-    own = case.source.config.get("model_type", case.model.model_type)
-    if not isinstance(first, str) or not isinstance(own, str):
+    model_type = case.source.config.get("model_type", case.model.model_type)
+    if not isinstance(first, str) or not isinstance(model_type, str):
         return
-    classes = {n: f["architecture"] for n, f in all_families().items() if "architecture" in f}
-    stem, mine = _stem(first), {_stem(classes.get(case.model.model_type, "")), _plain(own)}
-    others = [n for n, c in classes.items() if _stem(c) == stem]
-    others += [name for name in WITHOUT_ROTATION if _plain(name) == stem]
-    alike = any(stem.startswith(name) or name.startswith(stem) for name in mine)
-    if own in others or stem in mine or (alike and not others):
+    others = _families_of_class(first)
+    if model_type in others or _is_class_of(first, model_type, case, exactly=bool(others)):
         return
     if others:
         whose = f"of {min(others, key=len)}"
     else:
         whose = f"which posenc does not know; {names(BY_CLASS)} choose the code by it"
-    named = case.model.facts.get("architecture", "")
+    right_class = case.model.facts.get("architecture", "")
     yield Hit(
-        f"architectures is {first}, {whose}, and model_type is {own}",
+        f"architectures is {first}, {whose}, and model_type is {model_type}",
         (),
         ALL if others else BY_CLASS,
         contradiction=bool(others),
-        cure=f'If model_type is right, write "architectures": ["{named}"]; if the class is '
+        cure=f'If model_type is right, write "architectures": ["{right_class}"]; if the class is '
         "right, write its model_type.",
     )
 
 
+def _families_of_class(name: str) -> list[str]:
+    """Return the families with a class of this stem, also those that rotate nothing."""
+    stem = _stem(name)
+    families = [
+        model_type
+        for model_type, facts in all_families().items()
+        if "architecture" in facts and _stem(facts["architecture"]) == stem
+    ]
+    return families + [name for name in WITHOUT_ROTATION if _plain(name) == stem]
+
+
+def _is_class_of(name: str, model_type: str, case: Case, *, exactly: bool) -> bool:
+    """Return True if a class is named like the family; unless exactly, its name may be longer or
+    shorter, as those of classes for other tasks are."""
+    stem = _stem(name)
+    family_class = all_families().get(case.model.model_type, {}).get("architecture", "")
+    right_stems = {_stem(family_class), _plain(model_type)}
+    if exactly:
+        return stem in right_stems
+    return any(stem.startswith(right) or right.startswith(stem) for right in right_stems)
+
+
 def _stem(name: str) -> str:
+    """Return the plain name of a class without its task."""
     return _plain(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
 
 
@@ -278,36 +414,53 @@ def layer_names(case: Case) -> Iterator[Hit]:
     """Report layer_types with unknown names, or of another number than there are layers."""
     if case.metadata is not None:
         return
+    if case.model.nested:
+        yield from _dicts_of_no_kind(case)
+    layer_types = case.config.get("layer_types")
+    if isinstance(layer_types, list):
+        yield from _unknown_layers(case, layer_types)
+        yield from _other_number(case, layer_types)
+
+
+def _dicts_of_no_kind(case: Case) -> Iterator[Hit]:
+    """Report a nested rope dict under a name that is no kind of layer."""
+    kinds = case.model.facts["transformers5"]["nested"]
     for place, p in (("rope_scaling", case.old), ("rope_parameters", case.new)):
-        for name, value in (p or {}).items() if case.model.nested else ():
-            kinds = case.model.facts["transformers5"]["nested"]
+        for name, value in (p or {}).items():
             if isinstance(value, Mapping) and name not in {*kinds, *LAYER_KINDS}:
                 yield wrong(
                     f"{place} has a dict {name!r}, which is no kind of layer of "
                     f"{case.model.model_type}",
                     f"Write one of {names(kinds)}.",
                 )
-    given = case.config.get("layer_types")
-    if not isinstance(given, list):
-        return
-    readers = ("transformers-5", "vllm", "sglang")
+
+
+def _unknown_layers(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
+    """Report each name in layer_types that no runtime knows, once."""
     order = case.model.facts.get("layers", {})
     known = KINDS | {*order.get("cycle", ()), *order.get("first", ())}
-    for name in dict.fromkeys(kind for kind in given if kind not in known):
+    for name in dict.fromkeys(kind for kind in layer_types if kind not in known):
         near = get_close_matches(name, sorted(known), 1)
         yield Hit(
             f"layer_types has {name!r}, which is no kind of layer",
-            case.only_named(readers),
-            readers,
+            case.only_named(LAYER_TYPE_READERS),
+            LAYER_TYPE_READERS,
             cure=f"Write {near[0]}." if near else "",
         )
-    padded = case.config.get("num_nextn_predict_layers") and len(given) > case.model.num_layers
-    if len(given) != case.model.num_layers and not padded:
-        yield Hit(
-            f"layer_types has {len(given)} entries for num_hidden_layers {case.model.num_layers}",
-            case.only_named(readers),
-            readers,
-        )
+
+
+def _other_number(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
+    """Report a list of more or fewer layers than there are. Layers that predict further tokens may
+    be listed, too."""
+    surplus = len(layer_types) - case.model.num_layers
+    may_be_longer = case.config.get("num_nextn_predict_layers")
+    if surplus == 0 or (surplus > 0 and may_be_longer):
+        return
+    yield Hit(
+        f"layer_types has {len(layer_types)} entries for num_hidden_layers {case.model.num_layers}",
+        case.only_named(LAYER_TYPE_READERS),
+        LAYER_TYPE_READERS,
+    )
 
 
 @rule("PD054", "E")
