@@ -1,7 +1,8 @@
 """Kinds of layers, partial rotation, sections: what belongs to a family and what not."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from posenc.dialects.model import LAYER_KINDS
 from posenc.doctor.case import ALL, Case, type_of
@@ -10,46 +11,66 @@ from posenc.doctor.rule import Hit, names, rule
 SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
 """Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""
 
+OLDER_READERS = ("transformers-4", "mlx-lm")
+"""Runtimes that read the keys of files from before rope_parameters."""
+WHOLE_OR_MISSING = (None, 1, 1.0)
+"""Values of partial_rotary_factor that rotate whole heads."""
+
 
 @rule("PD026", "E")
 def nesting(case: Case) -> Iterator[Hit]:
     """Report a nested dict for a flat family, or the reverse."""
     if case.new is None:
         return
-    inner = [k for k, v in case.new.items() if isinstance(v, Mapping)]
-    beside = [k for k in case.new if k not in inner and k not in LAYER_KINDS]
-    if inner and case.model.known and not case.model.nested:
-        yield Hit(
-            f"rope_parameters is nested by {names(inner)}, and {case.model.model_type} reads one "
-            "flat dict",
-            case.concerned(ALL) or tuple(r for r in case.named if case.computed[r].knows),
-            ALL,
-            contradiction=True,
-        )
-    elif inner and beside:
+    kinds = [key for key, value in case.new.items() if isinstance(value, Mapping)]
+    beside = [key for key in case.new if key not in kinds and key not in LAYER_KINDS]
+    if kinds and case.model.known and not case.model.nested:
+        yield _nested_for_a_flat_family(case, kinds)
+    elif kinds and beside:
         yield Hit(
             f"rope_parameters has {names(beside)} beside its nested dicts",
             case.concerned(ALL, "error"),
             ("vllm",),
         )
-    elif not inner and case.model.nested and case.old is None:
-        if case.model.facts["transformers5"].get("flat_new"):
-            return
+    elif kinds:
+        yield from _nested_for_older_readers(case, kinds)
+    elif case.model.nested and case.old is None:
+        yield from _flat_for_a_nested_family(case)
+
+
+def _nested_for_a_flat_family(case: Case, kinds: Sequence[str]) -> Hit:
+    """Return the report of dicts by kind of layer where all layers rotate alike."""
+    return Hit(
+        f"rope_parameters is nested by {names(kinds)}, and {case.model.model_type} reads one "
+        "flat dict",
+        case.concerned(ALL) or case.judges,
+        ALL,
+        contradiction=True,
+    )
+
+
+def _flat_for_a_nested_family(case: Case) -> Iterator[Hit]:
+    """Report a flat dict that is not read, unless the family's class takes it for every kind."""
+    if case.model.facts["transformers5"].get("flat_new"):
+        return
+    yield Hit(
+        f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
+        "layer: it is not read",
+        case.judges,
+        ALL,
+    )
+
+
+def _nested_for_older_readers(case: Case, kinds: Sequence[str]) -> Iterator[Hit]:
+    """Report nested dicts alone where a runtime reads the keys of older files."""
+    affected = () if "rope_local_base_freq" in case.config else case.affected(OLDER_READERS)
+    if affected:
         yield Hit(
-            f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
-            "layer: it is not read",
-            tuple(r for r in case.named if case.computed[r].knows),
-            ALL,
+            f"rope_parameters is nested by {names(kinds)}; rope_theta, rope_local_base_freq "
+            f"and rope_scaling are what is read by {names(affected)}",
+            case.only_named(affected),
+            affected,
         )
-    elif inner and "rope_local_base_freq" not in case.config:
-        affected = case.affected(("transformers-4", "mlx-lm"))
-        if affected:
-            yield Hit(
-                f"rope_parameters is nested by {names(inner)}; rope_theta, rope_local_base_freq "
-                f"and rope_scaling are what is read by {names(affected)}",
-                case.only_named(affected),
-                affected,
-            )
 
 
 @rule("PD027", "E")
@@ -57,7 +78,8 @@ def gemma_factor(case: Case) -> Iterator[Hit]:
     """Report a scaling that Gemma 3's reader drops."""
     if case.metadata is not None or not case.model.nested or case.meaning is None:
         return
-    scaled = {k: p for k, p in case.meaning.parameters.items() if p["rope_type"] != "default"}
+    parameters = case.meaning.parameters
+    scaled = {kind: p for kind, p in parameters.items() if p["rope_type"] != "default"}
     for kind, p in scaled.items():
         if "sliding" in kind:
             yield Hit(f"the sliding layers are scaled, by type {p['rope_type']}", (), ALL)
@@ -70,8 +92,7 @@ def gemma_factor(case: Case) -> Iterator[Hit]:
             case.only_named(affected),
             affected,
         )
-    got = case.computed["mlx-lm"]
-    if got.error is None and any("layer" in name for name in _kinds_seen(case)):
+    if case.computed["mlx-lm"].error is None and _mlx_lm_mixes_kinds(case):
         pattern = case.config.get("sliding_window_pattern", "missing")
         yield Hit(
             f"mlx-lm tells sliding layers by sliding_window_pattern ({pattern}), not by "
@@ -82,17 +103,17 @@ def gemma_factor(case: Case) -> Iterator[Hit]:
         )
 
 
-def _kinds_seen(case: Case) -> list[str]:
-    """Return the kinds that mlx-lm splits, and "layer" if it gives two kinds one rotation."""
-    got, meant = case.computed["mlx-lm"].layers, case.meaning
-    split = [name for name in got if "(" in name]
-    if meant is None or len(meant.computed.layers) < 2:
-        return split
-    full, sliding = got.get("full_attention"), got.get("sliding_attention")
-    both = meant.computed.layers
-    if full is not None and full == sliding and len(set(both.values())) > 1:
-        split.append("one layer for both")
-    return split
+def _mlx_lm_mixes_kinds(case: Case) -> bool:
+    """Return True if mlx-lm splits a kind of layer in two, or gives two kinds one rotation."""
+    layers = case.computed["mlx-lm"].layers
+    if any("(layer" in name for name in layers):
+        return True
+    if case.meaning is None:
+        return False
+    full = layers.get("full_attention")
+    one_for_both = full is not None and full == layers.get("sliding_attention")
+    meant = case.meaning.computed.layers
+    return one_for_both and len(set(meant.values())) > 1
 
 
 @rule("PD028", "E")
@@ -100,31 +121,52 @@ def partial(case: Case) -> Iterator[Hit]:
     """Report partial_rotary_factor where the family has none, or in one place only."""
     if case.metadata is not None:
         return
-    outer = case.config.get("partial_rotary_factor")
-    inner = [
-        (n, p) for n, p in case.dicts() if p.get("partial_rotary_factor") not in (None, 1, 1.0)
+    if not case.model.known:
+        return
+    if not case.model.owns_partial:
+        yield from _partial_of_whole_heads(case)
+    elif not case.model.nested and case.config.get("partial_rotary_factor") is None:
+        yield from _partial_inside_only(case)
+
+
+def _partial_dicts(case: Case) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the rope dicts, with their names, that rotate a part of each head."""
+    return [
+        (name, p)
+        for name, p in case.dicts()
+        if p.get("partial_rotary_factor") not in WHOLE_OR_MISSING
     ]
-    if not case.model.owns_partial and case.model.known:
-        given = [n for n, p in inner if type_of(p) != "proportional" or not case.model.nested]
-        if outer not in (None, 1, 1.0):
-            given.append("the top level")
-        if given:
-            yield Hit(
-                f"partial_rotary_factor in {names(given)}, and {case.model.model_type} rotates "
-                "whole heads",
-                case.concerned(ALL, "pairs", "frequencies", "error"),
-                ALL,
-            )
-    elif case.model.owns_partial and not case.model.nested and inner and outer is None:
-        affected = case.affected(("transformers-4", "mlx-lm"), "pairs", "error")
-        value = inner[0][1]["partial_rotary_factor"]
-        if affected:
-            yield Hit(
-                f"partial_rotary_factor {value!r} stands in {inner[0][0]} only; the top level is "
-                f"read by {names(affected)}",
-                case.only_named(affected),
-                affected,
-            )
+
+
+def _partial_of_whole_heads(case: Case) -> Iterator[Hit]:
+    """Report a share in a family without one. Of proportional, in nested dicts, it is a setting."""
+    places: list[str] = []
+    for name, p in _partial_dicts(case):
+        if type_of(p) != "proportional" or not case.model.nested:
+            places.append(name)
+    if case.config.get("partial_rotary_factor") not in WHOLE_OR_MISSING:
+        places.append("the top level")
+    if places:
+        yield Hit(
+            f"partial_rotary_factor in {names(places)}, and {case.model.model_type} rotates "
+            "whole heads",
+            case.concerned(ALL, "pairs", "frequencies", "error"),
+            ALL,
+        )
+
+
+def _partial_inside_only(case: Case) -> Iterator[Hit]:
+    """Report a share that stands in a rope dict alone, where older readers do not look."""
+    inner = _partial_dicts(case)
+    affected = case.affected(OLDER_READERS, "pairs", "error") if inner else ()
+    if affected:
+        name, p = inner[0]
+        yield Hit(
+            f"partial_rotary_factor {p['partial_rotary_factor']!r} stands in {name} only; the top "
+            f"level is read by {names(affected)}",
+            case.only_named(affected),
+            affected,
+        )
 
 
 @rule("PD029", "E")

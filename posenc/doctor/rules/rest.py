@@ -1,11 +1,12 @@
 """Command-line overrides, and what no other rule explains."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from posenc.dialects.computed import Computed
+from posenc.dialects.computed import Computed, Layer
 from posenc.dialects.model import OUTSIDE, text_key
 from posenc.dialects.writers.overrides import MERGES
-from posenc.doctor.case import Case
+from posenc.doctor.case import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE, Case
 from posenc.doctor.rule import TABLE, Finding, Hit, names, rule
 
 KEYS_OF = {
@@ -24,41 +25,61 @@ OVERRIDES = "hf_overrides"
 @rule("PD032", "E")
 def override(case: Case) -> Iterator[Hit]:
     """Report an override that a server does not read, or that loses the base."""
-    given = case.source.raw.get(OVERRIDES)
-    if not isinstance(given, dict):
+    overrides = case.source.raw.get(OVERRIDES)
+    if not isinstance(overrides, dict):
         return
     key = text_key(case.source.config)
-    own = given.get(key, {}) if key else given
-    unread = [name for name in given if key and name in OUTSIDE]
-    if unread:
-        one = len(unread) == 1
-        yield Hit(
-            f"the override of {names(unread)} {'stands' if one else 'stand'} at the top level, "
-            f"where no server looks for {'it' if one else 'them'}: "
-            f"{case.source.config['model_type']} reads its {key}",
-            case.only_named(SERVERS),
-            SERVERS,
-            cure=f'Write {{"{key}": {{"{unread[0]}": ...}}}}; `posenc doctor --overrides vllm` '
-            "prints the whole.",
-        )
-    if not isinstance(own, dict):
+    if key:
+        yield from _overrides_outside(case, overrides, key)
+    of_the_model = overrides.get(key, {}) if key else overrides
+    if not isinstance(of_the_model, dict):
         return
-    replaced = {name for name in SERVERS if (name, "inside" if key else "top") not in MERGES}
-    for name in ("rope_parameters", "rope_scaling"):
-        p = own.get(name)
-        inner = [v for v in p.values() if isinstance(v, dict)] if isinstance(p, dict) else ()
-        if isinstance(p, dict) and any(v.get("rope_theta") is None for v in inner or [p]):
-            for server in SERVERS:
-                if server in replaced:
-                    said = f"the override of {name} has no rope_theta, and {server} replaces"
-                    yield Hit(f"{said} the dict", case.only_named((server,)), (server,))
-    if "rope_theta" in own:
+    yield from _lost_bases(case, of_the_model, "inside" if key else "top")
+    if "rope_theta" in of_the_model:
         yield Hit(
-            f"the override rope_theta {own['rope_theta']!r} has no effect: rope_parameters holds "
-            "the base",
+            f"the override rope_theta {of_the_model['rope_theta']!r} has no effect: "
+            "rope_parameters holds the base",
             case.only_named(SERVERS),
             SERVERS,
         )
+
+
+def _overrides_outside(case: Case, overrides: Mapping[str, Any], key: str) -> Iterator[Hit]:
+    """Report overrides at the top level of a family that reads them under a key."""
+    unread = [name for name in overrides if name in OUTSIDE]
+    if not unread:
+        return
+    one = len(unread) == 1
+    yield Hit(
+        f"the override of {names(unread)} {'stands' if one else 'stand'} at the top level, "
+        f"where no server looks for {'it' if one else 'them'}: "
+        f"{case.source.config['model_type']} reads its {key}",
+        case.only_named(SERVERS),
+        SERVERS,
+        cure=f'Write {{"{key}": {{"{unread[0]}": ...}}}}; `posenc doctor --overrides vllm` '
+        "prints the whole.",
+    )
+
+
+def _lost_bases(case: Case, overrides: Mapping[str, Any], place: str) -> Iterator[Hit]:
+    """Report a rope dict without a base where a server puts it in the place of the file's. place:
+    as in MERGES."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope_dict = overrides.get(name)
+        if not isinstance(rope_dict, dict) or _has_every_base(rope_dict):
+            continue
+        for server in SERVERS:
+            if (server, place) not in MERGES:
+                message = (
+                    f"the override of {name} has no rope_theta, and {server} replaces the dict"
+                )
+                yield Hit(message, case.only_named((server,)), (server,))
+
+
+def _has_every_base(rope_dict: Mapping[str, Any]) -> bool:
+    """Return True if a flat rope dict has a base, or each of the dicts in it has one."""
+    by_kind = [value for value in rope_dict.values() if isinstance(value, dict)]
+    return all(p.get("rope_theta") is not None for p in by_kind or [rope_dict])
 
 
 @rule("PD038", "E")
@@ -75,54 +96,86 @@ def refuses(case: Case) -> Iterator[Hit]:
 
 def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
     """Return findings for named runtimes that differ or refuse, unless an E names them already."""
-    found = []
+    findings: list[Finding] = []
     for name in case.judges:
-        computed, seen = case.computed[name], case.differences[name]
-        if name in explained or not seen:
-            continue
-        rule_ = TABLE["PD039" if computed.error else "PD038"]
-        where = f"{name}'s {computed.read}" if computed.read else name
-        said = f"{name} refuses the file: {computed.error}"
-        cure = (
-            f"Write what its error names, which is raised around {where}, or use another runtime."
-        )
-        if not computed.error:
-            aspect, numbers = _what(case, computed)
-            said = f"{name} computes {numbers}"
-            cure = (
-                f"If {name} is right, change {KEYS_OF[aspect]} here, which this file was read by. "
-                f"If the file is right, {where} does not read it: `--fix --out NEW` looks for a "
-                "spelling that it reads."
-            )
-        # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
-        severity = "W" if computed.error and "error" not in seen else rule_.severity
-        found.append(Finding(rule_.code, severity, said, (name,), cure))
-    return found
+        if name not in explained and case.differences[name]:
+            refuses = bool(case.computed[name].error)
+            findings.append(_refusal(case, name) if refuses else _difference(case, name))
+    return findings
+
+
+def _refusal(case: Case, name: str) -> Finding:
+    """Return the finding that a runtime refuses the file."""
+    computed = case.computed[name]
+    where = f"{name}'s {computed.read}" if computed.read else name
+    # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
+    severity = TABLE["PD039"].severity if "error" in case.differences[name] else "W"
+    return Finding(
+        "PD039",
+        severity,
+        f"{name} refuses the file: {computed.error}",
+        (name,),
+        f"Write what its error names, which is raised around {where}, or use another runtime.",
+    )
+
+
+def _difference(case: Case, name: str) -> Finding:
+    """Return the finding that a runtime computes something else than is meant."""
+    computed = case.computed[name]
+    where = f"{name}'s {computed.read}" if computed.read else name
+    aspect, numbers = _what(case, computed)
+    return Finding(
+        "PD038",
+        TABLE["PD038"].severity,
+        f"{name} computes {numbers}",
+        (name,),
+        f"If {name} is right, change {KEYS_OF[aspect]} here, which this file was read by. "
+        f"If the file is right, {where} does not read it: `--fix --out NEW` looks for a "
+        "spelling that it reads.",
+    )
 
 
 def _what(case: Case, computed: Computed) -> tuple[str, str]:
     """Return the first aspect that differs, and the two numbers in words."""
     assert case.meaning is not None
     meant = case.meaning.computed
-    for kind, layer in meant.layers.items():
-        got = next((v for k, v in computed.layers.items() if k.startswith(kind)), None)
-        if got is None:
+    for kind, meant_layer in meant.layers.items():
+        layer = _layer_of(kind, computed)
+        if layer is None:
             return "layers", f"no rotation for {kind}"
         where = "" if kind == "all" else f" in {kind}"
-        if len(got.inv_freq) != len(layer.inv_freq):
-            pairs = f"{len(got.inv_freq)} rotated pairs{where}, {len(layer.inv_freq)} are meant"
-            return "pairs", pairs
-        for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
-            if not abs(a - b) <= 1e-5 * abs(b):
-                said = f"{a:.6g} radians per position for pair {i}{where}, {b:.6g} are meant"
-                return "frequencies", said
-        if not abs(got.multiplier - layer.multiplier) <= 5e-4 * layer.multiplier:
-            said = f"a multiplier of {got.multiplier:.6g}{where}, {layer.multiplier:.6g} is meant"
-            return "multiplier", said
+        in_layer = _what_of_layer(layer, meant_layer, where)
+        if in_layer is not None:
+            return in_layer
     if set(computed.without_rotation) != set(meant.without_rotation):
         return "layers", (
             f"no rotation in the layers {list(computed.without_rotation)}, meant are "
             f"{list(meant.without_rotation)}"
         )
-    ours, theirs = computed.softmax_scale, meant.softmax_scale
+    ours = computed.softmax_scale
+    theirs = meant.softmax_scale
     return "scale", f"a softmax scale of {ours:.6g}, {theirs:.6g} is meant"
+
+
+def _layer_of(kind: str, computed: Computed) -> Layer | None:
+    """Return the first rotation under a kind's name, which a runtime may have split in several."""
+    for name, layer in computed.layers.items():
+        if name.startswith(kind):
+            return layer
+    return None
+
+
+def _what_of_layer(layer: Layer, meant: Layer, where: str) -> tuple[str, str] | None:
+    """Return the first aspect in which two rotations differ, and the two numbers in words; None if
+    they agree. where: " in " and the kind of layer; empty for all layers."""
+    if len(layer.inv_freq) != len(meant.inv_freq):
+        pairs = f"{len(layer.inv_freq)} rotated pairs{where}, {len(meant.inv_freq)} are meant"
+        return "pairs", pairs
+    for i, (ours, theirs) in enumerate(zip(layer.inv_freq, meant.inv_freq, strict=True)):
+        if not abs(ours - theirs) <= FREQUENCY_TOLERANCE * abs(theirs):
+            numbers = f"{ours:.6g} radians per position for pair {i}{where}, {theirs:.6g} are meant"
+            return "frequencies", numbers
+    if not abs(layer.multiplier - meant.multiplier) <= MULTIPLIER_TOLERANCE * meant.multiplier:
+        numbers = f"a multiplier of {layer.multiplier:.6g}{where}, {meant.multiplier:.6g} is meant"
+        return "multiplier", numbers
+    return None
