@@ -9,58 +9,73 @@ from posenc.doctor.rule import Hit, rule, wrong
 SMALLEST_BASE = 10
 """A smaller rope_theta gives all pairs nearly one speed; published bases start at 100."""
 
+WIDTHS = ("hidden_size", "num_attention_heads")
+
 
 def _numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
     """Return the values of these keys; empty unless all are numbers."""
     values = [p.get(name) for name in names]
-    found = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    return found if len(found) == len(names) else []
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return numbers if len(numbers) == len(names) else []
 
 
 @rule("PD044", "E")
 def backwards(case: Case) -> Iterator[Hit]:
     """Report a length or factor that stretches nothing, or backwards."""
-    given = case.config.get("max_position_embeddings") is not None
+    whose = f", {case.model.model_type}'s default where the key is missing"
+    if case.config.get("max_position_embeddings") is not None:
+        whose = ""
     for name, p in case.of_type("linear", "dynamic", "yarn", "longrope", "llama3"):
-        if (values := _numbers(p, "factor")) and 0 < values[0] < 1:
-            yield wrong(
-                f"{name} has factor {values[0]:g}; stretching to {1 / values[0]:g} times the "
-                f"length is factor {1 / values[0]:g}",
-                f'If it is to be stretched, write "factor": {1 / values[0]:g}.',
-            )
-        original, largest = case.original_length(p), case.model.max_positions
+        for factor in _numbers(p, "factor"):
+            if 0 < factor < 1:
+                yield wrong(
+                    f"{name} has factor {factor:g}; stretching to {1 / factor:g} times the "
+                    f"length is factor {1 / factor:g}",
+                    f'If it is to be stretched, write "factor": {1 / factor:g}.',
+                )
+        original = case.original_length(p)
+        largest = case.model.max_positions
         if isinstance(original, int | float) and original > largest:
             yield wrong(
-                f"{ORIGINAL} {original:g} of {name} is above max_position_embeddings {largest}"
-                + ("" if given else f", {case.model.model_type}'s default where the key is missing")
+                f"{ORIGINAL} {original:g} of {name} is above max_position_embeddings "
+                f"{largest}{whose}"
             )
 
 
 @rule("PD045", "E")
 def bounds(case: Case) -> Iterator[Hit]:
     """Report bounds of a ramp, or lists of factors, that are exchanged."""
-    for name, p in case.of_type("llama3"):
-        values = _numbers(p, "low_freq_factor", "high_freq_factor")
-        step = case.model.model_type.startswith("llama4") and len({*values}) == 1  # published so
-        if values and not values[0] < values[1] and not step:
-            swapped = f'"low_freq_factor": {values[1]:g}, "high_freq_factor": {values[0]:g}'
-            yield wrong(
-                f"{name} has low_freq_factor {values[0]:g}, not below high_freq_factor "
-                f"{values[1]:g}",
-                f"If they are exchanged, write {swapped}." if values[0] > values[1] else "",
-            )
+    yield from _bounds_of_llama3(case)
     for name, p in case.of_type("yarn"):
-        values = _numbers({"beta_fast": 32, "beta_slow": 1, **p}, "beta_fast", "beta_slow")
-        if values and values[0] < values[1]:  # equal ones are a step: Kimi K2
-            yield wrong(f"{name} has beta_fast {values[0]:g}, not above beta_slow {values[1]:g}")
+        betas = _numbers({"beta_fast": 32, "beta_slow": 1, **p}, "beta_fast", "beta_slow")
+        if betas and betas[0] < betas[1]:  # equal ones are a step: Kimi K2
+            yield wrong(f"{name} has beta_fast {betas[0]:g}, not above beta_slow {betas[1]:g}")
     for name, p in case.of_type("longrope", "su"):
-        short, long = p.get("short_factor"), p.get("long_factor")
+        short = p.get("short_factor")
+        long = p.get("long_factor")
         if isinstance(short, list) and isinstance(long, list) and sum(long) < sum(short):
             yield wrong(
                 f"{name} has a long_factor below its short_factor: a longer text would get the "
                 "faster frequencies",
                 "Exchange the two lists.",
             )
+
+
+def _bounds_of_llama3(case: Case) -> Iterator[Hit]:
+    """Report bounds of llama3's ramp that are equal or exchanged."""
+    for name, p in case.of_type("llama3"):
+        bounds_of_ramp = _numbers(p, "low_freq_factor", "high_freq_factor")
+        if not bounds_of_ramp:
+            continue
+        low, high = bounds_of_ramp
+        published_step = case.model.model_type.startswith("llama4") and low == high
+        if low < high or published_step:
+            continue
+        swapped = f'"low_freq_factor": {high:g}, "high_freq_factor": {low:g}'
+        yield wrong(
+            f"{name} has low_freq_factor {low:g}, not below high_freq_factor {high:g}",
+            f"If they are exchanged, write {swapped}." if low > high else "",
+        )
 
 
 @rule("PD046", "E")
@@ -74,27 +89,40 @@ def impossible(case: Case) -> Iterator[Hit]:
                 yield wrong(
                     f"{name}.{key} has {len(low)} factors that are not above 0, such as {low[0]:g}"
                 )
-    modern = case.model.facts.get("transformers5", {})
-    most = max(1, modern.get("partial_rotary_factor", 1))  # EfficientLoFTR has 4
     for place, values in (("the top level", case.config), *case.dicts()):
         for theta in _numbers(values, "rope_theta"):
             if 0 < theta < SMALLEST_BASE:
                 yield wrong(f"rope_theta in {place} is {theta:g}, expected 100 or more")
-        for dims in _numbers(values, modern.get("dims_key", "")):
-            if not 0 < dims <= case.model.head_dim or dims % 2:
-                yield wrong(
-                    f"{modern['dims_key']} is {dims:g}, expected an even number, at most the "
-                    f"{case.model.head_dim} channels of a head"
-                )
-        for key in dict.fromkeys(("partial_rotary_factor", modern.get("share_key", ""))):
-            for share in _numbers(values, key):
-                if not 0 < share <= most:
-                    yield wrong(
-                        f"{key} in {place} is {share:g}, expected a fraction above 0, at most 1",
-                        f'Write "{key}": {share / 100:g} if {share:g} % is meant.'
-                        if 1 < share <= 100
-                        else "",
-                    )
+        yield from _impossible_dims(case, values)
+        yield from _impossible_shares(case, place, values)
+
+
+def _impossible_dims(case: Case, values: Mapping[str, Any]) -> Iterator[Hit]:
+    """Report a number of rotated channels that a head does not have, or that makes no pairs."""
+    key = case.model.facts.get("transformers5", {}).get("dims_key", "")
+    for dims in _numbers(values, key):
+        if not 0 < dims <= case.model.head_dim or dims % 2:
+            yield wrong(
+                f"{key} is {dims:g}, expected an even number, at most the "
+                f"{case.model.head_dim} channels of a head"
+            )
+
+
+def _impossible_shares(case: Case, place: str, values: Mapping[str, Any]) -> Iterator[Hit]:
+    """Report a rotated share that is no fraction, by either of the family's keys for it."""
+    modern = case.model.facts.get("transformers5", {})
+    most = max(1, modern.get("partial_rotary_factor", 1))  # EfficientLoFTR has 4
+    for key in dict.fromkeys(("partial_rotary_factor", modern.get("share_key", ""))):
+        for share in _numbers(values, key):
+            if 0 < share <= most:
+                continue
+            may_be_percent = 1 < share <= 100
+            yield wrong(
+                f"{key} in {place} is {share:g}, expected a fraction above 0, at most 1",
+                f'Write "{key}": {share / 100:g} if {share:g} % is meant.'
+                if may_be_percent
+                else "",
+            )
 
 
 @rule("PD049", "E")
@@ -102,30 +130,17 @@ def uneven(case: Case) -> Iterator[Hit]:
     """Report heads that cannot be cut from the width, or into pairs."""
     if case.metadata is not None:
         return
-    widths = ("hidden_size", "num_attention_heads")
-    sizes, facts = _numbers(case.config, *widths), case.model.facts
-    stated = case.model.mla or case.model.get("head_dim") is not None
-    # A class's own defaults may be uneven, as those of GLM-4.5.
-    sure = stated or sizes != _numbers(facts.get("defaults", {}), *widths)
-    size, share = case.model.head_dim, case.model.share
-    whole = not isinstance(share, int | float) or int(size * share) == size
-    if size % 2 and whole and "axes" not in facts.get("transformers5", {}):
-        key = "qk_rope_head_dim" if case.model.mla else "head_dim"
-        yield Hit(
-            f"{key} is {size}, an odd number: a pair needs two channels",
-            (),
-            ALL,
-            contradiction=sure,
-        )
+    yield from _odd_heads(case)
     if case.model.mla:
         return
-    if sizes and not stated and sizes[0] % sizes[1]:
+    sizes = _numbers(case.config, *WIDTHS)
+    if sizes and not _head_is_stated(case) and sizes[0] % sizes[1]:
         yield Hit(
             f"hidden_size {sizes[0]:g} is not a multiple of num_attention_heads {sizes[1]:g}, and "
             "there is no head_dim",
             (),
             ALL,
-            contradiction=sure,
+            contradiction=_sizes_are_the_files(case),
         )
     heads = _numbers(case.config, "num_attention_heads", "num_key_value_heads")
     if heads and (heads[1] < 1 or heads[0] % heads[1]):
@@ -133,3 +148,31 @@ def uneven(case: Case) -> Iterator[Hit]:
             f"num_attention_heads {heads[0]:g} is not a multiple of num_key_value_heads "
             f"{heads[1]:g}"
         )
+
+
+def _odd_heads(case: Case) -> Iterator[Hit]:
+    """Report heads of which one channel is left over where all of them rotate."""
+    size = case.model.head_dim
+    share = case.model.share
+    rotates_whole = not isinstance(share, int | float) or int(size * share) == size
+    has_axes = "axes" in case.model.facts.get("transformers5", {})
+    if size % 2 and rotates_whole and not has_axes:
+        key = "qk_rope_head_dim" if case.model.mla else "head_dim"
+        yield Hit(
+            f"{key} is {size}, an odd number: a pair needs two channels",
+            (),
+            ALL,
+            contradiction=_sizes_are_the_files(case),
+        )
+
+
+def _head_is_stated(case: Case) -> bool:
+    """Return True if the width of a head does not follow from the width of the model."""
+    return case.model.mla or case.model.get("head_dim") is not None
+
+
+def _sizes_are_the_files(case: Case) -> bool:
+    """Return True if the file says the sizes of heads itself. A class's own defaults may be uneven,
+    as those of GLM-4.5."""
+    defaults = case.model.facts.get("defaults", {})
+    return _head_is_stated(case) or _numbers(case.config, *WIDTHS) != _numbers(defaults, *WIDTHS)
