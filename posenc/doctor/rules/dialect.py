@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from posenc.dialects.files.spelling import NUMBERS, ROTARY_BASES
-from posenc.dialects.meaning import differing_keys
+from posenc.dialects.meaning import Meaning, differing_keys
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
 
@@ -16,14 +17,7 @@ def only_new(case: Case) -> Iterator[Hit]:
     """Report rope_parameters without the older spelling beside it."""
     if case.new is None or case.old is not None:
         return
-    lost = []
-    nested = any(isinstance(v, Mapping) for v in case.new.values())
-    inner = case.new.get("rope_theta")
-    outer = {"rope_theta", "rotary_emb_base"} & case.config.keys()
-    if not outer and (inner is not None or nested):
-        lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
-    kinds = {kind for _, p in case.dicts() if (kind := type_of(p)) != "default"}
-    lost += sorted(kinds)
+    lost = _held_by_new_alone(case, case.new)
     if not lost:
         return
     readers = tuple(r for r in OLD_READERS if case.computed[r].knows) or OLD_READERS
@@ -33,6 +27,18 @@ def only_new(case: Case) -> Iterator[Hit]:
         case.only_named(affected),
         affected or readers,
     )
+
+
+def _held_by_new_alone(case: Case, new: Mapping[str, Any]) -> list[str]:
+    """Return what stands in rope_parameters and nowhere else: the base, and types of scaling."""
+    lost: list[str] = []
+    nested = any(isinstance(value, Mapping) for value in new.values())
+    inner = new.get("rope_theta")
+    has_outer = "rope_theta" in case.config or "rotary_emb_base" in case.config
+    if not has_outer and (inner is not None or nested):
+        lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
+    types = {type_of(p) for _, p in case.dicts()}
+    return lost + sorted(types - {"default"})
 
 
 @rule("PD002", "E")
@@ -68,27 +74,41 @@ def two_bases(case: Case) -> Iterator[Hit]:
 @rule("PD004", "E")
 def no_base(case: Case) -> Iterator[Hit]:
     """Report a config that has no rope_theta anywhere."""
-    bases = ("rope_theta", "rope_local_base_freq", *ROTARY_BASES)
-    if case.metadata is not None or not case.source.config:
-        return
-    given = [case.config.get(b) for b in bases] + [p.get("rope_theta") for _, p in case.dicts()]
-    given.append(case.model.inner_theta)
-    if any(value is not None for value in given):
+    if case.metadata is not None or not case.source.config or _has_base(case):
         return
     stated_null = any("rope_theta" in p for _, p in case.dicts())
     if case.meaning is None and not stated_null:  # another rule says what is unclear
         return
-    affected = tuple(r for r in case.affected(ALL, "frequencies", "error"))
-    if case.meaning is not None:  # those whose answer a written base changes
-        first = next(iter(case.meaning.parameters.values()))
-        stated = {**case.config, "rope_theta": first.get("rope_theta")}
-        own = Case(replace(case.source, config={**stated, "model_type": case.model.model_type}))
-        affected = tuple(r for r in affected if own.differences[r] != case.differences[r])
+    affected = case.affected(ALL, "frequencies", "error")
+    if case.meaning is not None:
+        written = _with_base_written(case, case.meaning)
+        affected = tuple(r for r in affected if written.differences[r] != case.differences[r])
     yield Hit(
         f"no rope_theta anywhere; each runtime takes its default for {case.model.model_type}",
         case.only_named(affected),
         affected or ALL,
     )
+
+
+def _has_base(case: Case) -> bool:
+    """Return True if there is a base under any name, in any place."""
+    keys = ("rope_theta", "rope_local_base_freq", *ROTARY_BASES)
+    bases = [case.config.get(key) for key in keys]
+    bases += [p.get("rope_theta") for _, p in case.dicts()]
+    bases.append(case.model.inner_theta)
+    return any(base is not None for base in bases)
+
+
+def _with_base_written(case: Case, meaning: Meaning) -> Case:
+    """Return the case of the file with the base that is meant, which shows whose answer it
+    changes."""
+    first_layers = next(iter(meaning.parameters.values()))
+    config = {
+        **case.config,
+        "rope_theta": first_layers.get("rope_theta"),
+        "model_type": case.model.model_type,
+    }
+    return Case(replace(case.source, config=config))
 
 
 @rule("PD005", "E")
@@ -105,8 +125,9 @@ def text_for_number(case: Case) -> Iterator[Hit]:
                     ALL,
                     cure=f'Write "{name}": {value}.' if isinstance(value, str) else "",
                 )
-        if isinstance(value := values.get("truncate"), str):
-            yield Hit(f"truncate in {place} is {value!r}, expected true or false", (), ALL, True)
+        truncate = values.get("truncate")
+        if isinstance(truncate, str):
+            yield Hit(f"truncate in {place} is {truncate!r}, expected true or false", (), ALL, True)
 
 
 @rule("PD056", "E")

@@ -1,6 +1,7 @@
 """rope_type: missing, given twice, old, a vendor's own, or with keys that no runtime reads."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from posenc.dialects.runtimes.loaded_dicts import NEEDED
 from posenc.dialects.understood import COMMON, READ
@@ -17,26 +18,35 @@ OWN_RULE = {"attn_factor"}
 def two_types(case: Case) -> Iterator[Hit]:
     """Report a type that contradicts rope_type."""
     for name, p in case.dicts():
-        old, new = p.get("type"), p.get("rope_type")
-        allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
-        if old is not None and new is not None and old != new and not allowed:
+        old = p.get("type")
+        new = p.get("rope_type")
+        if old is None:
+            continue
+        if new is None:
+            yield from _older_type_alone(case, name, old)
+        elif old != new and (old, new) not in (("su", "longrope"), ("mrope", "default")):
             yield Hit(
                 f"{name} has type {old!r} and rope_type {new!r}",
                 case.concerned(ALL),
                 ALL,
                 contradiction=True,
             )
-        elif new is None and old is not None and case.model.known and case.differences:
-            only_old = case.concerned(ALL, "error", "frequencies", "multiplier")
-            reads_new_only = [r for r in only_old if r.startswith(("transformers", "vllm"))]
-            if case.model.nested and reads_new_only:
-                yield Hit(
-                    f"{name} has type {old!r} and no rope_type, which "
-                    f"{case.model.model_type} does not look at",
-                    tuple(reads_new_only),
-                    ALL,
-                    cure=f"Write rope_type {old!r}.",
-                )
+
+
+def _older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
+    """Report `type` without rope_type where the class's own rope_type stands in its place."""
+    if not case.model.known or not case.differences:
+        return
+    concerned = case.concerned(ALL, "error", "frequencies", "multiplier")
+    reads_new_only = tuple(r for r in concerned if r.startswith(("transformers", "vllm")))
+    if case.model.nested and reads_new_only:
+        yield Hit(
+            f"{name} has type {old!r} and no rope_type, which "
+            f"{case.model.model_type} does not look at",
+            reads_new_only,
+            ALL,
+            cure=f"Write rope_type {old!r}.",
+        )
 
 
 @rule("PD007", "W")
@@ -54,20 +64,20 @@ def old_name(case: Case) -> Iterator[Hit]:
 def no_type(case: Case) -> Iterator[Hit]:
     """Report a factor without a type. Which one is for the author to say: no fix is written."""
     for name, p in case.dicts():
-        factor = p.get("factor")
         if case.old is not None and name.startswith("rope_parameters"):
             continue
+        factor = p.get("factor")
         kind = p.get("rope_type", p.get("type"))
         stretches = factor not in (None, 1, 1.0)
         if kind is None and (stretches or "rope_type" in p):
+            said = "rope_type null" if "rope_type" in p else "no rope_type"
             yield Hit(
-                f"{name} has factor {factor!r} and {'' if 'rope_type' in p else 'no '}rope_type"
-                + (" null" if "rope_type" in p else ""),
+                f"{name} has factor {factor!r} and {said}",
                 case.concerned(ALL),
                 ALL,
                 contradiction=stretches,
             )
-        elif kind == "default" and factor not in (None, 1, 1.0):
+        elif kind == "default" and stretches:
             yield Hit(
                 f"{name} has factor {factor!r} and rope_type 'default', which stretches nothing",
                 (),
@@ -84,7 +94,8 @@ def missing_key(case: Case) -> Iterator[Hit]:
         return
     for name, p in case.of_type(*NEEDED):
         missing = [key for key in NEEDED[type_of(p)] if p.get(key) is None]
-        largest, original = case.config.get("max_position_embeddings"), case.original_length(p)
+        largest = case.config.get("max_position_embeddings")
+        original = case.original_length(p)
         cure = ""
         if missing == ["factor"] and isinstance(largest, int) and isinstance(original, int):
             ratio = largest / original
