@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from posenc import create, names
-from posenc.testing.harness import SHAPE, heads, hidden, room, sides, tokens
+from posenc.testing.harness import (
+    SHAPE,
+    heads,
+    hidden,
+    possible_length,
+    sides,
+    successive_positions,
+)
 
 
 def kind(name: str) -> Hashable:
@@ -16,7 +23,7 @@ def kind(name: str) -> Hashable:
     axes, whether tokens have a state, the class of the term."""
     encoding = create(name, SHAPE).double()
     claims, first = encoding.claims, encoding.for_layer(0)
-    positions = tokens(encoding, room(encoding, 5))
+    positions = successive_positions(encoding, possible_length(encoding, 5))
     x, (q, _, _) = hidden(len(positions)), heads(len(positions))
     state = first.state(x, positions)
     term = first.term(*sides(q, q, positions, positions, state, state, claims.num_axes))

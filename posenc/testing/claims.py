@@ -17,10 +17,10 @@ from posenc.testing.harness import (
     heads,
     hidden,
     layer,
-    room,
+    possible_length,
     scored,
     sides,
-    tokens,
+    successive_positions,
     turned,
 )
 from posenc.testing.sequences import in_steps, shifted
@@ -41,8 +41,8 @@ def assert_shift_invariance_as_claimed(make: Make) -> None:
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
     """Check that permuting keys, with values, positions and states, changes nothing if claimed."""
     encoding = build(make, dtype=torch.float64).for_layer(0)
-    length = room(encoding)
-    positions = tokens(encoding, length)
+    length = possible_length(encoding)
+    positions = successive_positions(encoding, length)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
     x, (q, k, v) = hidden(length), heads(length)
     state = encoding.state(x, positions)
@@ -91,8 +91,8 @@ def assert_places_as_claimed(make: Make) -> None:
         acts = [getattr(type(encoding), n) is not getattr(PositionEncoding, n) for n in names]
         if place in encoding.claims.places:
             assert any(acts), f"place {place} is claimed, but {names[0]} is not overridden"
-    length = room(encoding, 9)
-    positions, x, (q, k, v) = tokens(encoding, length), hidden(length), heads(length)
+    length = possible_length(encoding, 9)
+    positions, x, (q, k, v) = successive_positions(encoding, length), hidden(length), heads(length)
     if 1 not in encoding.claims.places:
         assert encoding.embed(x, positions) is x
     encoding = encoding.for_layer(0)
@@ -113,8 +113,8 @@ def assert_additive_as_claimed(make: Make) -> None:
     encoding = build(make, dtype=torch.float64).for_layer(0)
     if 3 not in encoding.claims.places:
         return
-    length = room(encoding, 40)  # beyond the training length, where scores may grow
-    positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
+    length = possible_length(encoding, 40)  # beyond the training length, where scores may grow
+    positions, x, (q, k, _) = successive_positions(encoding, length), hidden(length), heads(length)
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
     where, added = (q, keys, positions, positions, state, state), []
@@ -162,7 +162,7 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         x, q, k = x.expand(length, -1, -1), q.expand(length, -1, -1, -1), _alone(k)
     changed = False
     for place in (0, far if limit is None else limit - 1):
-        positions = torch.full_like(tokens(encoding, length), place)
+        positions = torch.full_like(successive_positions(encoding, length), place)
         state = encoding.state(x, positions)
 
         where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}

@@ -9,8 +9,8 @@ from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing import layer as probe
 from posenc.testing.layer import LENGTH as LENGTH
 from posenc.testing.layer import Layer as Layer
-from posenc.testing.layer import room as room
-from posenc.testing.layer import tokens as tokens
+from posenc.testing.layer import possible_length as possible_length
+from posenc.testing.layer import successive_positions as successive_positions
 
 Make = Callable[[ModelShape], PositionEncoding]
 """A function that builds the encoding under test for a model of this shape."""
@@ -41,8 +41,8 @@ def example(
 ) -> tuple[Layer, Tensor, Tensor]:
     """Build a layer, and embeddings and positions of `want` tokens, or as many as it can have."""
     model = layer(make, dtype=dtype)
-    length = room(model.encoding, want)
-    return model, hidden(length, batch, dtype=dtype), tokens(model.encoding, length)
+    length = possible_length(model.encoding, want)
+    return model, hidden(length, batch, dtype=dtype), successive_positions(model.encoding, length)
 
 
 def hidden(

@@ -58,13 +58,13 @@ def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
     return encoding
 
 
-def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
-    """Return `want` tokens, or fewer if the encoding has fewer positions."""
+def possible_length(encoding: PositionEncoding, want: int = LENGTH) -> int:
+    """Return `want`, or the number of positions that the encoding has if that is smaller."""
     limit = encoding.claims.max_positions
     return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)
 
 
-def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
+def successive_positions(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
     """Return positions offset, offset + 1, ...; with several axes those of a grid, row by row."""
     steps = torch.arange(length)
     if encoding.claims.num_axes == 1:

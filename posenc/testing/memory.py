@@ -9,7 +9,15 @@ from torch import Tensor
 
 from posenc.attend.cache import KVCache
 from posenc.attend.choose import WAYS
-from posenc.testing.harness import SHAPE, Layer, Make, build, hidden, room, tokens
+from posenc.testing.harness import (
+    SHAPE,
+    Layer,
+    Make,
+    build,
+    hidden,
+    possible_length,
+    successive_positions,
+)
 
 LENGTH, BATCH = 130, 4
 """Tokens and rows: enough for several blocks of queries and for tables by distance."""
@@ -53,7 +61,7 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
     for dtype, bound in BOUNDS.items():
         encoding = build(make, dtype=dtype)
         model = Layer(encoding, SHAPE, "reference").to(dtype)
-        x = hidden(room(encoding, LENGTH), batch=BATCH, dtype=dtype)
+        x = hidden(possible_length(encoding, LENGTH), batch=BATCH, dtype=dtype)
         wanted = _with_gradients(model, x.clone().requires_grad_())
         for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
             model.attention.impl = impl
@@ -74,7 +82,7 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
 def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
     """Return the outputs of a whole sequence, and of its last token decoded with a cache."""
     length = x.shape[1]
-    positions = tokens(model.encoding, length)
+    positions = successive_positions(model.encoding, length)
     cache = KVCache()
     model(x[:, :-1], positions[:-1], cache=cache, length=length)
     decoded = model(x[:, -1:], positions[-1:], cache=cache, length=length)

@@ -17,8 +17,8 @@ from posenc.testing.harness import (
     example,
     hidden,
     layer,
-    room,
-    tokens,
+    possible_length,
+    successive_positions,
 )
 
 
@@ -100,7 +100,7 @@ def options(make: Make) -> dict[str, float]:
 
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
     """Check that each numeric option changes the result, even after other instances ran."""
-    length = room(make(SHAPE))
+    length = possible_length(make(SHAPE))
     x = hidden(length)
     for name, default in options(make).items():
         if name in harmless:
@@ -118,7 +118,7 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
             break
         else:
             continue
-        positions = tokens(changed, length)
+        positions = successive_positions(changed, length)
         if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
             positions = torch.where(positions < length // 2, positions, positions * 97)
         a = layer(make)(x, positions)
@@ -131,8 +131,8 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
 def assert_wrong_shapes_are_named(make: Make) -> None:
     """Check that another number or size of heads works, or raises a ValueError that states it."""
     encoding = build(make)
-    length = room(encoding, 5)
-    positions = tokens(encoding, length)
+    length = possible_length(encoding, 5)
+    positions = successive_positions(encoding, length)
     other = ModelShape(embed_dim=66, num_heads=6, train_length=24)  # head_dim 11
     try:
         odd = make(other)

@@ -11,7 +11,17 @@ from torch.utils._pytree import tree_leaves
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.encodings import ModelShape, PositionEncoding, XPos
-from posenc.testing.harness import LENGTH, SHAPE, Make, build, example, heads, hidden, room, tokens
+from posenc.testing.harness import (
+    LENGTH,
+    SHAPE,
+    Make,
+    build,
+    example,
+    heads,
+    hidden,
+    possible_length,
+    successive_positions,
+)
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: transformed
@@ -29,7 +39,7 @@ def outputs(
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return encoded embeddings and attention output in `dtype`; inputs are rounded to `source`."""
-    positions = tokens(encoding, length, offset)
+    positions = successive_positions(encoding, length, offset)
     x = hidden(length, shape=shape, dtype=source).to(dtype)
     q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
     acting = encoding.for_layer(0)
@@ -46,7 +56,7 @@ def precision(
 ) -> None:
     """Check that results in `dtype` equal those in float64 for the same inputs and parameters."""
     encoding = build(make, shape, dtype)
-    length = room(encoding, length)
+    length = possible_length(encoding, length)
     limit = encoding.claims.max_positions
     if isinstance(encoding, XPos):  # its limit is lower in float16 than the claim for float32
         limit = min(limit or 0, encoding.reach(dtype))
@@ -67,8 +77,8 @@ def precision(
 def assert_inputs_are_not_written_to(make: Make) -> None:
     """Check that no method changes the values of its inputs."""
     encoding = build(make, dtype=torch.float64)
-    length = room(encoding, 9)
-    x, positions, (q, k, v) = hidden(length), tokens(encoding, length), heads(length)
+    length = possible_length(encoding, 9)
+    x, positions, (q, k, v) = hidden(length), successive_positions(encoding, length), heads(length)
     given = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
     before = {name: tensor.clone() for name, tensor in given.items()}
     encoding.embed(x, positions)

@@ -18,8 +18,8 @@ from posenc.testing.harness import (
     example,
     hidden,
     layer,
-    room,
-    tokens,
+    possible_length,
+    successive_positions,
 )
 
 FAR = 20_011
@@ -53,12 +53,12 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     model = layer(make)
     encoding = model.encoding
     limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
-    length = room(encoding, 11)
+    length = possible_length(encoding, 11)
     by = 7
     if limit is not None:
         length = max(1, min(length, limit // 2)) if axes == 1 else length
         by = min(by, limit // 2)
-    x, positions = hidden(length, batch=2), tokens(encoding, length)
+    x, positions = hidden(length, batch=2), successive_positions(encoding, length)
     if limit is not None and axes > 1:
         positions = positions % max(1, limit // 2)
     cache = KVCache()
@@ -80,11 +80,11 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     model, x, positions = example(make, 9)
     encoding = model.encoding
     first = model(x, positions)
-    longer = room(encoding, 64)
-    model(hidden(longer), tokens(encoding, longer), length=longer)
+    longer = possible_length(encoding, 64)
+    model(hidden(longer), successive_positions(encoding, longer), length=longer)
     model.to(torch.bfloat16)(x.bfloat16(), positions)
     fresh = layer(make)
-    fresh(hidden(longer), tokens(encoding, longer))
+    fresh(hidden(longer), successive_positions(encoding, longer))
     assert torch.equal(fresh(x, positions), first), "another result after other calls"
     here, results = positions.flip(0), []
     for calls in ([here], [positions.roll(1, 0), here]):
@@ -103,8 +103,8 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
     for row, length in enumerate(lengths):
         start = total - length if left else 0
         valid[row, start : start + length] = True
-        positions = torch.zeros_like(tokens(encoding, total))
-        positions[start : start + length] = tokens(encoding, length)
+        positions = torch.zeros_like(successive_positions(encoding, total))
+        positions[start : start + length] = successive_positions(encoding, length)
         rows.append(positions)
     return valid, torch.stack(rows)
 
@@ -112,28 +112,28 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
 def next_to_padding(model: Layer, shape: ModelShape) -> Pairs:
     """Yield the result of each padded sequence, its result alone, and which sequence it is."""
     encoding = model.encoding
-    lengths = [room(encoding, 13), 5, 1]
+    lengths = [possible_length(encoding, 13), 5, 1]
     for left in (True, False):
         valid, positions = padded(encoding, lengths, left=left)
         x = hidden(valid.shape[1], batch=3, shape=shape)
         out = model(x, positions, masks.causal & masks.padding(valid))
         side = "left" if left else "right"
         for row, length in enumerate(lengths):
-            alone = model(x[row : row + 1, valid[row]], tokens(encoding, length))
+            alone = model(x[row : row + 1, valid[row]], successive_positions(encoding, length))
             yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
 
 
 def in_a_pack(model: Layer, shape: ModelShape) -> Pairs:
     """Yield the result of each document of a packed sequence, its result alone, and which it is."""
     encoding = model.encoding
-    lengths = [6, 1, room(encoding, 10)]
+    lengths = [6, 1, possible_length(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
-    positions = torch.cat([tokens(encoding, length) for length in lengths])
+    positions = torch.cat([successive_positions(encoding, length) for length in lengths])
     x = hidden(len(documents), shape=shape)
     out = model(x, positions, masks.causal & masks.document(documents))
     for number, length in enumerate(lengths):
         own = documents == number
-        alone = model(x[:, own], tokens(encoding, length))
+        alone = model(x[:, own], successive_positions(encoding, length))
         yield out[:, own], alone, f"document {number} of {length} tokens"
 
 
@@ -141,7 +141,7 @@ def among_other_rows(model: Layer, shape: ModelShape) -> Pairs:
     """Yield results of rows of a batch, their results alone, and what is next to them: rows at far
     positions, and with other content."""
     encoding = model.encoding
-    near = tokens(encoding, room(encoding, 17))
+    near = successive_positions(encoding, possible_length(encoding, 17))
     far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
     x, positions = hidden(len(near), batch=3, shape=shape), torch.stack([near, far, near])
     alone, together = model(x[:1], near[None]), model(x, positions)
@@ -155,8 +155,8 @@ def in_steps(model: Layer, shape: ModelShape) -> Pairs:
     """Yield the result of decoding token by token, that of one pass, and how it was decoded. Each
     step knows the length so far, which passes the training length on the way."""
     encoding = model.encoding
-    length = room(encoding)
-    x, positions = hidden(length, shape=shape), tokens(encoding, length)
+    length = possible_length(encoding)
+    x, positions = hidden(length, shape=shape), successive_positions(encoding, length)
     cache, before = KVCache(), max(0, shape.train_length - length // 2)
     steps = [
         model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=before + t + 1)
@@ -170,7 +170,7 @@ def shifted(model: Layer, shape: ModelShape) -> Pairs:
     encoding = model.encoding
     limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
     length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
-    x, positions, by = hidden(length, shape=shape), tokens(encoding, length), FAR
+    x, positions, by = hidden(length, shape=shape), successive_positions(encoding, length), FAR
     if limit is not None and axes > 1:
         positions, by = positions % max(1, limit // 2), limit // 2
     elif limit is not None:

@@ -5,7 +5,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc.testing.harness import Layer, Make, assert_same, example, hidden, layer, room, tokens
+from posenc.testing.harness import (
+    Layer,
+    Make,
+    assert_same,
+    example,
+    hidden,
+    layer,
+    possible_length,
+    successive_positions,
+)
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
@@ -14,12 +23,12 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 
     model = layer(make)
     encoding = model.encoding
-    lengths = sorted({room(encoding, n) for n in (7, 12, 19, 31)})
+    lengths = sorted({possible_length(encoding, n) for n in (7, 12, 19, 31)})
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in lengths:
-        x, positions = hidden(length), tokens(encoding, length)
+        x, positions = hidden(length), successive_positions(encoding, length)
         assert_same(compiled(x, positions), model(x, positions), f"length {length}")
     assert counter.frame_count <= 2, f"{counter.frame_count} graphs for lengths {lengths}"
 
@@ -47,13 +56,13 @@ def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> No
 
     model, x, positions = example(make, 12)
     encoding, model.attention.impl = model.encoding, "reference"
-    given = model.eval(), x, positions, room(encoding, 4096)
+    given = model.eval(), x, positions, possible_length(encoding, 4096)
     try:
         program = exported(*given, strict=strict is not False)
     except Unsupported:
         if strict:
             raise
         program = exported(*given, strict=False)
-    for n in (room(encoding, 5), room(encoding, 31)):
-        x, positions = hidden(n), tokens(encoding, n)
+    for n in (possible_length(encoding, 5), possible_length(encoding, 31)):
+        x, positions = hidden(n), successive_positions(encoding, n)
         assert_same(program(x, positions), model(x, positions), f"length {n}")

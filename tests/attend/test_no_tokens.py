@@ -7,12 +7,12 @@ import torch
 import posenc
 from posenc import masks
 from posenc.testing.checks import maker
-from posenc.testing.harness import SHAPE, Layer, build, hidden, tokens
+from posenc.testing.harness import SHAPE, Layer, build, hidden, successive_positions
 
 
 def attend(encoding: posenc.PositionEncoding, q_len: int, kv_len: int, dtype=torch.float32):
     """Of tokens that need no gradient themselves."""
-    positions = tokens(encoding, max(q_len, kv_len))
+    positions = successive_positions(encoding, max(q_len, kv_len))
     x = hidden(len(positions), batch=2, dtype=dtype)
     state = encoding.state(x, positions)
     q, k, v = (
@@ -58,7 +58,7 @@ def test_a_layer_of_no_tokens_trains_nothing(name):
     for length in (5, 0):
         model.zero_grad()
         x = hidden(length, batch=2, dtype=torch.float32)
-        model(x, tokens(model.encoding, length)).sum().backward()
+        model(x, successive_positions(model.encoding, length)).sum().backward()
         found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         if length:
             wanted = set(found)

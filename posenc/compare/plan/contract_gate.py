@@ -15,7 +15,15 @@ from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, own_line, parse
 from posenc.testing import CHECKS, VOIDING, in_both_modes, maker, verdicts
-from posenc.testing.harness import SHAPE, Make, differs, hidden, layer, room, tokens
+from posenc.testing.harness import (
+    SHAPE,
+    Make,
+    differs,
+    hidden,
+    layer,
+    possible_length,
+    successive_positions,
+)
 
 _CHECKS = {name: CHECKS[name] for name in VOIDING}
 
@@ -68,7 +76,7 @@ def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
     """Check the outputs of sequences of these training lengths and numbers of tokens."""
     for train_length, length in lengths:
         model = layer(make, replace(SHAPE, train_length=train_length))
-        positions = tokens(model.encoding, room(model.encoding, length))
+        positions = successive_positions(model.encoding, possible_length(model.encoding, length))
         x = hidden(len(positions), batch=2)
         same = len(positions) // 2 + 1
         x[1, :same] = x[0, :same]

@@ -82,7 +82,7 @@ class AxialRoPE(Rotation):
             self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)
         axes = [first] * pairs_per_axis + [second] * pairs_per_axis
-        self._rotate_by(Frequencies(inv_freq), axes)
+        self._set_frequencies(Frequencies(inv_freq), axes)
 
     @classmethod
     @answered

@@ -92,7 +92,7 @@ class MRoPE(RoPE):
                 f"got {self.sections}."
             )
         self.still = self.sections[0] if time == "still" else 0
-        self._rotate_by(self.frequencies(), axes)
+        self._set_frequencies(self.frequencies(), axes)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
         frequencies = super().frequencies(length)

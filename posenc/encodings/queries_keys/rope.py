@@ -104,7 +104,7 @@ class RoPE(Rotation):
                 shift_invariant=not scaling.exempt_tokens,
                 own_scale=self.frequencies().attention_factor != 1 or scaling.logit_scale != 1,
             )
-        self._rotate_by(self.frequencies())
+        self._set_frequencies(self.frequencies())
 
     @classmethod
     @answered
@@ -199,7 +199,7 @@ class RoPE(Rotation):
             at_length._traced_length = length
             at_length._ready = ()
         else:
-            at_length._rotate_by(self.frequencies(length), self.angles.axes)
+            at_length._set_frequencies(self.frequencies(length), self.angles.axes)
         if isinstance(positions, Tensor):
             at_length._ready = (at_length.ready_at(positions),)
         return at_length

@@ -68,7 +68,7 @@ class XPos(Rotation):
         self.origin = origin
         zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]
         self._decay = Constants([math.log(z) / scale_base for z in zeta])
-        self._rotate_by(Frequencies(inverse_frequencies(head_dim, rope_theta)))
+        self._set_frequencies(Frequencies(inverse_frequencies(head_dim, rope_theta)))
         limit = origin + self.reach(torch.float32) + 1
         self.claims = replace(self.claims, max_positions=limit)
 

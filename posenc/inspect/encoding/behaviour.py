@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding, Term, Tokens
-from posenc.testing.layer import Layer, heads, hidden, room, tokens
+from posenc.testing.layer import Layer, heads, hidden, possible_length, successive_positions
 from posenc.testing.tracing import exported
 
 COST_LENGTH = 512
@@ -34,8 +34,8 @@ def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
 def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
     """Return the places where the encoding changes anything at positions from `offset` on."""
     encoding = copy.deepcopy(encoding).double()
-    length = room(encoding, 9)
-    positions = tokens(encoding, length, offset)
+    length = possible_length(encoding, 9)
+    positions = successive_positions(encoding, length, offset)
     x = hidden(length, shape)
     q = heads(x, shape)
     k = heads(hidden(length, shape, seed=3), shape)
@@ -78,12 +78,12 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
     """Return the smallest and largest norm of a query or key after place 2, relative to before;
     None if place 2 does nothing."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
-    length = room(encoding, 64)
+    length = possible_length(encoding, 64)
     q = heads(hidden(length, shape), shape)
     offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []
     for offset in offsets:
-        positions = tokens(encoding, length, offset)
+        positions = successive_positions(encoding, length, offset)
         side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
         pair = encoding.transform(side, side)
         if all(_same(t, q) for t in pair):
@@ -105,7 +105,7 @@ def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
 def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.export does not make a program for any length: by compiling the
     code or, where that fails, by running it on fake tensors."""
-    most = room(encoding, 4096)
+    most = possible_length(encoding, 4096)
     compiled = _traced(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, True))
     if compiled == "yes":
         return "yes"
@@ -117,8 +117,8 @@ def _traced(encoding: PositionEncoding, shape: ModelShape, trace: Callable[..., 
     """Return "yes" if what `trace` makes of a layer and its inputs is right for longer inputs."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
     first, last = (
-        (hidden(n, shape).float(), tokens(encoding, n))
-        for n in (room(encoding, 12), room(encoding, 31))
+        (hidden(n, shape).float(), successive_positions(encoding, n))
+        for n in (possible_length(encoding, 12), possible_length(encoding, 31))
     )
     torch._dynamo.reset()
     with warnings.catch_warnings(), torch.no_grad():
@@ -138,10 +138,10 @@ measurements."""
 def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, float]:
     """Time one layer's forward, divided by that of the layer without an encoding. Returns the
     median of interleaved runs with its confidence interval."""
-    length = room(encoding, COST_LENGTH)
+    length = possible_length(encoding, COST_LENGTH)
     x = hidden(length, shape).float()
     layers = [
-        (Layer(e, shape).float().eval(), tokens(e, length))
+        (Layer(e, shape).float().eval(), successive_positions(e, length))
         for e in (PositionEncoding(), copy.deepcopy(encoding))
     ]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import create, names
-from posenc.testing.harness import hidden, layer, room, tokens
+from posenc.testing.harness import hidden, layer, possible_length, successive_positions
 from tests.compilers import needs_inductor, needs_whole_graphs
 
 PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
@@ -30,7 +30,10 @@ def test_inductor_gives_the_same_values(name: str):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        for length in (room(encoding, 12), room(encoding, 19)):
-            x, positions = hidden(length, dtype=torch.float32), tokens(encoding, length)
+        for length in (possible_length(encoding, 12), possible_length(encoding, 19)):
+            x, positions = (
+                hidden(length, dtype=torch.float32),
+                successive_positions(encoding, length),
+            )
             got, want = compiled(x, positions), model(x, positions)
             torch.testing.assert_close(got, want, rtol=0, atol=2e-5)

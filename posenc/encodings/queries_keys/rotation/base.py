@@ -28,7 +28,7 @@ Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
 class Rotation(QueryKeyEncoding):
-    """Rotate pairs of channels of q and k; a subclass calls `_rotate_by` with its frequencies.
+    """Rotate pairs of channels of q and k by frequencies that a subclass gives `_set_frequencies`.
 
     `interleaved`: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
     """
@@ -39,7 +39,7 @@ class Rotation(QueryKeyEncoding):
         self.interleaved = interleaved
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
-    def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
+    def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Set the frequencies; component axes[t] of a position rotates pair t."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
