@@ -133,6 +133,7 @@ def _options_for_pairs(problem: Problem) -> dict[str, Any]:
     chosen["fwd_BLOCK_M"] = queries
     chosen["fwd_BLOCK_N"] = keys
     chosen["fwd_num_stages"] = stages
+    # A tile of BLOCK queries gets as many warps as in TABLES, a smaller one half of them.
     chosen["fwd_num_warps"] = 8 if queries == BLOCK else 4
     return chosen
 

@@ -158,7 +158,7 @@ class Problem:
 
     def ready(self, rows: int) -> "Problem":
         """Return the problem with a term that has computed what blocks of at most `rows` queries
-        have in common."""
+        have in common, such as tables by distance; to be called once, before `scores`."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):
@@ -175,7 +175,8 @@ class Problem:
         return same_q and same(self.keys.where, mask.kv_positions)
 
     def among(self, first: int, last: int) -> "Problem":
-        """Restrict the attention to keys [first, last)."""
+        """Return the same attention from all queries to keys [first, last) of this problem only.
+        `first_key` keeps count of those before, so that mask, term and `distances` still fit."""
         if (first, last) == (0, self.kv_len):
             return self
         return replace(

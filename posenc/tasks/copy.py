@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from posenc.tasks.task import Case, Row, Task, answered
+from posenc.tasks.task import Case, Row, Task, question_then_answer
 
 BEGIN, SEPARATOR, END = 0, 1, 2
 FIRST = 3
@@ -26,7 +26,9 @@ class Copy(Task):
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         x = FIRST + self.drawn(random, case.length)
-        return answered(np.array([BEGIN, *x, SEPARATOR]), np.array([*self.answer(x), END]))
+        return question_then_answer(
+            np.array([BEGIN, *x, SEPARATOR]), np.array([*self.answer(x), END])
+        )
 
     def tokens(self, case: Case) -> int:
         return 2 * case.length + 2

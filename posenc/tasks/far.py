@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from posenc.tasks.puzzles import Draw, frequent, needles, spread, variables
-from posenc.tasks.task import Case, Row, Task, answered
+from posenc.tasks.task import Case, Row, Task, question_then_answer
 
 BEGIN = 0
 SEPARATOR = 1
@@ -51,7 +51,7 @@ class Far(Task):
         text = spread(fillers.tolist(), facts)
         asked = token_of[list(puzzle.asked)] + self.asked_as
         question = np.array([BEGIN, *text, SEPARATOR, *asked])
-        return answered(question, token_of[list(puzzle.answer)])
+        return question_then_answer(question, token_of[list(puzzle.answer)])
 
     def tokens(self, case: Case) -> int:
         return len(self.row(np.random.default_rng(0), case)[0])
@@ -112,4 +112,4 @@ class CommonWords(Far):
         words = FIRST + random.permutation(SYMBOLS)
         text = islice(frequent(random, COMMON, SYMBOLS - COMMON), case.length)
         question = np.array([BEGIN, *words[list(text)], SEPARATOR])
-        return answered(question, np.sort(words[:COMMON]))
+        return question_then_answer(question, np.sort(words[:COMMON]))

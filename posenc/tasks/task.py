@@ -145,7 +145,7 @@ def stacked(rows: Sequence[Row], width: int) -> Batch:
     return Batch(tokens, targets)
 
 
-def answered(question: np.ndarray, answer: np.ndarray) -> Row:
+def question_then_answer(question: np.ndarray, answer: np.ndarray) -> Row:
     """Join question and answer; the target after each token is the next one of the answer."""
     whole = np.concatenate([question, answer])
     targets = np.full(len(whole) - 1, IGNORED, np.int64)

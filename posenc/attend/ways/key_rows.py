@@ -25,8 +25,9 @@ from posenc.encodings.numbers.tracking import readable
 ROWS = 512
 """Maximum queries per block, which read one row of bias."""
 FALL = {ROWS: 64, 128: 128, 32: 128}
-"""From queries per block to how much row[i] may change within such a block, because large numbers
-are coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow."""
+"""From queries per block, the most first, to how much row[i] may change within such a block,
+because large numbers are coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow.
+`_block_size` takes the first size whose bound holds; where none does, another way attends."""
 LARGEST = {torch.float32: 2.0**28, torch.float64: 2.0**12}
 """Maximum size of row and key for scores of this dtype: float64 then rounds their difference by
 less than 1e-7, and 1e-12."""
