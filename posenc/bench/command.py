@@ -32,12 +32,17 @@ class _Rounds(NamedTuple):
 
 _ROUNDS = _Rounds(101, 10.0, 7)
 _QUICK_ROUNDS = _Rounds(15, 1.0, 3)
-_DEVICE_LENGTHS = (2048, 8192, 32_768, 65_536)
+_DEVICE_LENGTHS = (2048, 8192)
+_LONG_DEVICE_LENGTHS = (32_768, 65_536)
+"""Lengths that --device times with --all only."""
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
 _HEADER = ("run", "median", "ratio (95 % interval)")
+_FASTEST_CALLS = 10_000
+"""Calls per second that no core reaches."""
 _SPEED_LIMIT = 1e11
-"""Operations per second that no core reaches: a case that would take a week at it is refused."""
+"""Operations per second that no core reaches. At this speed a case takes the least time that it
+can take anywhere; it is refused if that alone is more than a week."""
 
 
 def bench(
@@ -179,8 +184,9 @@ def _measure(
         results["rows"] += [_columns(case) | row for row in rows]
         for count in dict.fromkeys(row["threads"] for row in rows):
             lines = [_line(row) for row in rows if row["threads"] == count]
-            title = f"\n{case.group} {case.title}, {count} thread{'s'[: count > 1]}"
-            header = ("run", "memory") if "mib" in rows[0] else _HEADER
+            title = f"\n{case.group} {case.title}, {count} {'thread' if count == 1 else 'threads'}"
+            measures_memory = "mib" in rows[0]  # then all rows of the case do
+            header = ("run", "memory") if measures_memory else _HEADER
             look: Any = {"title": title, "title_justify": "left", "box": None, "pad_edge": False}
             print_table(console, header, lines, named="run", **look)
         if out is not None:
@@ -208,7 +214,10 @@ def _on_device(
 
     for row in _device_rows(name, lengths, heads, every, dtypes):
         results["rows"].append(row)
-        if not row.get("ok"):
+        # The many right results are only counted. Shown are the wrong ones, and the rows that have
+        # no "ok": times, and what was left out, which says why.
+        is_right = row.get("ok", False)
+        if not is_right:
             print(json.dumps(row), file=sys.stderr)
         write_atomically(out, _json(results))
     if as_json:
@@ -222,9 +231,10 @@ def _device_rows(
     """Check every encoding on a device, then time its kernels; yield each row as it is measured."""
     from posenc.bench import cases, device
 
-    checked = lengths or device.LENGTHS[: None if every else -1]
+    all_but_longest = device.LENGTHS[:-1]
+    checked = lengths or (device.LENGTHS if every else all_but_longest)
     yield from device.checks(name, checked, dtypes, _DEVICE_SECONDS)
-    timed = lengths or _DEVICE_LENGTHS[: None if every else 2]
+    timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if every else ())
     began = time.perf_counter()
     for case in cases.on_device(name, timed, heads, dtypes[-1]):
         is_late = time.perf_counter() - began > _DEVICE_SECONDS
@@ -323,22 +333,27 @@ def _planned(
             planned.append(case)
             total += takes
     tail = "; --all or --only runs those left out" if len(planned) < len(cases) else ""
-    return planned, [*notes, f"bench: {len(planned)} cases, {_duration(total)}{tail}"]
+    count = f"{len(planned)} {'case' if len(planned) == 1 else 'cases'}"
+    return planned, [*notes, f"bench: {count}, {_duration(total)}{tail}"]
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
-    """Return the seconds that a case would take on a core that is faster than any."""
+    """Return the seconds that a case would take on cores that are faster than any."""
     seconds = 0.0
     for count in threads:
-        seconds += (rounds.least + 1) * case.round_seconds(count, _SPEED_LIMIT)
-    return seconds + rounds.least // 10_000  # no call takes less than a tenth of a millisecond
+        rounds_with_untimed_first = rounds.least + 1
+        seconds += rounds_with_untimed_first * case.round_seconds(count, _SPEED_LIMIT)
+    # However small its tensors, no call takes less than a tenth of a millisecond.
+    return seconds + rounds.least // _FASTEST_CALLS
 
 
 def _seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
     """Estimate how long a case takes with its first calls, which take longer than later rounds."""
     one = case.round_seconds(threads)
-    shortest = (2 * rounds.least + 2) * one
-    return max(shortest, min(rounds.seconds, rounds.most * one))
+    # A short call runs twice in each round, see measure.interleaved. The first, slow calls count
+    # for one such round.
+    fewest_rounds = 2 * (rounds.least + 1) * one
+    return max(fewest_rounds, min(rounds.seconds, rounds.most * one))
 
 
 _BEGIN = '{"machine": '
@@ -352,6 +367,7 @@ def _json(results: dict[str, Any]) -> str:
 
 
 def _columns(case: "Case") -> dict[str, Any]:
+    """Return what each row of a case's results says of the case: its title, group and sizes."""
     columns = asdict(case) | {"kv_len": case.keys}
     for name in ("runs", "baselines"):
         del columns[name]
@@ -371,12 +387,14 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _duration(seconds: float) -> str:
+    """Return an estimated time in words, in seconds or minutes."""
     if seconds < 10:  # the first calls take longer than the rounds
         return "a few seconds"
     return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"
 
 
 def _listed(text: str) -> tuple[str, ...]:
+    """Return the parts of an option's value between commas, each once."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 

@@ -59,6 +59,7 @@ def interleaved(
 
 
 def _time(call: Call) -> float:
+    """Run the call; return its seconds by the clock of `clock_name`, work on a GPU included."""
     clock = time.thread_time if clock_name() == "thread" else time.perf_counter
     start = clock()
     call()
@@ -98,9 +99,12 @@ def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | N
         return None
     ratios = sorted(a / b for a, b in zip(values, baseline, strict=True))
     count = len(ratios)
+    # The median lies below the k-th smallest ratio if fewer than k of all are below the median,
+    # each of which is so with a chance of one half. chances: of this for k = 1, 2, ...
     chances = itertools.accumulate(math.comb(count, k) / 2**count for k in range(count))
-    rank = max(sum(chance <= 0.025 for chance in chances) - 1, 0)
-    return [statistics.median_low(ratios), ratios[rank], ratios[count - 1 - rank]]
+    rank = sum(chance <= 0.025 for chance in chances)  # the largest such k; 0 without any
+    low = max(rank - 1, 0)  # its index, which counts from 0
+    return [statistics.median_low(ratios), ratios[low], ratios[count - 1 - low]]
 
 
 def live_bytes(call: Call) -> int:

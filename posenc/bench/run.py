@@ -33,10 +33,10 @@ def measured(
     """
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(threads[0])
-        if case.group == "memory":  # the profiler does not see worker threads
-            torch.set_num_threads(1)
+        if case.group == "memory":
+            torch.set_num_threads(1)  # the profiler does not see worker threads
             return _memory_rows(case)
+        torch.set_num_threads(threads[0])  # for what is built, checked or compiled before any round
         runs = MAKERS[case.group](case)
         of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
         if case.device:

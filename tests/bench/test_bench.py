@@ -202,6 +202,9 @@ def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(call, dry)
 def test_what_takes_seconds_is_not_said_to_take_none(call, dry):
     said = call("bench", "--quick", "--only", "rotation", "--lengths", "8")[2]
     assert said.endswith("bench: 5 cases, a few seconds\n")
+    pytest.importorskip("transformers")
+    said = call("bench", "--only", "decode", "--lengths", "8", "--head-dim", "8")[2]
+    assert said.endswith("bench: 1 case, a few seconds\n")
 
 
 def test_quick_takes_small_cases_only(call, dry):
@@ -371,6 +374,16 @@ def test_a_device_is_checked_and_measured_by_one_command(call, tmp_path, two):
     assert {row["group"] for row in timed} == {"backward", "memory", "rotation"}
     assert all(row["gb_per_second"] > 0 for row in timed if row["group"] == "rotation")
     assert all(row["compiled"] is False for row in timed if row["group"] != "memory")
+
+
+def test_only_what_is_not_right_is_told_line_by_line(call, tmp_path, monkeypatch):
+    rows = [{"check": "a", "ok": True}, {"check": "b", "ok": False}]
+    rows += [{"check": "c", "left_out": "out of time"}, {"run": "d", "milliseconds": 1.0}]
+    monkeypatch.setattr("posenc.bench.command._device_rows", lambda *given: iter(rows))
+    code, _, said = call("bench", *DEVICE, "--out", tmp_path / "card.json")
+    *told, verdict = said.splitlines()
+    assert code == 1 and [json.loads(line) for line in told] == rows[1:]
+    assert verdict.startswith("bench: 2 checks, 1 wrong: ")
 
 
 def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeypatch):
