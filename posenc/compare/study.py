@@ -176,7 +176,7 @@ class _Run:
             say(self.console, f"{reused} of {len(trials)} trials are reused from other runs.")
         if tested:
             say(self.console, f"{len(tested)} trials have weights in other runs: tested only.")
-        self.engine.settle(self.folder, trials, options.checkpoint_steps)
+        self.engine.prepare(self.folder, trials, options.checkpoint_steps)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in tested]
         seconds = expected_seconds(to_train, self.folder, self.workers, self.here)
         if seconds is not None:
@@ -189,7 +189,7 @@ class _Run:
         try:
             if self.plan.checks:
                 study = self.choose_rates(study)
-                self.settle(study)
+                self.prepare_chosen(study)
             self.train(study)
         finally:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
@@ -218,10 +218,11 @@ class _Run:
         _save(study, self.folder)
         return study
 
-    def settle(self, study: Study) -> None:
-        """Reuse what other runs have of a study at chosen rates, and tell the engine its trials."""
+    def prepare_chosen(self, study: Study) -> None:
+        """Reuse what other runs have of a study at its chosen rates, and prepare the engine for its
+        trials."""
         reuse_trials(self.folder, study.trials, self.runs)
-        self.engine.settle(self.folder, study.trials, self.plan.options.checkpoint_steps)
+        self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps)
 
     def train(self, study: Study) -> None:
         """Run the study's trials that have no result yet, and show how far they are."""

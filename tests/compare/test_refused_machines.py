@@ -11,7 +11,7 @@ TINY = {"task": "copy", "steps": 1, "seeds": 1, "width": 16, "layers": 1, "heads
 
 
 class Refuses(Local):
-    def settle(self, folder, trials, checkpoint_steps):
+    def prepare(self, folder, trials, checkpoint_steps):
         assert (folder / "study.json").exists()
         raise ValueError("--storage s3://a: it is not shared")
 

@@ -17,7 +17,7 @@ Heard = dict[str, Any] | TrialResult
 class Engine(Protocol):
     """Runs trials. A trial is the same process on every engine, so its numbers do not depend on it.
 
-    Used in this order: `slots`, `settle`, then `submit` and `wait` in turn, and `cancel` at last.
+    Used in this order: `slots`, `prepare`, then `submit` and `wait` in turn, and `cancel` at last.
 
     about: what the report says about where the trials run.
     """
@@ -28,7 +28,7 @@ class Engine(Protocol):
         """Return how many trials it runs at a time, now."""
         ...
 
-    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+    def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Make the study's folder, with its text, known where trials run. Raises: ValueError where
         trials cannot read or write there."""
 
@@ -59,7 +59,7 @@ class Local:
     def slots(self) -> int:
         return self.workers
 
-    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+    def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         self.folder = folder
         self.checkpoint_steps = checkpoint_steps
 

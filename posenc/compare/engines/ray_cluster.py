@@ -65,9 +65,9 @@ class RayCluster(Remote):
         available = int(self.ray.cluster_resources().get(self.resource, 0))
         return max(1, min(available, self.max_parallel or available))
 
-    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+    def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
-        super().settle(folder, trials, checkpoint_steps)
+        super().prepare(folder, trials, checkpoint_steps)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
         self.running[self.run.remote(job, self.mailbox)] = trial

@@ -123,7 +123,7 @@ class Remote:
         self.progress: dict[TrialConfig, Progress] = {}
         self.heard: deque[tuple[TrialConfig, Heard]] = deque()
 
-    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+    def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         self.folder = folder.absolute()
         self.checkpoint_steps = checkpoint_steps
         if self.storage is None:

@@ -61,8 +61,8 @@ class Slurm(Remote):
     def slots(self) -> int:
         return min(self.max_parallel, LONGEST_ARRAY)
 
-    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        super().settle(folder, trials, checkpoint_steps)
+    def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        super().prepare(folder, trials, checkpoint_steps)
         home = make_inside(self.folder / "slurm")
         for earlier in home.glob("run-*"):
             remove_folder(earlier)

@@ -36,8 +36,8 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
 def run_trials(
     folder: Path, trials: Sequence[TrialConfig], engine: Engine, watchers: Sequence[Any]
 ) -> None:
-    """Run all trials that have no result yet or have failed, on an engine that is settled. After an
-    interruption of any kind the same call goes on from the last checkpoints.
+    """Run all trials that have no result yet or have failed, on an engine that is prepared. After
+    an interruption of any kind the same call goes on from the last checkpoints.
 
     watchers: each has a method for every kind of event, and `finished`; see page/watchers.py.
 

@@ -100,7 +100,7 @@ def test_worker_i_has_gpu_i_and_more_workers_share_in_turn(
 
     monkeypatch.setattr(process.subprocess, "Popen", popen)
     engine = sweep.open_engine(Options(workers=workers), "cuda", len(trials))
-    engine.settle(folder, trials, 50)
+    engine.prepare(folder, trials, 50)
     sweep.run_trials(folder, trials, engine, [Log()])  # type: ignore[list-item]
     assert most == at_once
     assert [said[each] for each in trials] == [name for name, _ in running]

@@ -57,7 +57,7 @@ def test_other_processors_are_named():
 
 def test_a_machine_that_only_starts_trials_loads_no_torch(tmp_path):
     engine = Remote(None)
-    engine.settle(tmp_path, [TRIAL], 5)
+    engine.prepare(tmp_path, [TRIAL], 5)
     (tmp_path / "job").write_bytes(pickle.dumps(engine._job(TRIAL)))
     code = (
         "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))\n"

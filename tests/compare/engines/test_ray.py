@@ -87,7 +87,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, study):
     try:
         assert engine.slots() == 2
         assert engine.about["machines"] == "2"
-        engine.settle(study, trials, 5)
+        engine.prepare(study, trials, 5)
         sweep.run_trials(study, trials, engine, [log])
     finally:
         engine.cancel()
@@ -141,7 +141,7 @@ def test_a_storage_that_machines_do_not_share_is_refused(cluster, tmp_path):
     engine = RayCluster(cluster.address, "memory://run", None, "cpu")
     try:
         with pytest.raises(ValueError, match=r"--storage memory://run: machine .* is not shared"):
-            engine.settle(tmp_path, [], 5)
+            engine.prepare(tmp_path, [], 5)
         check_folder(engine.ray, engine.nodes, tmp_path, None)
         assert not list(tmp_path.iterdir())
         wrong = tmp_path / "no folder"

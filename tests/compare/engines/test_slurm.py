@@ -44,7 +44,7 @@ def test_preempted_and_killed_jobs_change_no_number(study):
     engine = Slurm(None, 2, "cpu", cluster="local")
     log = Disturber(engine, study)
     try:
-        engine.settle(study, trials, 5)
+        engine.prepare(study, trials, 5)
         sweep.run_trials(study, trials, engine, [log])
     finally:
         engine.cancel()

@@ -100,7 +100,7 @@ class Direct(Remote):
 
 
 def run(engine: Direct, study: Path, config):
-    engine.settle(study, [config], 5)
+    engine.prepare(study, [config], 5)
     engine.submit(config)
     while True:
         _, heard = engine.wait()
@@ -141,7 +141,7 @@ def test_what_another_machine_has_finished_is_taken_from_the_storage(study, url,
     other = tmp_path / "other"
     shutil.copytree(path_of(study, config.corpus), path_of(other, config.corpus))
     engine = Direct(url)
-    engine.settle(other, [config], 5)
+    engine.prepare(other, [config], 5)
     assert results(other) == results(study) and first.reason is None
     assert (other / config.folder / "huggingface" / "config.json").is_file()
 

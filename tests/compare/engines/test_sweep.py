@@ -78,7 +78,7 @@ def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
 def run_here_in(folder: Path, trials, workers: int, log) -> None:
     """Run trials on this machine."""
     engine = Local(workers)
-    engine.settle(folder, trials, 50)
+    engine.prepare(folder, trials, 50)
     try:
         sweep.run_trials(folder, trials, engine, [log])
     finally:
