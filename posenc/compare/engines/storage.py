@@ -56,6 +56,7 @@ class Storage:
         self.root: str = root.rstrip("/")
 
     def path(self, name: str) -> str:
+        """Return the path of a file in the file system `fs`, from its name below the URL."""
         return f"{self.root}/{name}"
 
     def read(self, name: str) -> bytes | None:
@@ -66,6 +67,7 @@ class Storage:
             return None
 
     def write(self, name: str, content: bytes) -> None:
+        """Write a file, and the folders above it, in place of one of this name."""
         path = self.path(name)
         if isinstance(self.fs, LocalFileSystem):
             make_folder(Path(path).parent)
@@ -74,17 +76,20 @@ class Storage:
             self.fs.pipe_file(path, content)
 
     def remove(self, names: Iterable[str]) -> None:
+        """Delete those of the files that are there."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self.fs.rm_file(self.path(name))
 
     def give(self, home: Path, names: Iterable[str]) -> None:
-        """Copy files of a folder there, in this order."""
+        """Copy these files of the folder `home` to the storage, into a folder of the same name, in
+        this order."""
         for name in names:
             self.write(f"{home.name}/{name}", bytes_of(home / name, None))
 
     def take(self, home: Path, names: Iterable[str]) -> None:
-        """Copy files into a folder, in this order, but for those that have gone meanwhile."""
+        """Copy these files from the storage's folder of the same name into the folder `home`, in
+        this order, but for those that have gone meanwhile."""
         for name in names:
             content = self.read(f"{home.name}/{name}")
             if content is not None:
@@ -121,7 +126,7 @@ class Storage:
             remove_empty(new_folders)
 
     def give_text(self, folder: Path) -> None:
-        """Put the folder of a text there, unless it is there whole."""
+        """Copy the folder of a text to the storage, unless it is there whole."""
         contents = _hashes(folder)
         name = f"{folder.name}/{CONTENTS}"
         sealed = seal(contents).encode()
@@ -183,6 +188,7 @@ class Mirror:
         self._remove_checkpoints()
 
     def _remove_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
+        """Delete the trial's checkpoints in the storage, but for the files named in `keep`."""
         names = self.storage.names(self.home.name)
         old = [n for n in names if n.startswith("checkpoint") and n not in keep]
         self.storage.remove(f"{self.home.name}/{name}" for name in old)
@@ -206,14 +212,18 @@ def _result_last(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: name == "result.json")
 
 
-def _hashes(text: Path) -> dict[str, str]:
-    """Hash the files of a text that are in its folder."""
-    files = sorted(text.glob("*.u16"))
+def _hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of symbols (*.u16) in the folder of a text, by its name; {}
+    for a folder that is not there."""
+    files = sorted(folder.glob("*.u16"))
     return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in files}
 
 
 def answer(url: str, name: str, word: str) -> str | None:
-    """Say what is wrong with a storage on the machine that this runs on; None if nothing."""
+    """Return what is wrong with a storage on the machine that this runs on; None if nothing.
+
+    name, word: the file that another machine wrote there by `Storage.token`, and its content.
+    """
     try:
         storage = Storage(url)
         if storage.read(name) != word.encode():
