@@ -53,8 +53,10 @@ def expected_seconds(
 def seconds_by_kind(
     trials: "Sequence[TrialConfig]", folder: Path, at_once: int
 ) -> dict[str, float]:
-    """Return the seconds of one trial of each kind that can be measured here, `at_once` at a
-    time."""
+    """Return the seconds of one trial of each kind that can be measured here, `at_once` at a time;
+    {} without trials."""
+    if not trials:
+        return {}
     one_each = {kind_of(trial): trial for trial in trials}
     for trial in one_each.values():
         write_trial(make_inside(folder / trial.folder), trial)
@@ -124,6 +126,8 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
 
 
 def _seconds_of_one(trial: "TrialConfig", folder: Path) -> float:
+    """Measure how long a trial takes in all: start, training, validations and test. folder: that of
+    the study, which has the text."""
     import numpy as np
 
     from posenc.compare.trial import train, windows
@@ -137,6 +141,7 @@ def _seconds_of_one(trial: "TrialConfig", folder: Path) -> float:
 
 
 def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.ndarray") -> float:
+    """Return the mean seconds of a training step, after WARM_UP untimed ones."""
     from posenc.compare.trial import train
 
     optimizer = train.optimizer_for(model, trial)

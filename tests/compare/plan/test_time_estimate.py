@@ -40,6 +40,10 @@ def test_a_trial_takes_its_steps_its_tests_and_its_start(monkeypatch, tmp_path):
     assert taken == list(range(time_estimate.WARM_UP + time_estimate.STEPS))
 
 
+def test_without_trials_nothing_is_measured(tmp_path):
+    assert time_estimate.seconds_by_kind([], tmp_path, 2) == {}
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_each_encoding_has_its_own_pace_and_is_measured_once(workers, monkeypatch, tmp_path):
     seconds = {"rope": 100.0, "t5": 300.0, "alibi": 50.0}
