@@ -228,7 +228,11 @@ class CorpusInfo(Record):
 
 @dataclass(frozen=True)
 class LengthSummary(Record):
-    """Bits per byte over seeds: mean, and half the distance between the best and the worst."""
+    """Bits per byte at one window length, over seeds.
+
+    mean: None if the encoding cannot run there. spread: half the distance between the best and the
+    worst seed. cannot: why the encoding cannot run there; None if it can.
+    """
 
     length: int
     mean: float | None
@@ -258,6 +262,7 @@ class CaseSummary(Record):
 
     mean: over the seeds, learned or not; None if the encoding cannot run.
     seeds: scores of all seeds; empty if the encoding cannot run.
+    cannot: why it cannot run; None if it can.
     """
 
     length: int

@@ -95,7 +95,7 @@ class Objective(ABC):
                 scores.append(LengthScore(length, None, reason))
                 continue
             pieces = [piece for piece in self.cut(held_out, length) if piece[1].any()]
-            losses = [self._losses_in_place(model, piece, config) for piece in pieces]
+            losses = [self._losses_by_byte(model, piece, config) for piece in pieces]
             targets = [piece[1] for piece in pieces]
             counts = [of_piece.double() for of_piece in targets]
             scored = list(zip(losses, counts, strict=True))
@@ -132,12 +132,16 @@ class Objective(ABC):
             is_target[:, :-targets] = False
             losses = at_the_end.get(length)
             if losses is None:
-                losses = self._losses_in_place(model, (tokens, is_target, *rest), config)
+                losses = self._losses_by_byte(model, (tokens, is_target, *rest), config)
             by_context.append(LengthScore(length, bits((losses.sum() / is_target.sum()).item())))
         return by_context
 
-    def _losses_in_place(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        """Return (rows, length) nats in float64 on the CPU, 0 where there is no target."""
+    def _losses_by_byte(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+        """Return the loss of each byte of the windows asked for, (rows, length) in nats, in float64
+        on the CPU; 0 for a byte that is no target. It reads a few rows at a time.
+
+        Raises: FloatingPointError for a loss that is not finite.
+        """
         windows = asked[0]
         is_target = asked[1]
         length = windows.shape[1]
