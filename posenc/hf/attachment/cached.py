@@ -34,6 +34,7 @@ class Columns:
 
     @classmethod
     def of(cls, now: Attending, key_dim: int) -> "Columns":
+        """Return the columns for the tokens that an attention reads now."""
         whole = isinstance(now.positions, range) or not now.positions.is_floating_point()
         state = None
         if now.state is not None:
@@ -44,14 +45,14 @@ class Columns:
         return cls(key_dim, axes, dtype, state, now.forward.described)
 
     @property
-    def nbytes(self) -> int:
-        """Return the bytes per token of positions and state."""
+    def bytes_per_token(self) -> int:
+        """Return the number of bytes that the position and the state of one token take."""
         shape, dtype = self.state or ((0,), self.positions)
         return self.axes * self.positions.itemsize + math.prod(shape) * dtype.itemsize
 
     def width(self, k: Tensor) -> int:
         """Return the number of channels to append to each head of k."""
-        return -(-self.nbytes // k.shape[1])
+        return -(-self.bytes_per_token // k.shape[1])
 
     def held_with(self, new: "Columns") -> "Columns":
         """Return how a cache that holds these columns stores new tokens, which have `new`.
@@ -89,7 +90,7 @@ class Columns:
             by_token = state.movedim(2, 1).reshape(batch, length, -1)
             parts.append(_as_bytes(by_token.to(self.state[1]), k.dtype))
         width = self.width(k)
-        parts.append(k.new_zeros(batch, length, heads * width - self.nbytes))
+        parts.append(k.new_zeros(batch, length, heads * width - self.bytes_per_token))
         columns = torch.cat(parts, dim=-1).view(batch, length, heads, width)
         return torch.cat([k, columns.transpose(1, 2)], dim=-1)
 
@@ -109,7 +110,8 @@ class Columns:
         if self.state is None:
             return None
         shape, dtype = self.state
-        columns = self._by_token(joined)[..., self.axes * self.positions.itemsize : self.nbytes]
+        after_positions = self.axes * self.positions.itemsize
+        columns = self._by_token(joined)[..., after_positions : self.bytes_per_token]
         state = _from_bytes(columns, dtype)
         return state.view(*state.shape[:2], *shape).movedim(1, 2)
 

@@ -28,9 +28,9 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
     """Disable rotations and position tables of a stack; return the hook handles that undo it."""
     handles = [child.register_forward_hook(NoTurn()) for child in rotations(stack)]
     for table in tables(stack, model):
-        handles.append(table.register_forward_pre_hook(_without_end))
-        handles.append(table.register_forward_hook(_zeros))
-        handles.append(table.register_forward_hook(_as_it_was, always_call=True))
+        handles.append(table.register_forward_pre_hook(_set_endless_zeros))
+        handles.append(table.register_forward_hook(_return_zeros))
+        handles.append(table.register_forward_hook(_restore_weights, always_call=True))
     return handles
 
 
@@ -261,17 +261,19 @@ class NoTurn:
         return tuple(found)
 
 
-def _zeros(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+def _return_zeros(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+    """Forward hook of a table: return zeros of its output's shape."""
     return torch.zeros_like(out)
 
 
-def _without_end(module: nn.Module, args: tuple) -> None:
-    """Replace the table's weights by zeros for any position, stored as one row, so that no text is
-    too long, also for tables that count tokens themselves (BART's)."""
+def _set_endless_zeros(module: nn.Module, args: tuple) -> None:
+    """Forward pre-hook of a table: let it read zeros for up to `ROWS` positions, stored as one row,
+    so that no text is too long, also for tables that count tokens themselves (BART's)."""
     if isinstance(module, nn.Embedding):
         row = module.weight.new_zeros(1, module.embedding_dim)
         vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays
 
 
-def _as_it_was(module: nn.Module, args: tuple, out: Tensor) -> None:
+def _restore_weights(module: nn.Module, args: tuple, out: Tensor) -> None:
+    """Forward hook of a table: undo `_set_endless_zeros`."""
     vars(module).pop("weight", None)
