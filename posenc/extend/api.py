@@ -9,7 +9,7 @@ from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
 from posenc.extend.answer.terminal import read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.extend.refusals import places
+from posenc.extend.refusals import prepare_outputs
 
 
 @answered
@@ -60,7 +60,7 @@ def run(
     ['none', 'yarn', 'window']
     """
     paths = [None if path is None else Path(path) for path in (out, report, figures)]
-    places(*paths)
+    prepare_outputs(*paths)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
         folder,
@@ -74,7 +74,7 @@ def run(
         foreign=documents is None,
         progress=progress,
     )
-    page_path, figures = places(*paths, written=outcome.proof is not None)
+    page_path, figures = prepare_outputs(*paths, written=outcome.proof is not None)
     if page_path is None and figures is None:
         return outcome
     from posenc.report.page.figure_files import write_page

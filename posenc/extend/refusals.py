@@ -95,12 +95,14 @@ def _check_copied(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
         settings_text(dict(raw), str(folder / "config.json"))
 
 
-def places(
+def prepare_outputs(
     out: Path | None, page: Path | None, figures: Path | None, *, written: bool = False
 ) -> tuple[Path | None, Path | None]:
-    """Make the folders of the page and the figures, check that both can be written, and return
-    both; None for what is in the new folder `out` before that is written.
+    """Make the folders of the page and the figures, and check that both can be written. Return
+    (page, figures), the paths to write; None for one that is not asked for.
 
+    What is in the new folder `out` cannot be made before that: it is None unless `written`, which
+    says that `out` is there. Then a page that has no path becomes extend.html in it.
     Raises: ValueError, OSError.
     """
     if out is not None and written:

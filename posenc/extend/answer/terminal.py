@@ -7,7 +7,7 @@ from typing import Any
 from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
-from posenc.extend.refusals import places
+from posenc.extend.refusals import prepare_outputs
 from posenc.extend.restart import own_state
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import write_atomically
@@ -45,7 +45,7 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = stderr()
-    places(out, report, figures)
+    prepare_outputs(out, report, figures)
     _refuse_foreign_table(report)
     documents = read_documents(texts)
     failed: NotExported | None = None
@@ -60,7 +60,7 @@ def extend_and_show(
         raise Stopped(_what_goes_on(asked["options"].state, out)) from None
     answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
     _print(answer, as_json)
-    page, figures = places(out, report, figures, written=outcome.proof is not None)
+    page, figures = prepare_outputs(out, report, figures, written=outcome.proof is not None)
     _write_page(answer, outcome, page, figures)
     if failed is not None:
         raise failed

@@ -48,15 +48,20 @@ def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error of a frequency, as a fraction of it."""
     # Below 1e-12 radians per token a pair does not rotate in any text.
     return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
 
-def decode(
+def logits_in_steps(
     model: torch.nn.Module, tokens: torch.Tensor, steps: int, cache: str | None
 ) -> torch.Tensor:
-    """Return the logits of the last `steps` tokens, fed one by one after the rest. `cache` is the
-    name of the KV cache in the arguments and in the output of the model."""
+    """Return the logits of the last `steps` of these tokens, (batch, steps, vocab). The model reads
+    them one by one through its KV cache, after all others at once; nothing is sampled.
+
+    cache: the name of the KV cache in the arguments and in the output of the model, None without.
+    Raises: ValueError for a model without a cache.
+    """
     if cache is None:
         raise ValueError(f"{type(model).__name__} takes no KV cache: decoding cannot be proved")
     out = model(tokens[:, :-steps], use_cache=True)
@@ -158,7 +163,8 @@ def main(
     if kind == "causal":
         steps = min(16, tokens.shape[1] // 2)
         full = logits[:, -steps:].float()
-        result["decode_error"] = float((decode(model, tokens, steps, cache) - full).abs().max())
+        in_steps = logits_in_steps(model, tokens, steps, cache)
+        result["decode_error"] = float((in_steps - full).abs().max())
         prompt = tokens[:, : tokens.shape[1] - steps]
         # An end-of-text token would stop the count, not the model's ability to go on.
         grown = model.generate(
