@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,13 +62,18 @@ def _check_size(name: str) -> None:
 def _checked(name: str) -> list[Verdict]:
     """Run every check of the contract on one encoding and say which on stderr."""
     checks = every_check()
-    say(stderr(), f"{name}: {len(checks)} checks of its behaviour, about half a minute.")
+    say(stderr(), f"{name}: {_counted(checks)} of its behaviour, about half a minute.")
     outcomes = []
     with _without_logs():
         for i, verdict in enumerate(verdicts(maker(name), checks), 1):
             tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
             outcomes.append(verdict)
     return outcomes
+
+
+def _counted(checks: Sized) -> str:
+    """Return how many checks there are, in words."""
+    return f"{len(checks)} {'check' if len(checks) == 1 else 'checks'}"
 
 
 @contextmanager
@@ -91,9 +96,9 @@ def _print(name: str, outcomes: list[Verdict]) -> None:
     not_finite = void.get("outputs_are_finite")
     if not_finite:  # NaN differs from itself, so all others may hold
         void = {"": f"{not_finite}, so that no check can compare them"}
-    text = f"{name} passes the contract: {len(outcomes)} checks."
+    text = f"{name} passes the contract: {_counted(outcomes)}."
     if failed:
-        text = f"{name} fails {len(failed)} of {len(outcomes)} checks."
+        text = f"{name} fails {len(failed)} of {_counted(outcomes)}."
     if void:
         text += f" Comparing it would mean nothing: {'; '.join(void.values())}."
     console.print(text, markup=False, highlight=False)

@@ -155,16 +155,17 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
     sentence = sheet.sentence
     for stack, weights in sheet.reading.attention.items():
         count, heads = weights.shape[:2]
-        chosen = sorted(set(layers)) or _fitting(count, heads * len(sentence.labels) ** 2)
-        if len(chosen) != count:
-            yield f"{len(chosen)} of {count} layers are drawn; choose others with --layer."
+        if layers:  # of a stack with fewer layers, those that it has
+            drawn = sorted(layer for layer in set(layers) if layer < count)
+        else:
+            drawn = _fitting(count, heads * len(sentence.labels) ** 2)
+        if len(drawn) != count:
+            yield f"{len(drawn)} of {count} layers are drawn; choose others with --layer."
         of_stack = f"{stack}, " if stack else ""
         labels = sentence.labels
         if stack == "decoder":  # its queries and keys are one token behind
             labels = ("[start]", *labels[:-1])
-        for layer in chosen:
-            if layer >= count:
-                continue
+        for layer in drawn:
             maps = by_group(weights[layer], sentence.groups).numpy()
             yield Plot(
                 figures.attention_of_heads(maps, labels),
@@ -178,6 +179,8 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
 
 
 def _fitting(layers: int, cells: int) -> list[int]:
+    """Return the layers to draw, of `layers`: all, or as many as MOST_CELLS allows, evenly spread
+    from the first to the last, and at least three. cells: squares in the maps of one layer."""
     room = max(3, MOST_CELLS // max(cells, 40_000))
     if layers <= room:
         return list(range(layers))

@@ -87,7 +87,9 @@ def _rotation(kind: Rotation) -> Lines:
 
 
 def distances_lines(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: by layer, the nearest and the farthest head."""
+    """Return the header and a row for each layer: the mean of its heads' mean distances from a
+    query to the keys that it attends to, in tokens, and the heads with the smallest and the largest
+    one, "2.3 (head 0)"."""
     header = ["layer", "mean", "nearest head", "farthest head"]
     found = []
     for stack, values in sheet.reading.distances().items():

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
 from posenc.inspect.checkpoint import sheet as sheet_of
-from posenc.inspect.checkpoint.page import make_page
+from posenc.inspect.checkpoint.page import attention_plots, make_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
@@ -456,6 +457,18 @@ def test_pages_of_other_families(sheets, tmp_path, family):
     page = (tmp_path / "inspect.html").read_text()
     assert page.count("<svg") == (6 if family == "bloom" else 5)
     assert "1 of 2 layers are drawn" in page
+
+
+def test_a_layer_that_only_one_stack_has_is_drawn_of_that_stack_alone(sheets):
+    reading = sheets["t5"].reading
+    encoder, decoder = reading.attention["encoder"], reading.attention["decoder"]
+    uneven = replace(reading, attention={"encoder": encoder, "decoder": decoder[:1]})
+    blocks = list(attention_plots(replace(sheets["t5"], reading=uneven), (1,)))
+    notes = [block for block in blocks if isinstance(block, str)]
+    assert [note.partition(" are drawn")[0] for note in notes] == ["1 of 2 layers", "0 of 1 layers"]
+    assert [plot.name for plot in blocks if not isinstance(plot, str)] == [
+        "attention-encoder-layer-1"
+    ]
 
 
 def test_tokens_of_any_script_name_both_axes_of_attention():

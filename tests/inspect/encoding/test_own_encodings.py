@@ -195,6 +195,14 @@ def test_a_difference_of_nan_is_no_number(own):
     assert found["differences"]["shift"] is None and found["holds"]["shift"] is False
 
 
+def test_a_single_check_is_counted_as_one(call, monkeypatch):
+    check = "outputs_are_finite"
+    monkeypatch.setattr("posenc.inspect.contract.every_check", lambda: {check: CHECKS[check]})
+    code, out, told = call("inspect", "contract", "rope")
+    assert code == 0 and "rope passes the contract: 1 check." in out
+    assert "rope: 1 check of its behaviour" in told
+
+
 def test_a_contract_that_meets_nan_voids_nothing_else(own, call, monkeypatch):
     monkeypatch.setattr(
         "posenc.inspect.contract.every_check", lambda: {n: CHECKS[n] for n in VOIDING}
