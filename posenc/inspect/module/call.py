@@ -67,16 +67,18 @@ class Inputs:
     starts: Tensor | None = None
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
+        """Return the number of tokens in a row of the batch."""
         return self.positions.shape[-1]
 
     @property
     def batch(self) -> int:
+        """Return the number of rows: those of `starts`, or without it those of `positions`."""
         rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
         return rows if self.starts is None else len(self.starts)
 
     def value(self, word: str, content: str, flat: bool) -> Any:
-        """Return the value of an argument.
+        """Return the value of the argument that `word` means, see WAYS, WORDS and ON_REQUEST.
 
         content: the shape of x, q and k. flat: positions are (n) for a batch of one, and not
         (1, n).
@@ -88,21 +90,21 @@ class Inputs:
             case "x" | "q" | "k":
                 return self._content_as(word, content)
             case "n" | "kv_len":
-                return self.count
+                return self.length
             case "q_len":
-                return self.count if self.last is None else self.last
+                return self.length if self.last is None else self.last
             case "scores":
-                return torch.zeros(1, self.heads, self.count, self.count, dtype=self.dtype)
+                return torch.zeros(1, self.heads, self.length, self.length, dtype=self.dtype)
             case "score":
-                return torch.zeros(self.heads, self.count, self.count, dtype=self.dtype)
+                return torch.zeros(self.heads, self.length, self.length, dtype=self.dtype)
             case "batch":
                 return torch.tensor(0)
             case "head":
                 return torch.arange(self.heads)[:, None, None]
             case "q_idx":
-                return torch.arange(self.count)[:, None]
+                return torch.arange(self.length)[:, None]
             case "kv_idx":
-                return torch.arange(self.count)
+                return torch.arange(self.length)
             case "dtype":
                 return self.dtype
             case "offset":
@@ -128,7 +130,7 @@ class Inputs:
             row = torch.randn(self.width, generator=seed).bfloat16()
         else:
             row = self.probe
-        rows = row.to(self.dtype).repeat(self.batch, self.count, 1)
+        rows = row.to(self.dtype).repeat(self.batch, self.length, 1)
         if self.changed is not None:
             rows[:, self.changed] = -2 * rows[:, self.changed].flip(-1) + 1
         return rows
@@ -150,6 +152,7 @@ class Form:
 
     @property
     def words(self) -> frozenset[str]:
+        """Return the words of all arguments that it always gets."""
         return frozenset((*self.in_order, *self.by_name))
 
     @property
@@ -185,6 +188,7 @@ class Form:
         return ordered, {word: inputs.value(word, self.content, self.flat) for word in by_name}
 
     def call(self, module: nn.Module, inputs: Inputs) -> Any:
+        """Call the module with these inputs; return what it returns."""
         ordered, named = self.arguments(inputs)
         return module(*ordered, **named)
 

@@ -20,7 +20,7 @@ from posenc.report.page.failure import one_line
 from posenc.report.page.progress import tell
 
 CHECKS: dict[str, Callable[[Subject], Measured]] = {
-    "position 0 leaves content as it is": rotation.still,
+    "position 0 leaves content as it is": rotation.position_zero,
     "pairs of channels are rotated": rotation.pairs,
     "scores depend on distance only": rotation.shift,
     "frequencies are those of its base and width": rotation.frequencies,
@@ -33,7 +33,7 @@ CHECKS: dict[str, Callable[[Subject], Measured]] = {
     "a position keeps its values as the sequence grows": calls.growth,
     "a token alone is the token in its sequence": calls.alone,
     "queries and keys are rotated alike": calls.sides,
-    "a row does not depend on the batch's farthest": calls.beside,
+    "a row does not depend on the batch's farthest": calls.other_rows,
     "its own start moves its positions": calls.own_start,
     "positions are right as far as it states": precision.reach,
     "it runs beyond its length if it claims to": precision.beyond,

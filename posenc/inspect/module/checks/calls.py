@@ -176,7 +176,7 @@ def sides(subject: Subject) -> Measured:
     return worst <= CLOSE, text
 
 
-def beside(subject: Subject) -> Measured:
+def other_rows(subject: Subject) -> Measured:
     """Compare a row of near positions by itself with the same row in a batch with a far one."""
     if not subject.form.places_tokens:
         return None, "takes no positions"

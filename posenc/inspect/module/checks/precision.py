@@ -153,8 +153,9 @@ def _reach_in_words(far: _Far, claimed: int, *, is_stated: bool) -> str:
 
 
 def _try_far(subject: Subject, differences: Any, start: Tensor, claimed: int) -> _Far:
-    """Compare differences at the claimed number of positions, and at powers of two, with those at
-    the start, until they are wrong."""
+    """Find up to how many positions the module is right: the claimed number and powers of two are
+    tried, the smallest first, until one is wrong. Its error is the larger of two: of differences at
+    its end, which must be those at the `start`, and of `_error_of_twice`."""
     right_to = 0
     worst = 0.0
     for last in sorted({*(2**i for i in range(8, 25)), claimed}):
@@ -184,7 +185,8 @@ def _along(subject: Subject, differences: Any, start: Tensor, count: int) -> tup
 
 
 def _counted(subject: Subject) -> Measured:
-    """Return the same for a module that counts its positions, as far as it was run."""
+    """Judge a module that counts its positions itself, so that none far away can be asked for:
+    twice a position must have twice its angle, up to the length of the checks."""
     if subject.view.kind != "rotation":
         return None, "a bias" if subject.view.kind == "bias" else "shows no angles"
     seen = subject.see(subject.inputs(subject.length))
@@ -196,7 +198,8 @@ def _counted(subject: Subject) -> Measured:
 
 
 def _error_of_twice(subject: Subject, last: int) -> float:
-    """Return how far twice a position is from twice its angle, for a module of angles."""
+    """Return how far the angle of position `last`, or the one before, is from twice the angle of
+    half of it, in radians; 0 for a module that shows no angles."""
     if subject.view.kind != "rotation":
         return 0.0
     half = last // 2
@@ -217,6 +220,7 @@ def _worse(a: float, b: float) -> float:
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference: of complex numbers that of their angles, in radians."""
     gap = (a * b.conj()).angle() if a.is_complex() else a - b
     return gap.abs().max().item()
 

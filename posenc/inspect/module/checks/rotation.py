@@ -26,7 +26,7 @@ _USUAL = (10000.0, 500000.0, 1000000.0)
 """Bases at which a module that states none is looked for rounded frequencies."""
 
 
-def still(subject: Subject) -> Measured:
+def position_zero(subject: Subject) -> Measured:
     """Check that position 0 is not rotated. Where it is, cosines and sines are exchanged, or the
     positions begin elsewhere."""
     if subject.view.kind != "rotation" or subject.view.how == "sinusoids":

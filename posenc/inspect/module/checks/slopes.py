@@ -69,15 +69,16 @@ def past(subject: Subject) -> Measured:
     bias = subject.see(subject.inputs(min(64, subject.length)))
     if bias.shape[1] == 1:
         return None, "a bias by key"
-    before, after = (_most_values(bias[:, query]) for query in (-1, 0))
+    before, after = (_num_distinct(bias[:, query]) for query in (-1, 0))
     if before > 1 or after == 1:
         return (True if before > 1 else None), f"{before} values over {bias.shape[-1]} keys"
     text = "all keys before the query have one value, and those after it"
     return False, f"{text} {after}: the sign of the distance is exchanged"
 
 
-def _most_values(rows: Tensor) -> int:
-    """Return how many values the row of one query (heads, keys) has, in the head with the most."""
+def _num_distinct(rows: Tensor) -> int:
+    """Return how many different numbers the bias of one query (heads, keys) has, in the head with
+    the most."""
     return max(len(head.unique()) for head in rows)
 
 
@@ -99,7 +100,7 @@ def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
     at = int(off.argmax())
     far = distance.flatten()[at].item()
     if worst <= _ROUNDING:
-        distinct = f"{_most_values(bias[:, -1]):,} of {count:,} distinct"
+        distinct = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
         return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
     first = distance[~(off <= _CLOSE)].min().item()
     fall = _below_own(bias[head], distance).flatten()[at].item()
