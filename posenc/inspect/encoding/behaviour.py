@@ -15,6 +15,8 @@ from posenc.encodings import ModelShape, PositionEncoding, Term, Tokens
 from posenc.testing.layer import Layer, heads, hidden, possible_length, successive_positions
 from posenc.testing.tracing import exported
 
+EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
+"""The places where an encoding may act, as numbered in its claims; values include the output."""
 COST_LENGTH = 512
 """Tokens of the timed layer."""
 
@@ -27,12 +29,13 @@ def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
     offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
     acting: set[int] = set()
     for offset in offsets:
-        acting |= _acting(encoding, shape, offset)
+        acting |= _places_at(encoding, shape, offset)
     return sorted(acting)
 
 
-def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
-    """Return the places where the encoding changes anything at positions from `offset` on."""
+def _places_at(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
+    """Return the numbers of the places where the encoding changes anything, at a few positions from
+    `offset` on."""
     encoding = copy.deepcopy(encoding).double()
     length = possible_length(encoding, 9)
     positions = successive_positions(encoding, length, offset)
@@ -42,7 +45,7 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     acting = set()
     embedded = encoding.embed(x, positions)
     if not _same(embedded, x):
-        acting.add(1)
+        acting.add(EMBEDDINGS)
     encoding = encoding.for_layer(0)
     axes = encoding.claims.num_axes
     state = encoding.state(x, positions)
@@ -50,27 +53,28 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     k_side = Tokens(k, positions, state, axes)
     new_q, new_k = encoding.transform(q_side, k_side)
     if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
-        acting.add(2)
+        acting.add(QUERIES_KEYS)
     new_values = encoding.transform_values(k_side)
     if not (_same(new_values, k) and _same(encoding.transform_output(q_side), q)):
-        acting.add(4)
+        acting.add(VALUES)
     term = encoding.term(q_side, k_side)
     if term is not None:
-        acting |= _acting_by_term(term.ready(length, False), q, k)
+        acting |= _places_of_term(term.ready(length, False), q, k)
     return acting
 
 
-def _acting_by_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
-    """Return the places where a term changes scores, or values by their weights."""
+def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
+    """Return SCORES if the term changes the scores of q and k, and VALUES if it combines them with
+    their weights in another way than by a product; q, k: (batch, heads, len, head_dim)."""
     acting = set()
     everything = slice(0, q.shape[-2])
     scores = q @ k.mT
     if not _same(term.add(scores.clone(), everything, everything, None), scores):
-        acting.add(3)
+        acting.add(SCORES)
     if term.combine is not None:
         weights = scores.softmax(-1)
         if not _same(term.combine(weights, k, everything, everything), weights @ k):
-            acting.add(4)
+            acting.add(VALUES)
     return acting
 
 
