@@ -134,8 +134,13 @@ def _transformers_rotation(case: Case) -> Pair:
 def _attend(
     case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
 ) -> Callable[..., Any]:
-    """Return a function of q, k and v: causal attention from the last q_len tokens to all. Only
-    rows `queries` of q if given."""
+    """Return a function of q, k and v, each (batch, heads, len, head_dim): causal attention of the
+    last q_len tokens to all.
+
+    how: "prepared" for an encoding that was prepared before the calls, the name of an
+    implementation, or "" for the one that posenc chooses. queries: the rows of q to compute; None:
+    all.
+    """
     positions = range(case.keys)
     torch.manual_seed(0)  # the reference gets the same state
     state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
@@ -181,6 +186,8 @@ def _call(
 
 
 def _encoding(name: str, case: Case) -> PositionEncoding:
+    """Return the encoding of this name for layer 0 of a model with one layer in the sizes of the
+    case."""
     torch.manual_seed(0)
     shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.keys)
     one_layer = one_per_model(create(name, shape), num_layers=1)
@@ -188,10 +195,12 @@ def _encoding(name: str, case: Case) -> PositionEncoding:
 
 
 def _inputs(case: Case) -> tuple[Tensor, ...]:
+    """Return random q, k and v, (batch, heads, len, head_dim), the same in every call."""
     sides = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     torch.manual_seed(0)
     return tuple(_random(case, case.batch, *side, case.head_dim) for side in sides)
 
 
 def _random(case: Case, *shape: int) -> Tensor:
+    """Return normal random numbers in the dtype and on the device of the case."""
     return torch.randn(shape).to(case.device or "cpu", getattr(torch, case.dtype))

@@ -57,14 +57,17 @@ class Case:
 
     @property
     def keys(self) -> int:
+        """Return the number of keys: kv_len, or q_len where that is 0."""
         return self.kv_len or self.q_len
 
     @property
     def width(self) -> int:
+        """Return the width of the model: query heads times head_dim."""
         return self.heads * self.head_dim
 
     @property
     def ffn_dim(self) -> int:
+        """Return the width inside the feed-forward blocks."""
         return self.width * 11 // 4
 
     @property

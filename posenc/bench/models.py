@@ -40,7 +40,7 @@ def decode_calls(case: Case) -> dict[str, Call]:
         return lambda: model(token, caches=caches)
 
     with torch.no_grad():
-        calls = _each(case, llama, ours)
+        calls = _calls_of_runs(case, llama, ours)
     return {name: torch.no_grad()(call) for name, call in calls.items()}
 
 
@@ -58,7 +58,7 @@ def training_calls(case: Case) -> dict[str, Call]:
         model = _decoder(case, name)
         return _step(case, model, model, autocast)
 
-    return _each(case, llama, ours)
+    return _calls_of_runs(case, llama, ours)
 
 
 def attach_calls(case: Case) -> dict[str, Call]:
@@ -85,7 +85,12 @@ def attach_calls(case: Case) -> dict[str, Call]:
     return calls
 
 
-def _each(case: Case, llama: Callable[[str], Call], ours: Callable[[str], Call]) -> dict[str, Call]:
+def _calls_of_runs(
+    case: Case, llama: Callable[[str], Call], ours: Callable[[str], Call]
+) -> dict[str, Call]:
+    """Return a call for each run of the case, its baselines first: `llama` makes those of
+    transformers' Llama, from what follows the comma in the name ("eager"), and `ours` the others,
+    from the whole name. All models draw their weights from one seed."""
     calls = {}
     for run in (*case.baselines, *case.runs):
         name, _, how = run.partition(", ")
