@@ -140,7 +140,7 @@ def _attach(
             for stack in stacks:
                 _keep_positions(attachment, stack.module, model)
         for stack, stack_encoding in zip(stacks, encodings, strict=True):
-            _put(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
+            _hook_stack(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
             _note_hooked(attachment, stack, model)
         if not hooks.takes_ids(model):
             attachment.handles += [
@@ -344,10 +344,12 @@ def _refuse_without_tokens(encoding: PositionEncoding, stack: nn.Module) -> None
         )
 
 
-def _put(
+def _hook_stack(
     attachment: Attachment, stack: Stack, encoding: PositionEncoding, has_positions: bool
 ) -> None:
-    """Attach the encoding to all attentions of the stack; see hooks.Layer."""
+    """Register the encoding as a part of the stack's module, and hooks on the module, on its token
+    embeddings if the encoding acts there, and on each attention; see hooks.Layer. has_positions:
+    False where the stack's forward gets none."""
     module = stack.module
     first = next(module.parameters())
     module.add_module(ENCODING, encoding.to(first.device))
@@ -419,6 +421,7 @@ def _note_carried_texts(
 
 
 def _undo(model: Any) -> None:
+    """Take all back that `attach` changed, in the reverse order."""
     attachment: Attachment = getattr(model, ATTACHMENT)
     for handle in attachment.handles:
         handle.remove()

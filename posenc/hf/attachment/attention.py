@@ -237,6 +237,8 @@ def _refuse_added(module: nn.Module) -> None:
 
 
 def _refuse_unread(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for arguments of transformers' interface that change the scores, or ask for
+    weights, and that posenc's attention does not read."""
     if kwargs.get("softcap") is not None:
         raise ValueError("posenc attention: soft-capped scores are not supported.")
     bias = kwargs.get("position_bias")
@@ -311,14 +313,14 @@ def _mask(
         q_positions = counted(kv_len - q_len, q_len, device)
     apart = _between_documents(now, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
-        return _both(attention_mask.bound(q_positions, kv_positions), apart)
+        return _with_texts_apart(attention_mask.bound(q_positions, kv_positions), apart)
     if isinstance(attention_mask, Tensor):
         if _is_the_models_own(now):
             attention_mask = _without_unseen_end(attention_mask, kv_len)
         dense = _dense_mask(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.
-        return _both(dense, apart)
+        return _with_texts_apart(dense, apart)
 
     # Here the mask is None, or a LazyMask that says what plain one it equals.
     shows_all = attention_mask is not None and attention_mask.plain == "full"
@@ -326,13 +328,14 @@ def _mask(
         return None
     consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
     if several or consecutive:
-        return _both(causal, apart)
+        return _with_texts_apart(causal, apart)
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
-    return _both(in_memory, apart).bind(q_positions, kv_positions)
+    return _with_texts_apart(in_memory, apart).bind(q_positions, kv_positions)
 
 
-def _both(mask: Mask, apart: Mask | None) -> Mask:
-    """Return the mask, with the documents of a packed row apart if it has several."""
+def _with_texts_apart(mask: Mask, apart: Mask | None) -> Mask:
+    """Return the mask that hides what `mask` hides and, unless it is None, what `apart` hides: the
+    other documents of a packed row."""
     return mask if apart is None else mask & apart
 
 

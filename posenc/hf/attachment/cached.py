@@ -260,6 +260,7 @@ class Update:
 
 
 def _layer(cache: Any, index: int) -> Any:
+    """Return the cache's layer of this index; None if it is missing or holds nothing yet."""
     layers = cache.layers
     return layers[index] if index < len(layers) and layers[index].is_initialized else None
 

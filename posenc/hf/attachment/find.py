@@ -185,6 +185,7 @@ def _refuse_bypass(
 
 
 def _within(name: str, other: str) -> bool:
+    """Return True if the module `name` is the module `other` or inside of it."""
     return name == other or name.startswith(f"{other}.")
 
 

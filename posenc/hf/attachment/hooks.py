@@ -92,7 +92,7 @@ def note_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def forget_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget it after the forward, also after an exception."""
+    """Forget what `note_ids` noted, after the forward, also after an exception."""
     GIVEN_IDS.set(False)
 
 
@@ -256,6 +256,7 @@ def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> N
 
 
 def _bypassed(module: nn.Module, why: str) -> ValueError:
+    """Return the error for an attention that runs without its encoding; `why` says how we know."""
     return ValueError(
         f"posenc: {type(module).__name__} runs without the encoding attached to it: {why}. Call "
         f"model.set_attn_implementation({NAME!r}), or posenc.hf.detach(model) first."

@@ -104,6 +104,7 @@ def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
 
 
 def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> PositionEncoding:
+    """Return the encoding of a stack: `given`, or else the one that its record describes."""
     if not isinstance(stack, dict) or "encoding" not in stack:
         raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
     if given is not None:

@@ -283,6 +283,8 @@ class _Proof:
             )
 
     def refusal(self, said: str, kind: type[ValueError] = ValueError) -> ValueError:
+        """Return the error that this model with this encoding does what `said` says; it names the
+        installed releases."""
         encoding = type(getattr(self.stack, ENCODING)).__name__
         installed = versions("transformers", "torch")
         releases = ", ".join(f"{name} {number}" for name, number in installed.items())

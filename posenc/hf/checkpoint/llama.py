@@ -50,7 +50,7 @@ def export_llama(
 
     Raises: ValueError, before anything is written, if Llama cannot express the model.
     """
-    encoding = _expressible(model)
+    encoding = _rope_of_a_llama(model)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -75,7 +75,7 @@ def export_llama(
 def expressible(model: Decoder) -> bool:
     """Return True if `export_llama` can write the model."""
     try:
-        _expressible(model)
+        _rope_of_a_llama(model)
     except ValueError:
         return False
     return True
@@ -92,7 +92,7 @@ def _names(model: Decoder) -> Iterator[tuple[str, str]]:
         yield "head.weight", "lm_head.weight"
 
 
-def _expressible(model: Decoder) -> RoPE:
+def _rope_of_a_llama(model: Decoder) -> RoPE:
     """Return the model's RoPE. Raise ValueError if no Llama computes the same."""
     config = model.config
     encoding = model.encoding

@@ -88,7 +88,7 @@ def load_checkpoint(
     folder = Path(folder)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    place = place_of(device)
+    place = resolved_device(device)
     transformers = quiet_transformers()
     raw, tensors = checked(folder)
     refuse_attached(folder)
@@ -211,7 +211,7 @@ def has_accelerate() -> bool:
     return importlib.util.find_spec("accelerate") is not None
 
 
-def place_of(device: str) -> str:
+def resolved_device(device: str) -> str:
     """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" if
     accelerate can distribute the weights over all GPUs and the CPU.
 

@@ -31,6 +31,7 @@ class Windows:
         return self.tokens.shape[0]
 
     def take(self, count: int) -> "Windows":
+        """Return the first `count` windows."""
         return Windows(self.tokens[:count], self.documents[:count])
 
 

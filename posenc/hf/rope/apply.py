@@ -48,6 +48,7 @@ def attention_scales(model: Any) -> dict[Any, float]:
 
 
 def _rescale(scales: Mapping[Any, float]) -> None:
+    """Set the score scale of each attention module, as `attention_scales` returns them."""
     for module, scale in scales.items():
         module.scaling = scale
 
@@ -58,8 +59,9 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
 
 
 def every_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, float]]]:
-    """Return the same of all rotary modules: by layer type, each rotation that differs from those
-    before it."""
+    """Return inv_freq and attention factor of every rotary module, by layer type (None: all
+    layers): each rotation that differs from those before it, where `rotary_frequencies` has one
+    alone."""
     rotations: dict[str | None, list[tuple[Tensor, float]]] = {}
     for layer_type, (inv_freq, scaling) in _running(model):
         of_layer_type = rotations.setdefault(layer_type, [])
