@@ -105,7 +105,7 @@ class _Case:
 def _why_no_method(case: _Case) -> str:
     """Return the reason to leave a model whose mean loss no method lowers."""
     base, window = case.base, case.window
-    if window is not None and _lower(difference(window, base, case.documents)):
+    if window is not None and _is_lower(difference(window, base, case.documents)):
         return (
             f"Do not extend this one: {case.cut} reads better. Against the unchanged model it "
             f"{_beyond(window, base, case.trained)}, and no method saves anything over all "
@@ -139,7 +139,7 @@ def _against_rival(case: _Case, name: str, chosen: Evaluation) -> tuple[str, str
     if gap.mean > LEVEL and gap.low > 0:
         worse = f"{distance} worse over all positions{interval}; {against}"
         return "none", f"Do not extend this one: {rival} reads better. {worse}{case.hint}{rest}"
-    if not _lower(gap):
+    if not _is_lower(gap):
         alike = f"{label} and {rival} differ by {gap.mean:+z.2f} nats per token{interval}"
         return "none", (
             f"Do not extend this one on this evidence: {alike}; {against}{case.hint}{rest}"
@@ -167,7 +167,7 @@ def difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Es
     return estimate(gaps, documents)
 
 
-def _lower(gap: Estimate) -> bool:
+def _is_lower(gap: Estimate) -> bool:
     """Return True if a loss is lower by more than LEVEL, and by an interval that excludes 0."""
     return gap.mean < -LEVEL and gap.high < 0
 
@@ -180,10 +180,13 @@ def _interval(gap: Estimate) -> str:
 
 
 def _saved(change: float) -> str:
+    """Return a rise of the mean loss in words: "costs" for one above 0, else "saves"."""
     return f"{'costs' if change > 0 else 'saves'} {abs(change):.2f} nats per token"
 
 
 def _beyond(better: Evaluation, base: Evaluation, trained: int) -> str:
+    """Return how the loss beyond the training length, `trained` tokens, changes from `base` to
+    `better`, in words."""
     change = better.long(trained) - base.long(trained)
     if math.isnan(change):  # a table that ends
         return f"saves all text beyond, which it reads at {better.long(trained):.2f} nats per token"
@@ -191,6 +194,7 @@ def _beyond(better: Evaluation, base: Evaluation, trained: int) -> str:
 
 
 def _retrieval(chosen: Evaluation) -> str:
+    """Return a sentence, after a space, on whether the method was asked for facts from far back."""
     if chosen.passkey or chosen.tasks:
         shown = "tasks" if chosen.tasks else "passkeys on the page (--report)"
         return f" Loss says nothing about facts from far back: see the {shown} for that."

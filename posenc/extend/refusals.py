@@ -59,7 +59,7 @@ def check_folders(folder: Path, out: Path | None, method: str | None, options: O
     if reason:
         raise ValueError(f"{folder}: {reason}.")
     if out is not None and (out.exists() or out.is_symlink()):
-        raise ValueError(f"{out} exists already{_stopped(out)}; give a new folder.")
+        raise ValueError(f"{out} exists already{_finish_stopped(out)}; give a new folder.")
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
     _check_state(options.state, out)
@@ -125,9 +125,10 @@ def _inside(path: Path | None, out: Path) -> bool:
     return real is not None and Path(os.path.realpath(out)) in (real, *real.parents)
 
 
-def _stopped(out: Path) -> str:
+def _finish_stopped(out: Path) -> str:
     """Return the end of a refusal's sentence if `out` holds a complete export that lacks only its
-    page, because its command was stopped; else "". Also delete that command's restart state."""
+    page, because its command was stopped, and delete the restart state of that command. Otherwise
+    return "" and leave all as it is."""
     state = own_state(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""

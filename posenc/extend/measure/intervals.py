@@ -23,6 +23,7 @@ class Estimate:
 
     @property
     def perplexity(self) -> float:
+        """Return e to the mean, of a mean in nats, at most e^50."""
         return math.exp(min(self.mean, 50.0))
 
 

@@ -66,6 +66,7 @@ class Reader:
         return torch.cat(parts, dim=1)
 
     def _losses(self, tokens: Tensor) -> Tensor:
+        """Return the losses of tokens read at once, see `losses`."""
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
         losses = _finite(next_token_losses(self.model, tokens, whole=self.whole))
@@ -116,6 +117,7 @@ def _nats(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _finite(losses: Tensor) -> Tensor:
+    """Return the losses as they are. Raises: NotFinite if one is NaN or infinite."""
     wrong = int((~losses.isfinite()).sum())
     if wrong:
         raise NotFinite(f"{wrong} of {losses.numel()} losses are NaN or infinite")

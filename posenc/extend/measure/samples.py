@@ -23,7 +23,7 @@ def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]
         most = -(-STRETCHES // max(1, len(parts)))
         parts = [piece for part in parts for piece in _cut(part, most, CHARACTERS * length)]
     middle = len(parts) // 2
-    return _mixed(parts[:middle]), _mixed(parts[middle:])
+    return _shuffled(parts[:middle]), _shuffled(parts[middle:])
 
 
 def sample_windows(
@@ -49,7 +49,8 @@ def _head(text: str, most: int) -> str:
     return text[: space if space > 0 else most]
 
 
-def _mixed(documents: list[str]) -> list[str]:
+def _shuffled(documents: list[str]) -> list[str]:
+    """Return the documents in a random order, which is the same in every run."""
     return [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
 
 

@@ -39,7 +39,7 @@ COMMON_WORDS = "common-words"
 PUZZLES = (*SENTENCES, COMMON_WORDS)
 
 
-class Told(NamedTuple):
+class PuzzleInWords(NamedTuple):
     """Sentences with their depths in the text, a question and its answer, and the words of the
     text; None if any text will do."""
 
@@ -49,7 +49,7 @@ class Told(NamedTuple):
     words: Iterator[str] | None = None
 
 
-def told(name: str, rng: np.random.Generator, depth: float) -> Told:
+def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInWords:
     """Write a puzzle. A list of words has no depth."""
     if name == COMMON_WORDS:
         return _common_words(rng)
@@ -70,15 +70,15 @@ def told(name: str, rng: np.random.Generator, depth: float) -> Told:
         asked = [words[symbol] for symbol in puzzle.asked]
     facts = tuple((at, fact.format(words[key], words[value])) for at, (key, value) in puzzle.facts)
     answer = " ".join(words[symbol] for symbol in puzzle.answer)
-    return Told(facts, question.format(*asked), answer)
+    return PuzzleInWords(facts, question.format(*asked), answer)
 
 
-def _common_words(rng: np.random.Generator) -> Told:
+def _common_words(rng: np.random.Generator) -> PuzzleInWords:
     """Write a text of words of which some stand in it often, and ask for these."""
     words = _names(rng, COMMON + RARE)
     question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
     text = (words[i] for i in frequent(rng, COMMON, RARE))
-    return Told((), question, " ".join(sorted(words[:COMMON])), text)
+    return PuzzleInWords((), question, " ".join(sorted(words[:COMMON])), text)
 
 
 def _names(rng: np.random.Generator, count: int) -> list[str]:

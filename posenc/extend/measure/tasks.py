@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.extend.measure.intervals import Estimate, estimate, share_interval
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
-from posenc.extend.measure.sentences import PUZZLES, told
+from posenc.extend.measure.sentences import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.machine.options import check_choice
 from posenc.tasks.puzzles import passkey, spread
@@ -110,12 +110,12 @@ class TaskGrid:
     ) -> Prompt:
         """Make a prompt with the facts at their places in text."""
         start = self.encode("")
-        puzzle = told(name, rng, depth)
-        question = self._plain(puzzle.question, start)
-        whole = self._plain(f"{puzzle.question} {puzzle.answer}", start)
+        puzzle = write_puzzle(name, rng, depth)
+        question = self._ids_without_start(puzzle.question, start)
+        whole = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start)
         if whole[: len(question)] != question or len(whole) == len(question):
-            whole = question + self._plain(puzzle.answer, start)
-        facts = [(at, self._plain(f" {fact} ", start)) for at, fact in puzzle.facts]
+            whole = question + self._ids_without_start(puzzle.answer, start)
+        facts = [(at, self._ids_without_start(f" {fact} ", start)) for at, fact in puzzle.facts]
         body = length - len(start) - len(whole) - sum(len(ids) for _, ids in facts)
         if body < len(whole):
             raise TooShort(f"{length} tokens are too few for it with this tokenizer")
@@ -125,11 +125,13 @@ class TaskGrid:
         else:
             text = []
             while len(text) < body:
-                text += self._plain(f" {next(puzzle.words)}", start)
+                text += self._ids_without_start(f" {next(puzzle.words)}", start)
         pieces = [*start, *spread(text[:body], facts), *whole]
         return Prompt(torch.tensor(pieces), len(whole) - len(question))
 
-    def _plain(self, text: str, start: list[int]) -> list[int]:
+    def _ids_without_start(self, text: str, start: list[int]) -> list[int]:
+        """Return the token ids of a text without the ids `start`, with which the tokenizer begins
+        every text."""
         return self.encode(text)[len(start) :]
 
     def _score(self, reader: Reader, prompts: Sequence[Prompt]) -> Score:

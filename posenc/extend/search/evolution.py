@@ -66,7 +66,7 @@ class Probe:
         try:
             with applied(self.reader.model, settings, length):
                 losses = self.reader.all_losses(tokens[:first]).numpy()
-                early = self._rate(losses - self.reference[:first])
+                early = self._weighted_loss(losses - self.reference[:first])
                 if early > bar:
                     return Tried(genome, math.inf, early)
                 if first < len(tokens):
@@ -74,10 +74,11 @@ class Probe:
                     losses = np.concatenate([losses, rest])
         except NotFinite:
             return Tried(genome, math.inf, math.inf)
-        return Tried(genome, self._rate(losses - self.reference), early)
+        return Tried(genome, self._weighted_loss(losses - self.reference), early)
 
-    def _rate(self, excess: np.ndarray) -> float:
-        """Return the weighted loss of excess losses (windows, length), see `score`."""
+    def _weighted_loss(self, excess: np.ndarray) -> float:
+        """Return the loss of `score` in nats, from losses (windows, length) of which those of the
+        trained model are subtracted."""
         beyond = max(
             float(np.nanmean(excess[:, low:high]))
             for low, high in itertools.pairwise(self.edges)
@@ -191,6 +192,7 @@ class Search:
         return Found(best.genome, best.score, len(self.tried))
 
     def _best(self, count: int) -> list[Tried]:
+        """Return the `count` genomes with the lowest scores, the best first."""
         return sorted(self.tried.values(), key=lambda tried: tried.score)[:count]
 
     def _searched_setting(self) -> RopeSetting:
@@ -256,6 +258,7 @@ class Search:
         self.tried[genome.key] = self.known[genome.key]
 
     def _remember(self) -> None:
+        """Write the scores of all genomes to the restart state, if there is one."""
         if self.state is not None:
             rows = []
             for tried in self.known.values():  # JSON lacks infinity
@@ -273,4 +276,5 @@ def _bands(turns: Sequence[float]) -> list[np.ndarray]:
 
 
 def _logs(genome: Genome) -> np.ndarray:
+    """Return the logarithms of a genome's factors and, at the end, of its temperature."""
     return np.log([*genome.factors, genome.temperature])

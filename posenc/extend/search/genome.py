@@ -19,9 +19,12 @@ class Genome:
 
     @property
     def key(self) -> str:
+        """Return the values in four digits: genomes that agree in these count as one."""
         return ",".join(f"{x:.4g}" for x in (*self.factors, self.temperature))
 
     def scaling(self, setting: RopeSetting, factor: float) -> rs.Scaling:
+        """Return the genome as a scaling with these factors at any length. factor: how many times
+        longer texts become."""
         return rs.LongRoPE(
             max(1.0, factor), setting.original_length, self.factors, self.factors, self.temperature
         )

@@ -33,6 +33,7 @@ def _turns_that_stay(setting: RopeSetting) -> float:
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Return YaRN for this factor, with the temperatures of a setting that has YaRN already."""
     if isinstance(setting.scaling, rs.YaRN):
         temperature = setting.yarn_temperature(factor)
         return replace(setting.scaling, factor=factor, attention_factor=temperature)
@@ -40,10 +41,11 @@ def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
 
 
 def _by_parts(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Return NTK-by-parts for this factor: YaRN's frequencies without its temperature."""
     return rs.NTKByParts(factor, setting.original_length, beta=_turns_that_stay(setting))
 
 
-def _kept(setting: RopeSetting) -> tuple[int, int]:
+def _count_turned(setting: RopeSetting) -> tuple[int, int]:
     """Return how many pairs finish a turn in training, and how many there are."""
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     kept = sum(float(f) * setting.original_length >= 2 * math.pi for f in plain)
@@ -52,14 +54,14 @@ def _kept(setting: RopeSetting) -> tuple[int, int]:
 
 def _proportional(setting: RopeSetting, factor: float) -> rs.Scaling:
     """Keep the pairs that finish a turn in training."""
-    kept, pairs = _kept(setting)
+    kept, pairs = _count_turned(setting)
     return rs.Proportional(kept / pairs)
 
 
 def _clipped(setting: RopeSetting, factor: float) -> rs.Scaling:
     """Multiply the pairs that finish no turn in training by a half cosine, which falls from 1 to 0.
     Of a single pair it is 1, as in the authors' code."""
-    kept, pairs = _kept(setting)
+    kept, pairs = _count_turned(setting)
     last = max(1, pairs - kept - 1)
     soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - kept)]
     divisors = (1.0,) * kept + tuple(1 / s if s else STANDSTILL for s in soft)
@@ -69,6 +71,8 @@ def _clipped(setting: RopeSetting, factor: float) -> rs.Scaling:
 
 
 def _switching(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Return LongRoPE with the frequencies of training up to the training length, and NTK's beyond
+    it."""
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     ntk = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta, rs.NTK(factor)).inv_freq
     long = tuple(float(p / f) for p, f in zip(plain, ntk, strict=True))
