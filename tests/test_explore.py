@@ -269,7 +269,7 @@ def test_rounding_is_that_of_torch(browser, page, dtype):
     at = torch.tensor(kept)
     rounded = precision._plain(frequencies, at, getattr(torch, dtype)).double()
     exact = at.double()[:, None] * torch.tensor(frequencies, dtype=torch.float64)
-    expected = precision.circular(rounded, exact).amax(-1)
+    expected = precision.angle_between(rounded, exact).amax(-1)
     assert shown[: len(kept)] == pytest.approx(expected.tolist(), abs=1e-9)
 
 

@@ -94,6 +94,8 @@ def who_saw_whom(swap: Swap) -> str:
 
 
 def _differs(change: Change, causal: bool) -> str:
+    """Return, as the end of a sentence, from which layer on states differ, and by how much in the
+    last: those of the last token in a causal model, else the largest of any."""
     by_layer = change.last_by_layer if causal else change.all_by_layer
     first = next((i for i, gap in enumerate(by_layer) if not gap < ROUNDING), None)
     if first is None:

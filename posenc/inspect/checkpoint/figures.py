@@ -231,6 +231,7 @@ def _upright(axes: Axes) -> None:
 
 
 def _short(label: str) -> str:
+    """Return a label cut to 14 letters, with hidden characters as escapes."""
     return readable(label if len(label) <= 14 else f"{label[:13]}…")
 
 

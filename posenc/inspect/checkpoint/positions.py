@@ -199,7 +199,7 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
     for layer_type, rotations in running.items():
         setting = settings.get(layer_type)
         if setting is None or len(rotations) > 1:
-            raise ValueError(_untold(checkpoint))
+            raise ValueError(_why_unknown(checkpoint))
         ((inv_freq, scale),) = rotations
         yield _of_module(checkpoint, setting, inv_freq, scale)
 
@@ -231,8 +231,8 @@ def _of_module(
         return replace(_rotation(as_many, model), differs=differs.format(_in_words(as_many)))
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
-        raise ValueError(_untold(checkpoint))
-    waves, base = _waves(inv_freq.double()), _base(inv_freq.double())
+        raise ValueError(_why_unknown(checkpoint))
+    waves, base = _wavelengths(inv_freq.double()), _base(inv_freq.double())
     theta = "frequencies of no theta" if base is None else f"theta {base:,.6g}"
     return replace(
         _rotation(as_many, model),
@@ -244,6 +244,7 @@ def _of_module(
 
 
 def _in_words(setting: RopeSetting) -> str:
+    """Return pairs, base and scaling of a setting, for `Rotation.differs`."""
     scaling = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
     return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"
 
@@ -258,7 +259,9 @@ def _base(inv_freq: Tensor) -> float | None:
     return base if torch.allclose(inv_freq, exact, rtol=1e-5, atol=0.0) else None
 
 
-def _untold(checkpoint: Checkpoint) -> str:
+def _why_unknown(checkpoint: Checkpoint) -> str:
+    """Return the sentence that refuses a model whose own frequencies follow from no known
+    setting."""
     return (
         f"{checkpoint.folder}: a {checkpoint.config.model_type} model of transformers "
         f"{version('transformers')} rotates by other frequencies than its rotary keys say, so that "
@@ -279,8 +282,8 @@ def _rotation(setting: RopeSetting, model: Any) -> Rotation:
         scaling=setting.scaling_name,
         trained=setting.original_length,
         longest=longest,
-        wavelengths=_waves(setting.frequencies(longest).inv_freq),
-        unscaled=_waves(plain.frequencies().inv_freq),
+        wavelengths=_wavelengths(setting.frequencies(longest).inv_freq),
+        unscaled=_wavelengths(plain.frequencies().inv_freq),
     )
 
 
@@ -295,7 +298,8 @@ def _rotating_layers(setting: RopeSetting, config: Any) -> str:
     return f"{sum(map(bool, rotates))} of {len(rotates)} layers"
 
 
-def _waves(inv_freq: Any) -> list[float | None]:
+def _wavelengths(inv_freq: Any) -> list[float | None]:
+    """Return the tokens that each pair takes for a turn; None for one that does not rotate."""
     return [2 * math.pi / float(f) if float(f) else None for f in inv_freq]
 
 

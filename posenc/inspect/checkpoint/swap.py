@@ -187,20 +187,23 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
         return f"the bias of {path}"
     for method in DISENTANGLED:
         if hasattr(module, method):
-            setattr(module, method, _zeros(getattr(module, method)))
+            setattr(module, method, _returning_zeros(getattr(module, method)))
             undo.callback(delattr, module, method)
             return f"the bias of {path}"
     return None
 
 
 def _no_bias(argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+    """Forward pre-hook: hand the module zeros in place of the keyword argument `argument`."""
     return inputs, {**named, argument: torch.zeros_like(named[argument])}
 
 
-def _zeros(method: Any) -> Any:
+def _returning_zeros(method: Any) -> Any:
+    """Return a function that calls the method, and returns zeros of its result's shape."""
     return lambda *args, **kwargs: torch.zeros_like(method(*args, **kwargs))
 
 
 @torch.no_grad()
 def _fill(weight: Tensor, values: Tensor) -> None:
+    """Write values into a weight, in place."""
     weight.copy_(values)

@@ -54,7 +54,9 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     cos, sin = _cos_sin(angles, positions)
     used = torch.atan2(sin, cos).double()
     plain = {
-        name: _reach(positions, circular(_plain(angles.inv_freq, positions, dtype).double(), exact))
+        name: _reach(
+            positions, angle_between(_plain(angles.inv_freq, positions, dtype).double(), exact)
+        )
         for name, dtype in DTYPES.items()
     }
     starts = [2**i for i in range(limit.bit_length()) if 2**i + NEIGHBOURS <= limit]
@@ -62,7 +64,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     apart = {"as used": [_apart(torch.cat(_cos_sin(angles, p), -1)) for p in after]}
     for name, dtype in DTYPES.items():
         apart[f"plain {name}"] = [_apart(_plain(angles.inv_freq, p, dtype)) for p in after]
-    return Precision(plain, _reach(positions, circular(used, exact)), starts, apart)
+    return Precision(plain, _reach(positions, angle_between(used, exact)), starts, apart)
 
 
 def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,8 +100,8 @@ def _plain(inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.
     return positions.to(dtype)[:, None] * frequencies
 
 
-def circular(a: Tensor, b: Tensor) -> Tensor:
-    """Return the distance of two angles on the circle, in radians."""
+def angle_between(a: Tensor, b: Tensor) -> Tensor:
+    """Return the angle between two directions, which are angles themselves: 0 to pi, in radians."""
     turn = float(TWO_PI)
     gap = torch.remainder(a - b, turn)
     return torch.minimum(gap, turn - gap)

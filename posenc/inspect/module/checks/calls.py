@@ -85,12 +85,15 @@ def growth(subject: Subject) -> Measured:
 
 
 def _first(subject: Subject, seen: Tensor, count: int) -> Tensor:
+    """Return what a call shows of its first `count` positions."""
     if subject.view.kind != "bias":
         return seen[:count]
     return seen[:, :count, :count]
 
 
 def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
+    """Return the largest difference between what two calls show of the same positions; of biases
+    relative to each row's largest, because a softmax sees nothing else."""
     if subject.view.kind == "bias":
         rows = torch.arange(b.shape[-1])
         return (below_largest(a, rows) - below_largest(b, rows)).abs().max().item()

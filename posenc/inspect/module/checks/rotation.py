@@ -113,7 +113,7 @@ def frequencies(subject: Subject) -> Measured:
     """Compare the frequencies with those of the module's own base for its number of pairs."""
     if subject.view.kind != "rotation":
         return None, "rotates nothing"
-    heads = _found(subject)
+    heads = _frequencies_by_head(subject)
     turning = [head for head in heads if head is not None]
     if not turning:
         return None, "some pairs are not rotated, or it is asked for too few positions"
@@ -126,7 +126,7 @@ def frequencies(subject: Subject) -> Measured:
         return _unstated(inv_freq)
     (base,) = bases
     count = len(inv_freq)
-    if _equal(inv_freq, _of(base, count)):
+    if _equal(inv_freq, _rope_frequencies(base, count)):
         return True, f"those of base {base:g} for {count} pairs"
     if is_scaled:
         return None, f"scaled, as it states; base {base:g}"
@@ -147,7 +147,7 @@ def _unstated(inv_freq: Tensor) -> Measured:
     count = len(inv_freq)
     for base in _USUAL:
         for name, mistaken in _rounded(base, count):
-            if _equal(inv_freq, mistaken) and not _equal(inv_freq, _of(base, count)):
+            if _equal(inv_freq, mistaken) and not _equal(inv_freq, _rope_frequencies(base, count)):
                 return False, f"those of base {base:g}, {name}"
     base = _geometric(inv_freq)
     if base is None:
@@ -159,7 +159,7 @@ def _unstated(inv_freq: Tensor) -> Measured:
 def _mistakes(inv_freq: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
     """Yield names of known mistakes, with the frequencies that they give."""
     count = len(inv_freq)
-    exact = _of(base, count)
+    exact = _rope_frequencies(base, count)
     yield from _rounded(base, count)
     yield "they begin at i = 1, not 0", exact * base ** (-1 / count)
     yield f"they are {inv_freq[0]:.4g} times those", exact * inv_freq[0]
@@ -169,17 +169,18 @@ def _mistakes(inv_freq: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
     width = 2 * count * math.log(base) / math.log(other)
     yield (
         f"they are those of base {other:.6g}, or of a width of {width:.4g} instead of {2 * count}",
-        _of(other, count),
+        _rope_frequencies(other, count),
     )
 
 
 def _rounded(base: float, count: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield RoPE's frequencies as they are after rounding to bfloat16 and to float16."""
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        yield f"rounded to {name}", _of(base, count).to(dtype).double()
+        yield f"rounded to {name}", _rope_frequencies(base, count).to(dtype).double()
 
 
-def _of(base: float, count: int) -> Tensor:
+def _rope_frequencies(base: float, count: int) -> Tensor:
     """Return RoPE's frequencies of `count` pairs: base^(-i / count)."""
     return base ** (-torch.arange(count, dtype=torch.float64) / count)
 
@@ -196,7 +197,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a - b).abs() <= 2e-4 * b + 1e-7).all())
 
 
-def _found(subject: Subject) -> list[Tensor | None]:
+def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
     """Return the frequencies of each head of rotated content; for others, those of all as one."""
     if subject.length < 65:
         return []

@@ -201,10 +201,13 @@ def _of_exponents(
 
 
 def _geometric(heads: Tensor, count: int, exponent: float) -> Tensor:
+    """Return the slopes 2^(-exponent * h / count) of these heads h."""
     return 2.0 ** (-exponent * heads.double() / count)
 
 
 def _authors(count: int, power: float = _USUAL) -> Tensor:
+    """Return the slopes of ALiBi's authors for `count` heads, the last of which is 2^-power if they
+    are a power of two."""
     return torch.tensor(ALiBi(count, bias_max=power).slopes, dtype=torch.float64)
 
 
