@@ -27,7 +27,8 @@ _EXPECTED: dict[Any, tuple[Any, str]] = {
 """For each type of an option: the accepted types of a value, and their name in messages."""
 
 
-def _said(budgets: dict[str, Budget]) -> str:
+def _listed(budgets: dict[str, Budget]) -> str:
+    """Return every budget with its name, for the help of an option."""
     return "; ".join(f"{name}: {budget}" for name, budget in budgets.items())
 
 
@@ -68,7 +69,7 @@ class Options:
     suite: Annotated[
         bool,
         option(
-            f"Compare on text and all tasks, with a small decoder. --budget {_said(SUITES)}.",
+            f"Compare on text and all tasks, with a small decoder. --budget {_listed(SUITES)}.",
             "--suite",
         ),
     ] = False
@@ -97,7 +98,7 @@ class Options:
             shown="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
-    budget: Annotated[str, option(f"{_said(BUDGETS)}. For budgets of --suite see --suite.")] = (
+    budget: Annotated[str, option(f"{_listed(BUDGETS)}. For budgets of --suite see --suite.")] = (
         "standard"
     )
     seeds: Annotated[

@@ -16,7 +16,7 @@ from posenc.compare.engines.remote import Job, Remote, difference, facts
 from posenc.compare.engines.storage import Storage, answer
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import every
+from posenc.compare.trial.process import at_most_every
 from posenc.lazy import require
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.failure import RunFailed, one_line
@@ -80,7 +80,7 @@ class RayCluster(Remote):
                     if trial in self.progress:
                         self.told(trial, event)
             for reference in done:
-                self._take(self.running.pop(reference), reference)
+                self._end(self.running.pop(reference), reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
             gone = f"The Ray cluster is gone ({one_line(error)})."
             raise RunFailed(f"{gone} The same command goes on from here.") from error
@@ -95,7 +95,8 @@ class RayCluster(Remote):
         with contextlib.suppress(Exception):
             self.ray.shutdown()
 
-    def _take(self, trial: TrialConfig, reference: Any) -> None:
+    def _end(self, trial: TrialConfig, reference: Any) -> None:
+        """Pass on how a task ended: with its result, or lost."""
         try:
             self.ended(trial, self.ray.get(reference, timeout=PATIENCE))
         except self.ray.exceptions.RayTaskError as error:
@@ -111,15 +112,17 @@ class Mailbox:
         self.mail: deque[tuple[TrialConfig, dict[str, Any]]] = deque(maxlen=10_000)
 
     def put(self, trial: TrialConfig, event: dict[str, Any]) -> None:
+        """Keep what a trial tells, and forget the oldest if there is too much."""
         self.mail.append((trial, event))
 
     def take(self) -> list[tuple[TrialConfig, dict[str, Any]]]:
+        """Return all that was kept, and keep nothing."""
         return [self.mail.popleft() for _ in range(len(self.mail))]
 
 
 def run_job(job: Job, mailbox: Any) -> TrialResult:
     """Run the task, which tells a step once a second."""
-    return job.run(every(1.0, lambda event: mailbox.put.remote(job.trial, event)))
+    return job.run(at_most_every(1.0, lambda event: mailbox.put.remote(job.trial, event)))
 
 
 def connect(address: str | None, cores: int | None) -> Any:

@@ -124,6 +124,8 @@ class Remote:
         self.heard: deque[tuple[TrialConfig, Heard]] = deque()
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        """Copy the texts of these trials to the storage, if there is one, and finished trials from
+        it."""
         self.folder = folder.absolute()
         self.checkpoint_steps = checkpoint_steps
         if self.storage is None:
@@ -137,6 +139,7 @@ class Remote:
                 take_result(self.storage, folder / trial.folder)
 
     def submit(self, trial: TrialConfig) -> None:
+        """Send the trial as a job, from its last checkpoint where it has one."""
         make_home(self.folder, trial)
         self.progress[trial] = Progress()
         self.send(trial, self._job(trial))

@@ -14,7 +14,7 @@ from typing import Any
 from posenc.compare.engines.remote import Job, Lost, Remote
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import every
+from posenc.compare.trial.process import at_most_every
 from posenc.lazy import require
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_inside, remove_folder, text_of
@@ -62,6 +62,8 @@ class Slurm(Remote):
         return min(self.max_parallel, LONGEST_ARRAY)
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        """Make a folder for the messages of this run, delete those of earlier ones, whose jobs then
+        end, and build submitit's executor."""
         super().prepare(folder, trials, checkpoint_steps)
         home = make_inside(self.folder / "slurm")
         for earlier in home.glob("run-*"):
@@ -85,7 +87,7 @@ class Slurm(Remote):
                 words.unlink()
                 self.told(trial, event)
             if job.done():
-                self._take(trial, job)
+                self._end(trial, job)
 
     def cancel(self) -> None:
         for job in self.running.values():
@@ -105,7 +107,8 @@ class Slurm(Remote):
             raise ValueError(why) from error
         self.running |= {trial: job for (trial, _), job in zip(batch, jobs, strict=True)}
 
-    def _take(self, trial: TrialConfig, job: Any) -> None:
+    def _end(self, trial: TrialConfig, job: Any) -> None:
+        """Pass on how a job ended: with its result, or lost."""
         del self.running[trial]
         if (error := job.exception()) is None:
             self.ended(trial, job.result())
@@ -125,7 +128,7 @@ class SlurmTask:
     def __call__(self) -> TrialResult:
         """Run the trial. Raises: Lost."""
         self._check_run()
-        return self.job.run(every(POLL, self._tell))
+        return self.job.run(at_most_every(POLL, self._tell))
 
     def checkpoint(self) -> Any:
         """Return what submitit queues again after a preemption or a timeout."""

@@ -124,6 +124,8 @@ def why_unsure(standing: Standing) -> str | None:
 
 
 def _of_text(study: Study, brief: bool) -> Iterator[Said]:
+    """Yield the sentences on a text: which encoding to use, or why none. brief: one sentence, next
+    to those on tasks."""
     found = standings(study)
     if not found or found[0].pairs.where == "beyond":
         if names := _some(name for name in study.encodings if name not in study.unchecked):
@@ -140,7 +142,7 @@ def _of_text(study: Study, brief: bool) -> Iterator[Said]:
     if len(near.order) == 1 and not brief:
         at = "{number:.2f} at {where}"
         runs = [each for each in found if name in each.order]
-        losses = _both([phrase(at, number=s.mean(name), where=s.where) for s in runs])
+        losses = _joined_by_and([phrase(at, number=s.mean(name), where=s.where) for s in runs])
         yield phrase("only one encoding", name=name, losses=losses), ()
         return
     loss = [phrase("lowest loss at {where}", where=each.where) for each in found]
@@ -176,7 +178,7 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Said
         else:
             numbers = _numbers(standing, name)
             said.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
-    found = _both(said)
+    found = _joined_by_and(said)
     if why:
         sure, found = unsure, phrase("{found}; but {why}", found=found, why=why)
     return phrase("{use} {name}: {found}.", use=sure, name=name, found=found), (name,)
@@ -222,6 +224,7 @@ def _another_text(standings: Sequence[Standing]) -> Iterator[Said]:
 
 
 def _of_task(study: Study, task: str) -> Said | None:
+    """Return the sentence on one task: which encoding to use, or why none; None if none ran it."""
     standing, part = standing_of_task(study, task), study.of_task(task)
     if standing is None:
         return None
@@ -252,10 +255,13 @@ def _own_first(study: Study) -> Iterator[str]:
             if {name, base} <= set(each.order)
         ]
         if said:
-            yield phrase("{name} - {base}: {gaps}.", name=name, base=base, gaps=_both(said))
+            yield phrase(
+                "{name} - {base}: {gaps}.", name=name, base=base, gaps=_joined_by_and(said)
+            )
 
 
 def _against(standing: Standing, name: str, base: str) -> str:
+    """Write the difference of an encoding from `base`, and whether it is tied, worse or better."""
     gap = standing.gap(name, base)
     if gap.half == math.inf:
         return _signed(gap)
@@ -306,8 +312,8 @@ def _some(names: Iterable[str]) -> str:
     return listed([*found[:5], *more] if more else found) if found else ""
 
 
-def _both(parts: Sequence[str]) -> str:
-    """Join one or two parts."""
+def _joined_by_and(parts: Sequence[str]) -> str:
+    """Return one part as it is, or two joined by "and"."""
     return parts[0] if len(parts) == 1 else phrase("{one} and {two}", one=parts[0], two=parts[1])
 
 

@@ -37,6 +37,7 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
 
 
 def _use(use: str, names: str, places: Sequence[Standing]) -> str:
+    """Write a line: which encodings to use for what, with "perhaps" if a place has no intervals."""
     sure = not any(map(why_unsure, places))
     said = "{use}: {names}." if sure else "{use}: perhaps {names}."
     return phrase(said, use=phrase(use), names=names)
@@ -74,6 +75,8 @@ def _ranks(places: Mapping[str, Standing], name: str) -> str:
 
 
 def _named(best: str, numbers: str, num_tied: int = 1) -> str:
+    """Write an encoding with its numbers in brackets, and how many are tied with it: "rope (2.31
+    bits; 1 tied)"."""
     if num_tied > 1:
         numbers = phrase("{numbers}; {number} tied", numbers=numbers, number=num_tied - 1)
     return phrase("{what} ({numbers})", what=best, numbers=numbers)

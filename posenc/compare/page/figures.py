@@ -95,8 +95,8 @@ def _over_length(study: Study, data: Data, styles: Styles, ticks: Sequence[int])
 
 
 def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
-    """Middles and means of wider buckets, each a quarter longer than what lies before it, so that
-    noise does not hide the curve; none spans the position `cut`."""
+    """Return middles and means of wider buckets, each a quarter longer than what lies before it, so
+    that noise does not hide the curve; none spans the position `cut`."""
     groups: list[list[PositionScore]] = []
     for bucket in buckets:
         if groups and bucket.start != cut and bucket.stop <= 1.25 * groups[-1][0].start:

@@ -46,6 +46,7 @@ def make_page(study: Study) -> Page:
 
 
 def _what_was_tried(study: Study) -> str:
+    """Write the line below the title: text and tasks, and the lengths of training and test."""
     sentences = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
@@ -60,6 +61,8 @@ def _what_was_tried(study: Study) -> str:
 
 
 def _answer(study: Study) -> Iterator[Block]:
+    """Yield the two lines of the study and what limits them: what is reused, unchecked, missing or
+    failed."""
     if study.recommendation:
         yield Headline(study.recommendation)
     if study.limits:
@@ -78,6 +81,7 @@ def _answer(study: Study) -> Iterator[Block]:
 
 
 def _table(study: Study) -> Iterator[Block]:
+    """Yield the table of the text, a row for each encoding, best first, and what its words mean."""
     lengths = study.trials[0].test_lengths
     header = [
         phrase("encoding"),

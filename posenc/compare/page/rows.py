@@ -39,7 +39,8 @@ def in_order(study: Study, ordered: Iterable[Standing]) -> list[str]:
 
 
 def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
-    """Return each encoding, its losses and what more context does, best first."""
+    """Return for each encoding, best first, its row of the summary, a cell for each test length,
+    and what more context does in words."""
     lengths = study.trials[0].test_lengths
     standing_at_length = {n: standing_at(study, n) for n in lengths}
     ends = (lengths[0], lengths[-1])
@@ -87,6 +88,7 @@ def said(standing: Standing, name: str) -> str:
 
 
 def _loss(standing: Standing | None, name: str, score: LengthSummary, judged: bool) -> Loss:
+    """Return the cell of an encoding at one length. judged: with its verdict against the best."""
     if score.mean is None:
         return Loss(None, cannot=retold(score.cannot or phrase("no reason given"), CANNOT))
     if standing is None or name not in standing.order:

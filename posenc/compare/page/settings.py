@@ -59,6 +59,8 @@ def specs_table(study: Study) -> Table:
 
 
 def _spec(trial: TrialResult) -> list[str | int | None]:
+    """Return the cells of an encoding's settings: parameters, what shares them, its arguments, its
+    source."""
     spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
     shared = trial.spec.get("parameters shared by", "")

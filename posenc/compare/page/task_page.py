@@ -75,7 +75,7 @@ def figures_of(study: Study) -> Iterator[Plot]:
             _by_length(task, summaries, styles),
             phrase("The task {task} by length, mean over all seeds.", task=task),
             _described(task, summaries),
-            _seen(task, summaries),
+            _finding(task, summaries),
             f"task-{task.replace('_', '-')}",
         )
     yield Plot(
@@ -145,6 +145,8 @@ def _columns(study: Study) -> dict[str, Standing]:
 
 
 def _cell(standing: Standing, name: str, small: str) -> Cell:
+    """Return an encoding's mean, coloured by its tier if differences can be significant; a dash
+    where it does not run. small: the second line."""
     if name not in standing.order:
         return Cell("–", small=small)
     decided = standing.pairs.least < math.inf
@@ -153,6 +155,8 @@ def _cell(standing: Standing, name: str, small: str) -> Cell:
 
 
 def _heading(key: str) -> Heading:
+    """Return the heading of a column: its key is "all", a task, or a length of the text in
+    words."""
     if key == "all":
         return Heading(phrase("all tasks"), phrase("mean rank, 1 is best"))
     if key not in TASKS:
@@ -161,6 +165,7 @@ def _heading(key: str) -> Heading:
 
 
 def _every_score(study: Study) -> str:
+    """Write every score of every seed, the text alternative of the figure of all trials."""
     of_encoding: dict[str, list[str]] = {}
     for task in study.drawn:
         for name, seeds in scores_of_task(study, task).items():
@@ -188,6 +193,7 @@ def _points(row: TaskSummary) -> dict[int, float]:
 
 
 def _described(task: str, summaries: Sequence[TaskSummary]) -> str:
+    """Write the mean scores by length, the text alternative of a task's figure."""
     at = "{number:.2f} at {where}"
     lines = []
     for row in summaries:
@@ -199,7 +205,7 @@ def _described(task: str, summaries: Sequence[TaskSummary]) -> str:
     return phrase("{metric} by length. {found}.", metric=metric, found=scores)
 
 
-def _seen(task: str, summaries: Sequence[TaskSummary]) -> str:
+def _finding(task: str, summaries: Sequence[TaskSummary]) -> str:
     """Name the encodings that keep the task to the longest length."""
     longest = max(n for row in summaries for n in _points(row))
     ends = {row.encoding: _points(row).get(longest) for row in summaries}

@@ -166,6 +166,8 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
 
 
 def _check_model(trial: TrialConfig, workers: int, encoding_parameters: int) -> None:
+    """Raise ValueError if the models of as many workers do not fit into memory, or that of a
+    GPU."""
     parameters = _parameters(trial) + encoding_parameters
     # float32, and gradients
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)

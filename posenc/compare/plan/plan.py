@@ -312,6 +312,8 @@ def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig
 
 
 def _lengths(option: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
+    """Return the test lengths that --test-lengths names, with the training length, in order;
+    without the option that length times each factor. Raises: ValueError for lengths below it."""
     if option is None:
         return tuple(train_length * factor for factor in factors)
     try:
@@ -348,6 +350,7 @@ def _check_both_directions(
 
 
 def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
+    """Raise ValueError for an encoding that cannot tell the rows and columns of the task apart."""
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # axes do not depend on sizes
     for entry in compared:
         claims = create(entry.text, shape).claims

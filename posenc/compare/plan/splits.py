@@ -50,6 +50,7 @@ class Need:
         }
 
     def complain(self, sizes: dict[str, int], source: Source) -> ValueError:
+        """Return the error for a text whose splits, in bytes, are too short."""
         need = self.bytes
         total = sum(sizes.values())
         parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
@@ -201,6 +202,8 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
+    """Give each file to one split, in an order drawn from the names: test and validation until they
+    have enough, the largest file and all others to training."""
     order = sorted(
         sizes, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     )
@@ -218,6 +221,7 @@ def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
 
 
 def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
+    """Cut each file into three stretches: training, validation and test."""
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
     total = sum(sizes.values())
     for name, size in sizes.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posenc.compare.rates import chosen_rates
 from posenc.compare.reports.board import BOARD, ROWS, published_file
-from posenc.compare.reports.merge import joined, recipe_of, shown
+from posenc.compare.reports.merge import joined, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.material import check_scores
@@ -165,7 +165,11 @@ def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
         fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
-        differ = [f"{name} {shown(values)}" for name, values in fields.items() if len(values) > 1]
+        differ = [
+            f"{name} {joined_by_slashes(values)}"
+            for name, values in fields.items()
+            if len(values) > 1
+        ]
         if len(fields["lr"]) > 1 and of.endswith(".jsonl"):
             rates_file = f"{of.removesuffix('.jsonl')}{RATES}.jsonl"
             differ.append(f"if it was chosen, {rates_file} is missing")

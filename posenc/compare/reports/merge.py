@@ -76,18 +76,22 @@ def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
     theirs = _recipe(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
-        differences = ", ".join(f"{n} {shown(ours[n])} and {shown(theirs[n])}" for n in differ)
+        differences = ", ".join(
+            f"{n} {joined_by_slashes(ours[n])} and {joined_by_slashes(theirs[n])}" for n in differ
+        )
         raise ValueError(
             f"{first} and {folder} are of different recipes ({differences}), and numbers of "
             "different recipes must not be mixed. Report them one by one."
         )
 
 
-def shown(values: set[object]) -> str:
+def joined_by_slashes(values: set[object]) -> str:
+    """Return values in order, joined by slashes, for a message."""
     return "/".join(sorted(map(str, values)))
 
 
 def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
+    """Raise ValueError if an encoding's code, or posenc's, changed between runs."""
     seen: dict[str, tuple[Path, str]] = {}
     for folder, study in runs:
         for trial in study.trials:
@@ -116,6 +120,7 @@ def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
 
 
 def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
+    """Raise ValueError if a label names two encodings."""
     texts: dict[str, str] = {}
     for _, study in runs:
         for encoding in study.encodings:
@@ -130,6 +135,8 @@ def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) ->
 def _results(
     runs: Sequence[tuple[Path, Study]],
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
+    """Return the first finished result of each trial, else a failed one, and a line about each that
+    has other numbers in a later run."""
     results: dict[TrialConfig, TrialResult] = {}
     source: dict[TrialConfig, Path] = {}
     conflicts = []

@@ -33,7 +33,10 @@ def write_checkpoint(
     name = f"checkpoint-{cursor.step}.safetensors"
     write_atomically(folder / name, content)
     state = replace(
-        cursor, rng=_rng(), tensors=name, tensors_sha256=hashlib.sha256(content).hexdigest()
+        cursor,
+        rng=_generator_state(),
+        tensors=name,
+        tensors_sha256=hashlib.sha256(content).hexdigest(),
     )
     write_atomically(folder / STATE, state.to_json())
     clear_checkpoint(folder, keep=name)
@@ -84,7 +87,7 @@ def _read(folder: Path, trial: str, model: nn.Module) -> _Saved:
     tensors = load(content)
     if cursor.reused_from:  # a finished trial's weights alone
         tensors = {f"{_MODEL}{name}": value for name, value in tensors.items()}
-        cursor = replace(cursor, rng=_rng())
+        cursor = replace(cursor, rng=_generator_state())
     rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != _shapes(model, tensors):
@@ -107,7 +110,8 @@ def _load_moments(
             optimizer.state[p] = state
 
 
-def _rng() -> str:
+def _generator_state() -> str:
+    """Return the state of torch's generator on the CPU, in base64."""
     return base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
 
 

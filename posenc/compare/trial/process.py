@@ -156,7 +156,7 @@ def make_home(folder: Path, trial: TrialConfig) -> Path:
     return home
 
 
-def every(seconds: float, tell: Tell) -> Tell:
+def at_most_every(seconds: float, tell: Tell) -> Tell:
     """Return a function that passes on events, except steps within `seconds` of the last one."""
     last = 0.0
 

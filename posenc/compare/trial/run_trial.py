@@ -64,7 +64,7 @@ def run_trial(
             config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
             time.perf_counter() - began,
-            machine.kinds(config.device),
+            machine.processor_names(config.device),
             cursor.reused_from,
         ),
     )

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from posenc.compare.trial.process import ORPHANED, end_with_parent, every
+from posenc.compare.trial.process import ORPHANED, at_most_every, end_with_parent
 
 
 def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
@@ -29,7 +29,7 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
 
     folder = Path(trial_folder)
     config = read_trial(folder)
-    written = every(0.2, lambda event: _write(events, event))
+    written = at_most_every(0.2, lambda event: _write(events, event))
 
     def tell(kind: str, **values: Any) -> None:
         written({"kind": kind, **values})
