@@ -54,6 +54,8 @@ def held(folder: Path, busy: str) -> Iterator[None]:
 
 
 def _hold(handle: int, busy: str) -> None:
+    """Lock the open file until it is closed; Windows, which has no fcntl, locks nothing. Raises:
+    ValueError with the message `busy` if another process has the lock."""
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

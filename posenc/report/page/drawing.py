@@ -153,7 +153,7 @@ def ordered_colours(count: int) -> list[str]:
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
 
-def _other_letters() -> list[str]:
+def _fonts_of_other_letters() -> list[str]:
     """Return the fonts that measure letters which the figures' own font lacks.
 
     matplotlib looks into its Last Resort font by itself (1.15 em for a Chinese letter, 1 em on the
@@ -173,7 +173,7 @@ def style() -> Iterator[None]:
         matplotlib.rcdefaults()  # ignore the user's settings
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
         # Only to measure text; the reader's browser draws it in FONTS.
-        matplotlib.rcParams["font.family"] = [OWN, *_other_letters()]
+        matplotlib.rcParams["font.family"] = [OWN, *_fonts_of_other_letters()]
         yield
 
 
