@@ -33,7 +33,7 @@ from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.reports.board import PUBLISHED, ROWS
 from posenc.compare.reports.leaderboard import Row, read_rows, study_of
-from posenc.compare.reports.merge import recipe_of, shown
+from posenc.compare.reports.merge import joined_by_slashes, recipe_of
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
 from posenc.compare.trial.config import RECIPE
@@ -154,7 +154,8 @@ def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
             would = recipe_of(tried if file == rates else [planned])
             would["lr"] |= {trial.lr for trial in tried if given.check_lr}
             differ = [
-                f"{name} {shown(found)}, and these would have {shown(would[name])}"
+                f"{name} {joined_by_slashes(found)}, and these would have "
+                f"{joined_by_slashes(would[name])}"
                 for name, found in recipe_of(configs).items()
                 if not found <= would[name]
             ]
