@@ -54,18 +54,21 @@ class Rotation:
             pair for pair, wave in enumerate(self.unscaled) if wave is None or wave > self.trained
         ]
         object.__setattr__(self, "unfinished", slow)
-        new = [pair for pair in slow if self._turns(self.beyond, pair) > self._seen(pair)]
+        new = [pair for pair in slow if self._turns(self.beyond, pair) > self._trained_turns(pair)]
         object.__setattr__(self, "new_angles", new)
 
     @property
     def beyond(self) -> int:
+        """Return the length in tokens for which `new_angles` is given."""
         return self.longest if self.longest > self.trained else 2 * self.trained
 
     def _turns(self, length: int, pair: int) -> float:
+        """Return how many turns a pair makes in `length` tokens; 0 for one that does not rotate."""
         wave = self.wavelengths[pair]
         return 0.0 if wave is None else length / wave
 
-    def _seen(self, pair: int) -> float:
+    def _trained_turns(self, pair: int) -> float:
+        """Return how many turns the pair made in training, rounded up a little."""
         wave = self.unscaled[pair]
         return 0.0 if wave is None else self.trained / wave * (1 + 1e-9)
 
@@ -116,7 +119,7 @@ class Disentangled:
     distances: list[int] = field(default_factory=list)
     values: list[list[float]] = field(default_factory=list)
 
-    def seen(self, scores: Tensor) -> "Disentangled":
+    def with_means(self, scores: Tensor) -> "Disentangled":
         """Return a copy with the mean scores of a sentence, from scores (heads, length, length)."""
         reach = scores.shape[-1] - 1
         distances = list(range(-reach, reach + 1))

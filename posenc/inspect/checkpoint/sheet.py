@@ -101,7 +101,7 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     kinds = positions.find_positions(checkpoint)
     with readings.listening(model) as heard:
         result = readings.read_sentence(model, sentence.ids)
-    kinds = [k.seen(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
+    kinds = [k.with_means(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
     exchanged = None
     if words:
         tell("exchanging two words")

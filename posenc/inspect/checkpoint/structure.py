@@ -37,6 +37,7 @@ class Structure:
 
     @property
     def parameters(self) -> int:
+        """Return the number of trainable numbers of all parts."""
         return sum(self.parts.values())
 
 

@@ -204,6 +204,7 @@ def in_attention_distance(values: Array) -> str:
 
 
 def _moved(fall: float) -> str:
+    """Return what scores do from near to far, which fall by so many logits, in words."""
     if abs(fall) <= LEVEL:
         return "stays level"
     return f"{'falls' if fall > 0 else 'rises'} by {number(abs(fall))} logits"

@@ -300,6 +300,7 @@ def frame(axes) -> None:
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:
+    """Return values with NaN for None, which matplotlib leaves out."""
     return [math.nan if v is None else v for v in values]
 
 
@@ -312,6 +313,8 @@ def _short(number: int) -> str:
 
 
 def _distance_ticks(axes, last: int, ahead: int = 0) -> None:
+    """Label an axis of distances at 0 and at powers of 4, up to `last` in the past and `ahead` in
+    the future, which has negative numbers."""
     powers = [4**i for i in range(16)]
     ticks = [*(-p for p in powers if p <= ahead), 0, *(p for p in powers if p <= last)]
     axes.set_xticks(ticks, [f"{t:,}".replace("-", "−") for t in ticks])

@@ -31,10 +31,11 @@ def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
     layer = Layer(encoding, shape).double().eval()
     largest = {}
     for name, pairs in CHANGES.items():
-        gaps = [_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
+        gaps = [_relative_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
         largest[name] = torch.stack(gaps).max().item()  # of tensors: NaN stays
     return largest
 
 
-def _gap(a: Tensor, b: Tensor) -> Tensor:
+def _relative_gap(a: Tensor, b: Tensor) -> Tensor:
+    """Return the largest difference, relative to the largest of b."""
     return (a - b).abs().max() / b.abs().max().clamp(min=1e-30)

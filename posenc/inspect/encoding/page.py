@@ -128,6 +128,7 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
 
 
 def _number(value: float | None) -> str:
+    """Return a score in three digits, "hidden" for None."""
     return "hidden" if value is None else f"{value:.3g}"
 
 
@@ -161,6 +162,8 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
 
 
 def _last_apart(measured: precision.Precision, name: str) -> str:
+    """Return the last start from which on all neighbouring positions differed, "none" if none
+    did."""
     apart = [
         start
         for start, share in zip(measured.starts, measured.apart[name], strict=True)

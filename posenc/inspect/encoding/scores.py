@@ -48,6 +48,8 @@ def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
 
 
 def _distances(last: int) -> list[int]:
+    """Return the distances at which scores are measured, up to `last`: 0, 1 and powers of the
+    square root of 2, rounded."""
     return sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
 
 
@@ -232,4 +234,5 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _numbers(values: Tensor) -> list[float | None]:
+    """Return numbers of six digits, None for those that are not finite."""
     return [float(f"{v:.6g}") if abs(v) < float("inf") else None for v in values.tolist()]

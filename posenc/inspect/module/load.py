@@ -69,7 +69,7 @@ def load(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
     if isinstance(named, type) or (options and callable(named)):
         return lambda: _built(path, named, options)
     if not callable(named):
-        raise ValueError(f"{path}: must be a class, a module or a function, not {_a(named)}.")
+        raise ValueError(f"{path}: must be a class, a module or a function, not {_kind_of(named)}.")
     return lambda: Function(_run_again(path)).eval()
 
 
@@ -120,8 +120,8 @@ def _built(path: str, made_by: Callable[..., Any], options: Mapping[str, Any]) -
     if callable(built):
         return Function(built).eval()
     raise ValueError(
-        f"{path}: must make a torch module or a function, made {_a(built)}. What is called at each "
-        "position takes no --arg."
+        f"{path}: must make a torch module or a function, made {_kind_of(built)}. "
+        "What is called at each position takes no --arg."
     )
 
 
@@ -136,11 +136,13 @@ def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "config": AutoConfig.for_model(config["model_type"], **fields)}
 
 
-def _a(thing: Any) -> str:
+def _kind_of(thing: Any) -> str:
+    """Return the type of a thing in words: "a Linear"."""
     return f"a {type(thing).__name__}"
 
 
 def _parameters(made_by: Any) -> str:
+    """Return the signature of what makes the module, for a message."""
     try:
         return str(inspect.signature(made_by))
     except (TypeError, ValueError):

@@ -151,6 +151,7 @@ def verdicts(subject: Subject) -> list[Verdict]:
 
 
 def _verdict(check: str, subject: Subject) -> Verdict:
+    """Run one check, and put its result into a verdict."""
     try:
         return Verdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding

@@ -243,6 +243,7 @@ def _refuse_heads(form: Form, plain: list[Tensor]) -> None:
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
+    """Return True if a and b differ by more than rounding."""
     return not same(a, b, CLOSE / 100)
 
 
@@ -292,6 +293,8 @@ def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
 
 
 def _refusal(subject: Subject, count: int) -> str | None:
+    """Return the message of the error that a call with `count` tokens ends with; None if it
+    runs."""
     try:
         subject.see(subject.inputs(count))
     except Exception as error:  # foreign code: any exception is its limit

@@ -106,6 +106,8 @@ def find_view(run: Run, way: str, form: Form, width: int, axes: list[tuple[int, 
 
 
 def _of_bias(axes: Axes) -> View:
+    """Read the first tensor that has a number for each query and key, or one row of keys for all
+    queries."""
     for index, part_axes in axes.items():
         is_same_row_for_every_query = part_axes == (-1,)
         if len(part_axes) > 1 or is_same_row_for_every_query:

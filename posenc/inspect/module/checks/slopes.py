@@ -234,10 +234,13 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _few(slopes: Tensor) -> str:
+    """Return the first three slopes as text."""
     return ", ".join(f"{slope:.3g}" for slope in slopes[:3].tolist())
 
 
 def _ahead(bias: Tensor) -> str:
+    """Return a remark if the first query has a larger bias for the last key than for its own place;
+    "" if not."""
     if bias.shape[1] == 1 or not (gain := (bias[:, 0, -1] - bias[:, 0, 0]).max().item()) > 0:
         return ""
     return f"; keys ahead are rewarded, by {gain:.3g} logits at {bias.shape[-1] - 1}: causal only"
