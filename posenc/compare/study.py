@@ -261,6 +261,7 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
 
 def _names_processor(result: TrialResult) -> bool:
+    """Return True if the result says which processor it was timed on."""
     return result.timing is not None and bool(result.timing.processor)
 
 

@@ -59,6 +59,8 @@ class Job:
                 raise Lost(f"{self.storage}: {one_line(error)}") from error
 
     def _run_with(self, storage: Storage, folder: Path, tell: Tell) -> TrialResult:
+        """Run the trial in `folder` with its text and checkpoint from the storage, and copy there
+        what it writes."""
         if self.trial.of_text:
             # Kept between trials; no other user can write there.
             texts = private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
@@ -81,6 +83,7 @@ class Job:
         return result
 
     def _run_below(self, folder: Path, tell: Tell) -> TrialResult:
+        """Run the trial as a process of this machine, below a study's folder that has its text."""
         if is_done(folder, self.trial):  # its machine was lost after the result was written
             return load_results(folder, [self.trial])[0][self.trial]
         process = TrialProcess(folder, self.trial, self.checkpoint_steps)
@@ -183,6 +186,7 @@ class Remote:
             self.ended(trial, TrialResult(trial, reason=reason))
 
     def _job(self, trial: TrialConfig) -> Job:
+        """Return the job of a trial, with this command's folder or storage."""
         trial = replace(trial, torch=str(trial.torch))  # torch's own kind of string loads torch
         url = None if self.storage is None else self.storage.url
         return Job(trial, str(self.folder), url, self.checkpoint_steps, self.here, str(Path.cwd()))

@@ -318,10 +318,12 @@ def _joined_by_and(parts: Sequence[str]) -> str:
 
 
 def _in_words(number: int) -> str:
+    """Return a small number as a word."""
     return phrase(_NUMBERS[number]) if number < len(_NUMBERS) else str(number)
 
 
 def _signed(gap: Gap) -> str:
+    """Write a difference with its sign, and three digits if it is below 0.01."""
     digits = 2 if abs(gap.value) >= 0.01 else 3
     return f"{round(gap.value, digits) + 0.0:+.{digits}f}"  # no -0.000
 

@@ -64,6 +64,8 @@ def _reach(scores: Sequence[LengthSummary], train_length: int) -> int | None:
 
 
 def _by_length(results: Sequence[TrialResult]) -> tuple[LengthSummary, ...]:
+    """Return the mean and spread over an encoding's trials at each length, or why it cannot run
+    there."""
     rows = []
     for scores in zip(*(r.by_length for r in results), strict=True):
         values = [s.bits_per_byte for s in scores if s.bits_per_byte is not None]
@@ -168,6 +170,7 @@ def saved(study: Study) -> dict[str, float]:
 
 
 def _row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:
+    """Return the row of an encoding in a task's table, over its trials."""
     cases = []
     for scores in zip(*(result.by_case for result in results), strict=True):
         cannot = next((score.cannot for score in scores if score.cannot), None)

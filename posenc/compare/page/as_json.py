@@ -32,6 +32,7 @@ def board_of(boards: Mapping[str, Study], home: Path | None = None) -> dict[str,
 
 
 def as_text(content: dict[str, Any]) -> str:
+    """Return content as JSON text, with letters of any script as they are."""
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
@@ -89,6 +90,8 @@ def _reused(study: Study) -> dict[str, dict[str, str | None]]:
 
 
 def _place(standing: Standing, unit: str) -> dict[str, Any]:
+    """Return one of "places": who is first there, and each encoding, best first, with its
+    differences from the first. unit: of the numbers."""
     pairs = standing.pairs
     first = standing.order[0]
     return {
@@ -117,4 +120,5 @@ def _place(standing: Standing, unit: str) -> dict[str, Any]:
 
 
 def _known(number: float) -> float | None:
+    """Return a number that is finite; None for another, which JSON lacks."""
     return number if math.isfinite(number) else None

@@ -90,6 +90,7 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
 
 
 def _over_length(study: Study, data: Data, styles: Styles, ticks: Sequence[int]) -> Chart:
+    """Return a chart of curves over a logarithmic axis of lengths."""
     look = {"styles": styles, "ticks": ticks, "train_length": study.trials[0].train_length}
     return Chart(data, partial(curves_by_length, **look))
 
@@ -112,6 +113,7 @@ def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, flo
 
 
 def _lengths(study: Study) -> list[int]:
+    """Return all test lengths of the study, in order."""
     return sorted({length for trial in study.trials for length in trial.test_lengths})
 
 

@@ -101,6 +101,7 @@ def _table(study: Study) -> Iterator[Block]:
 
 
 def _cell(encoding: str, loss: rows.Loss) -> Cell:
+    """Return the cell of a loss, or of the reason why there is none, on the page."""
     if loss.mean is None:
         return Cell(phrase("cannot"), note=f"{encoding}: {loss.cannot}")
     is_first = loss.verdict in ("best", "tied")
@@ -135,6 +136,8 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
 
 
 def _curves(study: Study) -> Iterator[Plot]:
+    """Yield the four figures of a text: losses by length, by context, by position, and in
+    training."""
     styles = ranked_styles(rows.best_first(study))
     for name, draw, see in (
         ("by-length", figures.by_length, captions.in_by_length),
@@ -160,6 +163,8 @@ def describe_by_length(study: Study) -> str:
 
 
 def _details(study: Study) -> Iterator[Block]:
+    """Yield what the page unfolds: failures, every seed, tasks, rates, settings, how to repeat
+    it."""
     if study.failed:
         failed = [[name_of(t.config), t.reason] for t in study.failed]
         header = [*map(phrase, ("trial", "reason"))]
@@ -193,6 +198,7 @@ def _papers(study: Study) -> Links:
 
 
 def _facts(study: Study) -> Mapping[str, object]:
+    """Return what a reader needs to repeat the study, by names in the reader's language."""
     codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
     facts = {
         **_text(study),
@@ -208,6 +214,7 @@ def _facts(study: Study) -> Mapping[str, object]:
 
 
 def _text(study: Study) -> dict[str, str]:
+    """Return the facts of the text; {} if there is none."""
     corpus = study.corpus
     if corpus is None:
         return {}

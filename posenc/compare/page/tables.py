@@ -138,6 +138,7 @@ CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accu
 
 
 def _cell(loss: rows.Loss) -> str:
+    """Return the text of a loss with its verdict, on the terminal."""
     if loss.mean is None:
         return phrase("cannot")
     return f"{loss.mean:.3f} {phrase(loss.verdict)}".strip()

@@ -179,6 +179,7 @@ def _every_score(study: Study) -> str:
 
 
 def _by_length(task: str, summaries: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Chart:
+    """Return the chart of a task: each encoding's mean score by test length."""
     definition = TASKS[task]
     x_label = phrase("test length, {counts}", counts=phrase(definition.counts))
     curves = {row.encoding: ([*_points(row)], [*_points(row).values()]) for row in summaries}
@@ -189,6 +190,7 @@ def _by_length(task: str, summaries: Sequence[TaskSummary], styles: dict[str, Li
 
 
 def _points(row: TaskSummary) -> dict[int, float]:
+    """Return the mean scores by length, of the cases without a variant that could run."""
     return {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
 
 

@@ -71,16 +71,19 @@ def page_table(task: str, rows: Rows) -> Table:
 
 
 def _heading(case: CaseSummary) -> str:
+    """Return the heading of a case: its length, and its variant if it is one."""
     if not case.variant:
         return f"{case.length:,}"
     return phrase("{length:,}, {variant}", length=case.length, variant=phrase(case.variant))
 
 
 def _text(case: CaseSummary) -> str:
+    """Return the mean score of a case, or that it cannot run, as text."""
     return phrase("cannot") if case.mean is None else f"{case.mean:.3f}"
 
 
 def _cell(row: TaskSummary, case: CaseSummary) -> Cell:
+    """Return the mean score of a case with that of every seed, or a note why there is none."""
     if case.cannot:
         return Cell(phrase("cannot"), note=f"{row.encoding}: {retold(case.cannot, CANNOT)}")
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)

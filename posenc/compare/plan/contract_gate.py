@@ -90,6 +90,8 @@ def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
 
 
 def _why_void(compared: Compared, checks: dict[str, Callable[[Make], None]]) -> str | None:
+    """Return why results of a user's encoding would mean nothing: the first check that one of its
+    parts fails; None if all pass."""
     for part in dict.fromkeys(parse(compared.text).parts):
         if not part.attribute and not entry(part.where).origin:
             continue  # posenc's own

@@ -70,6 +70,7 @@ def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> Non
 
 
 def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bool) -> None:
+    """Raise ValueError if `count` trials take more than a week, unless `yes`."""
     check_time(
         f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(trials)} steps",
         seconds,
@@ -130,6 +131,7 @@ def _parameters(trial: TrialConfig) -> int:
 
 
 def _windows(trial: TrialConfig) -> str:
+    """Return in words what a step reads a batch of."""
     length = train_tokens(trial)
     if trial.task == TEXT:
         return f"windows of {length:,} bytes"

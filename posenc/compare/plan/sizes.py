@@ -45,6 +45,9 @@ def sizes_of(options: Options) -> dict[str, int]:
 def _of_config(
     raw: Mapping[str, Any], path: Path, small: bool, from_options: Mapping[str, int]
 ) -> dict[str, int]:
+    """Return the sizes of a config. small: those of `_small` with its heads. from_options: sizes
+    that the user gave, which replace the config's. Raises: ValueError for a config that lacks a
+    size or whose heads do not fit its width."""
     sizes = {}
     for name, keys in _KEYS.items():
         values = [raw[key] for key in keys if raw.get(key) is not None]

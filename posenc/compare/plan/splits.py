@@ -43,6 +43,7 @@ class Need:
 
     @property
     def bytes(self) -> dict[str, int]:
+        """Return the fewest bytes of each split."""
         return {
             "train": self.batch * (self.train_length + 1),
             "valid": 8 * (self.train_length + 1),
@@ -140,6 +141,7 @@ class Cut:
         return None
 
     def _check_unchanged(self) -> None:
+        """Raise ValueError if a file was written to after the text was cut."""
         for name, path in self.source.files:
             if path.stat().st_mtime_ns != self.written[name]:
                 raise ValueError(f"{path} changed while it was read. Start again.")

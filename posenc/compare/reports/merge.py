@@ -65,6 +65,7 @@ def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
 
 
 def _recipe(study: Study) -> dict[str, set[object]]:
+    """Return the recipe of a study's trials, see `recipe_of`."""
     fields = recipe_of(study.trials)
     if study.rates:
         fields["lr"] = {"checked for each encoding"}
@@ -72,6 +73,7 @@ def _recipe(study: Study) -> dict[str, set[object]]:
 
 
 def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
+    """Raise ValueError if two studies, in these folders, are of different recipes."""
     ours = _recipe(study)
     theirs = _recipe(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]

@@ -74,6 +74,8 @@ def _tell(
 
 
 def _read(folder: Path) -> Study:
+    """Read the study of a run. Raises: ValueError for a folder that has none, or one that cannot be
+    read."""
     path = folder / STUDY
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")

@@ -32,6 +32,8 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
 
 
 def _arguments(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
+    """Return the constructor arguments of an encoding as text: its own attributes or, where it
+    keeps none, what it was built with."""
     (part,) = parse(name).parts
     fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
     defaults = {} if part.attribute else entry(part.where).defaults

@@ -86,6 +86,7 @@ def validation_bits(model: nn.Module, task: Task, config: TrialConfig) -> float:
 
 
 def _score(model: nn.Module, task: Task, case: Case, config: TrialConfig) -> CaseScore:
+    """Return the score of one case of a task, or why the encoding cannot run it."""
     reason = cannot_run(model.encoding, task, case)  # type: ignore[arg-type]
     if reason is not None:
         return CaseScore(case.length, case.variant, cannot=reason)

@@ -77,6 +77,7 @@ def end_with_parent(parent: int) -> None:
 
 def _end_with_stdin() -> None:
     # Not sys.stdin, whose lock must be free when the interpreter ends.
+    """End this process, with the code ORPHANED, when the pipe of its stdin closes."""
     while os.read(0, 1):
         pass
     os._exit(ORPHANED)
@@ -119,6 +120,7 @@ class TrialProcess:
             running.wait()  # closing stdin earlier would end it
 
     def kill(self) -> None:
+        """End the process, if it still runs."""
         self.process.kill()
 
     def killed_by(self) -> str | None:
@@ -138,6 +140,8 @@ class TrialProcess:
         return result
 
     def _cause_of_death(self) -> str:
+        """Say how a process ended that wrote no result: its signal, or its code and the last line
+        of its log."""
         name = self.killed_by()
         if name is not None:
             hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
