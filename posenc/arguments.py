@@ -164,9 +164,12 @@ class _Misfit:
         self._check_missing()
 
     def _takes_any(self, kind: Any) -> bool:
+        """Return True if the function takes any number of arguments of a kind, by place or by
+        name."""
         return any(p.kind is kind for p in self.parameters.values())
 
     def _check_count(self, most: int) -> None:
+        """Note too many arguments by place, of which `most` are taken."""
         if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
             return
         others = [f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -176,6 +179,7 @@ class _Misfit:
         )
 
     def _check_names(self) -> None:
+        """Note names that the function does not take, or was given already."""
         any_name = self._takes_any(inspect.Parameter.VAR_KEYWORD)
         for name in self.kwargs:
             if name in self.placed:
@@ -188,6 +192,7 @@ class _Misfit:
                 self.unexplained |= not other
 
     def _check_missing(self) -> None:
+        """Note required arguments that are missing."""
         clauses_so_far = " ".join(self.clauses)  # may name what to write for a missing argument
         missing = [
             name

@@ -251,6 +251,7 @@ class _CtrlC:
             signal.signal(signal.SIGINT, self._press)
 
     def _press(self, number: int, frame: Any) -> None:
+        """Note the interrupt, and do what Python does."""
         _CtrlC.pressed = True
         signal.default_int_handler(number, frame)
 
@@ -262,6 +263,8 @@ class _CtrlC:
 
 
 def _complain(text: str, code: int, error: BaseException | None = None) -> int:
+    """Write one line on stderr, and return the exit code; both those of Ctrl-C if it was pressed.
+    error: its traceback is printed with POSENC_TRACEBACK."""
     if _CtrlC.pressed and code != CTRL_C:
         text = AGAIN
         code = CTRL_C

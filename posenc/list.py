@@ -132,6 +132,7 @@ def _row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
+    """Return the cells of an encoding in the table."""
     claims = {
         "shift invariant": row["shift_invariant"],
         "causal only": row["causal_only"],

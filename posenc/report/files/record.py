@@ -107,6 +107,7 @@ def _one_level_deeper(containers: list[Any]) -> list[Any]:
 
 
 def _whole(digits: str) -> int:
+    """Convert the digits of a whole number. Raises: ValueError for too many, which take long."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits, expected at most {MOST_DIGITS}")
     return int(digits)

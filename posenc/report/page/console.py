@@ -167,10 +167,12 @@ def _table_of(first: _Column, others: Sequence[_Column]) -> Table:
 
 
 def _notes(table: rows.Table) -> list[str]:
+    """Return the notes of a table's cells, each once, in the order of their numbers."""
     cells = (cell for row in table.rows for cell in row if isinstance(cell, rows.Cell))
     return [*dict.fromkeys(cell.note for cell in cells if cell.note)]
 
 
 def _text(value: rows.Value, notes: Sequence[str]) -> str:
+    """Return the text of a cell, with the number of its note if it has one."""
     noted = isinstance(value, rows.Cell) and value.note
     return f"{rows.text_of(value)} [{notes.index(noted) + 1}]" if noted else rows.text_of(value)

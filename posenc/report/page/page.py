@@ -154,6 +154,7 @@ def _linked(body: str) -> str:
 
 
 def _anchor(heading: str) -> str:
+    """Return the name by which a link finds a heading."""
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
@@ -208,6 +209,7 @@ def _definitions(facts: Mapping[str, Any]) -> str:
 
 
 def _plot(plot: Plot, prefix: str) -> str:
+    """Return a figure with its caption as HTML. prefix: of identifiers in its SVG."""
     size = " class=wide" if plot.wide else ""
     scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
     description = plot.description or f"{plot.caption} {described(plot.chart.data)}"

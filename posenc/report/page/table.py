@@ -112,6 +112,7 @@ def _row(
 
 
 def _cell(value: Value, notes: dict[str, int]) -> str:
+    """Return a cell's content as HTML, with the number of its note, which `notes` keeps."""
     if not isinstance(value, Cell):
         return escape(text_of(value))
     cell = escape(str(value.text))
@@ -142,6 +143,7 @@ def _column_heading(heading: Heading, is_numeric: bool) -> str:
 
 
 def _class(number: bool, value: Value = None) -> str:
+    """Return the attribute `class` of a cell: a number, a long text, a colour; "" without any."""
     names = []
     if number:
         names.append("number")
