@@ -84,6 +84,7 @@ def _by_position(outcome: Outcome, trained: int) -> list[Block]:
 
 
 def _perplexity(e: Estimate) -> Value:
+    """Return the cell of a loss as perplexity with its interval, or a note on what is missing."""
     if not e.tokens:
         return Cell("cannot", note="Its table of positions has no rows there.")
     if math.isnan(e.low):
@@ -175,6 +176,7 @@ def _rise(loss: Estimate) -> Number:
 
 
 def _passkeys(outcome: Outcome) -> list[Block]:
+    """Return the section on passkeys: their grids, and a warning if no method reads keys at all."""
     plots = [*figures.passkeys(outcome)]
     if not plots:
         return ["Not measured."]

@@ -46,6 +46,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
+        """Add the adapters to the weights of the layer, in place, and return the layer."""
         change = self.up @ self.down * self.scale
         self._weight.add_((change.T if self.transposed else change).to(self._weight.dtype))
         return self.base

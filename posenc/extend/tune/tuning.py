@@ -77,6 +77,7 @@ def tune(
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -41,6 +41,8 @@ def rebuilt(record: Any) -> PositionEncoding:
 
 
 def _written(value: Any) -> Any:
+    """Return a value as JSON has it, encodings and scalings by class and arguments; see
+    `written`."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
@@ -59,6 +61,7 @@ def _written(value: Any) -> Any:
 
 
 def _built(value: Any) -> Any:
+    """Build what `_written` described."""
     if isinstance(value, list):
         return tuple(_built(each) for each in value)
     if not isinstance(value, dict):

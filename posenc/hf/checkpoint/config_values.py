@@ -79,6 +79,7 @@ def _check_value(key: str, value: Any, path: Path) -> None:
 
 
 def _no_count(key: str, value: Any, path: Path) -> ValueError:
+    """Return the error for a key that must be a whole number from 1 on."""
     return ValueError(f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}.")
 
 

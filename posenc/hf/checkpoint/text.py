@@ -85,6 +85,7 @@ def text_kind(
 
 
 def _has_vocabulary(folder: Path) -> bool:
+    """Return True if the folder has a file of a tokenizer's vocabulary."""
     return any((folder / name).exists() for name in VOCABULARIES)
 
 

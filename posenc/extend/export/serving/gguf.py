@@ -131,6 +131,8 @@ def _base(wanted: Layer, dim: int) -> float | None:
 
 
 def _same(a: Layer, b: Layer) -> bool:
+    """Return True if two layers rotate alike: the same frequencies and multiplier, to a
+    millionth."""
     pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)
     return len(a.inv_freq) == len(b.inv_freq) and all(
         math.isclose(x, y, rel_tol=1e-6) for x, y in pairs

@@ -105,6 +105,7 @@ def _meaning(export: Export) -> Iterator[str]:
 
 
 def _kind(kind: LayerKind) -> str:
+    """Return the rotation of one kind of layers in words."""
     name = "all layers" if kind.name == "all" else kind.name
     slowest = min((f for f in kind.inv_freq if f), default=0.0)
     return (
