@@ -33,7 +33,8 @@ def _turns_that_stay(setting: RopeSetting) -> float:
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Return YaRN for this factor, with the temperatures of a setting that has YaRN already."""
+    """Return YaRN for this factor; a setting that has YaRN already keeps its other values, and its
+    temperature follows the factor."""
     if isinstance(setting.scaling, rs.YaRN):
         temperature = setting.yarn_temperature(factor)
         return replace(setting.scaling, factor=factor, attention_factor=temperature)
@@ -41,7 +42,8 @@ def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
 
 
 def _by_parts(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Return NTK-by-parts for this factor: YaRN's frequencies without its temperature."""
+    """Return the paper's NTK-by-parts for this factor: a ramp over turns in training, and no
+    temperature."""
     return rs.NTKByParts(factor, setting.original_length, beta=_turns_that_stay(setting))
 
 

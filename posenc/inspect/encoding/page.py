@@ -162,8 +162,8 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
 
 
 def _last_apart(measured: precision.Precision, name: str) -> str:
-    """Return the last start from which on all neighbouring positions differed, "none" if none
-    did."""
+    """Return the last start just after which all neighbouring positions differ, "none" without
+    one."""
     apart = [
         start
         for start, share in zip(measured.starts, measured.apart[name], strict=True)
