@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from posenc.dialects.ask import Asked
 from posenc.dialects.computed import Computed
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
@@ -58,6 +59,7 @@ def text(
 
 
 def _headline(case: Case) -> str:
+    """Return what the file means, or that it cannot be told."""
     path = case.source.path
     if case.record is None:
         return f"{path}: {case.why_unclear or 'cannot tell what it means'}"
@@ -105,54 +107,66 @@ def asked_only(case: Case, why: str) -> str:
     lines = [f"{case.source.path}: {why}. What the runtimes at hand compute, asked themselves:"]
     for name, asked in case.asked.items():
         lines += ["", f"{name} {asked.version}, asked: {asked.model or 'no answer'}"]
-        computed = case.computed[name]
-        refuses = asked.refuses or asked.stops
-        if refuses or asked.unmeasured:
-            word = "refuses" if refuses else "not measured"
-            lines.append(f"  {word}: {refuses or asked.unmeasured}")
-            continue
-        if not computed.layers:
-            lines.append("  no rotary module")
-        for kind, layer in computed.layers.items():
-            of_kind = "" if kind == "all" else f"{kind}: "
-            slowest = min((f for f in layer.inv_freq if f), default=0.0)
-            lines.append(
-                f"  {of_kind}{2 * len(layer.inv_freq)} channels, slowest pair {slowest:.4g} "
-                f"radians per position, multiplier {layer.multiplier:.6g}"
-            )
-        if asked.softmax_scales:
-            lines.append(f"  softmax scale {', '.join(f'{s:.6g}' for s in asked.softmax_scales)}")
-        lines.append(f"  frequencies change with the length: {'yes' if asked.changes else 'no'}")
+        refusal = asked.refuses or asked.stops
+        if refusal:
+            lines.append(f"  refuses: {refusal}")
+        elif asked.unmeasured:
+            lines.append(f"  not measured: {asked.unmeasured}")
+        else:
+            lines += _measured(case.computed[name], asked)
     return "\n".join(lines)
 
 
+def _measured(computed: Computed, asked: Asked) -> list[str]:
+    """Return the lines about what one runtime computes, as it was measured in it."""
+    lines: list[str] = []
+    if not computed.layers:
+        lines.append("  no rotary module")
+    for kind, layer in computed.layers.items():
+        of_kind = "" if kind == "all" else f"{kind}: "
+        slowest = min((f for f in layer.inv_freq if f), default=0.0)
+        lines.append(
+            f"  {of_kind}{2 * len(layer.inv_freq)} channels, slowest pair {slowest:.4g} "
+            f"radians per position, multiplier {layer.multiplier:.6g}"
+        )
+    if asked.softmax_scales:
+        lines.append(f"  softmax scale {', '.join(f'{s:.6g}' for s in asked.softmax_scales)}")
+    lines.append(f"  frequencies change with the length: {'yes' if asked.changes else 'no'}")
+    return lines
+
+
 def _row(case: Case, name: str) -> tuple[str, ...]:
-    computed, seen = case.computed[name], case.differences[name]
+    """Return the cells of a runtime's line, as HEADER names them."""
+    computed = case.computed[name]
+    differing = case.differences[name]
     source = _source(computed)
     if not computed.knows:
         return (name, source, computed.answer, "", "", "", "")
     if computed.error is not None:
         return (name, source, "refuses", "", "", "", _limit(computed))
-    other = {"pairs", "frequencies", "layers"} & seen
+    rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
+    frequencies = "other" if rotates_otherwise else "as meant"
     layers = list(computed.layers.values())
     multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
     scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
         source,
-        ("other" if other else "as meant") if case.meaning is not None else "",
-        multipliers + (" (other)" if "multiplier" in seen else ""),
-        scale + (" (other)" if "scale" in seen else ""),
+        "" if case.meaning is None else frequencies,
+        multipliers + (" (other)" if "multiplier" in differing else ""),
+        scale + (" (other)" if "scale" in differing else ""),
         computed.switch,
         _limit(computed),
     )
 
 
 def _limit(computed: Computed) -> str:
+    """Return the longest sequence that a runtime admits, in words."""
     return "any length" if computed.max_length is None else str(computed.max_length)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns are as wide as their widest cell."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -161,10 +175,12 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _finding(finding: Finding) -> list[str]:
+    """Return the lines of a finding: its message and its cure, below each other."""
     first = f"{finding.severity} {finding.code}  "
     indent = " " * len(first)
     width = WIDTH - len(first)
-    body, cure = _wrapped(finding.message, width), _wrapped(f"cure: {finding.cure}", width)
+    body = _wrapped(finding.message, width)
+    cure = _wrapped(f"cure: {finding.cure}", width)
     return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
 
 
@@ -175,6 +191,7 @@ def _counted(silenced: Sequence[Finding]) -> str:
 
 
 def _verdict(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: bool) -> str:
+    """Return the last line: how many findings there are, and what to do next."""
     errors = sum(f.severity == "E" for f in found)
     warnings = sum(f.severity == "W" for f in found)
     unread = case.among("unknown")
@@ -182,9 +199,9 @@ def _verdict(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: boo
     if not found:
         nothing = "Nothing else to complain about" if silenced else "Nothing to complain about"
         return f"{nothing}, for {', '.join(case.judges)}.{rest}"
-    said = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
+    counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     mend = " `--fix --out NEW` writes a mended copy, or says why not." if fixes and errors else ""
-    return f"{said} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"
+    return f"{counts} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"
 
 
 def explain(rule: Rule) -> str:
