@@ -25,7 +25,8 @@ from posenc.doctor.case import layer_differences
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
 
-CONFIG, ORIGINAL = "config.json", "original_max_position_embeddings"
+CONFIG = "config.json"
+ORIGINAL = "original_max_position_embeddings"
 SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
 OTHERS = (0.5, 3.0, 100.0)
 """A number is read if one of these times it means another rotation; ramps round to whole pairs."""
@@ -60,34 +61,18 @@ def fix(
     _require_fixable(source, meaning, length)
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))
-    has_weights = source.path.name == CONFIG and any(source.folder.glob("*.safetensors"))
-    why_not_folded = "a config alone has no weights"
-    if has_weights:
-        from posenc.dialects.weights.fold import foldable  # needs NumPy
-        from posenc.dialects.weights.rows import checked
-
-        why_not_folded = foldable(source.folder, meaning.model)
-        checked(source.folder, meaning.model)
+    why_not_folded = _why_not_folded(source, meaning)
     recipe = best(source.raw, meaning, named, fold=not why_not_folded, versions=versions)
     unread = _unread_of_dicts(source.config, meaning, length)
     written = _written(source, out, recipe, meaning, named, length, versions)
-    answers = emulate(written.config, None, named, versions)
-    right = [
-        f"{name} {versions.get(name, '')}".rstrip()
-        for name in named
-        if name not in written.misread and answers[name].knows
-    ]
-    family = meaning.model.model_type
     lines = [f"{out}: {recipe.name}"]
     lines += [f"  {line}" for line in config_changes(source.raw, written.without_code)]
     lines += _assumed(meaning.doubts)
-    lines += [f"left out, as it is not read for {family}: {each}" for each in unread]
+    family = meaning.model.model_type
+    lines += [f"left out, as it is not read for {family}: {number}" for number in unread]
     if recipe.folded != 1:
         lines.append(f"  {written.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
-    lines.append(
-        f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
-    )
-    lines += [f"not proved: {n}: {a.answer}" for n, a in answers.items() if not a.knows]
+    lines += _proved(written, named, versions)
     if written.behind:
         more = ", ..." if len(written.behind) > 8 else ""
         lines.append(f"left behind: {', '.join(written.behind[:8])}{more}")
@@ -96,6 +81,22 @@ def fix(
     if why_not_folded and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why_not_folded}")
     return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _why_not_folded(source: Source, meaning: Meaning) -> str:
+    """Return why no temperature can be folded into the weights beside the config; empty if one can.
+
+    Raises: ValueError where there are weights that do not go with the config.
+    """
+    has_weights = source.path.name == CONFIG and any(source.folder.glob("*.safetensors"))
+    if not has_weights:
+        return "a config alone has no weights"
+    from posenc.dialects.weights.fold import foldable  # needs NumPy
+    from posenc.dialects.weights.rows import checked
+
+    reason = foldable(source.folder, meaning.model)
+    checked(source.folder, meaning.model)
+    return reason
 
 
 def _assumed(doubts: Iterable[str]) -> list[str]:
@@ -126,41 +127,47 @@ def require_no_guess(source: Source, meaning: Meaning, refused: str) -> None:
 def _require_types(config: Mapping[str, Any], refused: str) -> None:
     """Raise ValueError for a rope dict that stretches by something and does not say of which type:
     the meaning has a guess for it, and a copy would say the guess."""
-    inner = inner_key(config)
-    place = config[inner] if inner else config
-    for name in DICTS:
-        given = place.get(name)
-        if not isinstance(given, Mapping):
+    for where, p in _flat_dicts(_read_part(config)):
+        if p.get("rope_type") is not None or p.get("type") is not None:
             continue
-        nested = {f"{name}.{k}": v for k, v in given.items() if isinstance(v, Mapping)}
-        for where, p in (nested or {name: given}).items():
-            if p.get("rope_type") is not None or p.get("type") is not None:
-                continue
-            for key in STRETCHING:
-                if p.get(key) not in (None, 1):
-                    raise ValueError(
-                        f"{where} has {key} {p[key]!r:.60} and no rope_type, which decides what it "
-                        f"means: {refused}. Write the rope_type that it is for, or drop the dict."
-                    )
+        for key in STRETCHING:
+            if p.get(key) not in (None, 1):
+                raise ValueError(
+                    f"{where} has {key} {p[key]!r:.60} and no rope_type, which decides what it "
+                    f"means: {refused}. Write the rope_type that it is for, or drop the dict."
+                )
+
+
+def _read_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the dict of a config that has the language model's keys."""
+    inner = inner_key(config)
+    return config[inner] if inner else config
+
+
+def _flat_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the flat rope dicts with their names: those nested in a dict, else the dict itself."""
+    for name in DICTS:
+        rope_dict = place.get(name)
+        if not isinstance(rope_dict, Mapping):
+            continue
+        by_kind = {f"{name}.{k}": v for k, v in rope_dict.items() if isinstance(v, Mapping)}
+        yield from (by_kind or {name: rope_dict}).items()
 
 
 def _require_one_original(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
     """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
     key at the top level, such as phi3, look at no other.)"""
-    inner = inner_key(config)
-    place = config[inner] if inner else config
+    place = _read_part(config)
     outer = place.get(ORIGINAL)
     if outer is None or meaning.model.facts.get("original_field"):
         return
-    for name in DICTS:
-        given = place.get(name)
-        for where, value in _numbers(given, (name,)) if isinstance(given, Mapping) else ():
-            if where[-1] == ORIGINAL and value != outer:
-                raise ValueError(
-                    f"{ORIGINAL} is {outer} at the top level and {value} in "
-                    f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
-                    "length that the model was trained at, before any stretching."
-                )
+    for where, value in _numbers_of_dicts(place):
+        if where[-1] == ORIGINAL and value != outer:
+            raise ValueError(
+                f"{ORIGINAL} is {outer} at the top level and {value} in "
+                f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
+                "length that the model was trained at, before any stretching."
+            )
 
 
 class _Written(NamedTuple):
@@ -217,6 +224,18 @@ def _written(
     return _Written(config, without_code, wrong, folded, behind, looked_at)
 
 
+def _proved(written: _Written, named: tuple[str, ...], versions: Mapping[str, str]) -> list[str]:
+    """Return the lines about which runtimes read the copy as it is meant, and which may not."""
+    answers = emulate(written.config, None, named, versions)
+    right = [
+        f"{name} {versions.get(name, '')}".rstrip()
+        for name in named
+        if name not in written.misread and answers[name].knows
+    ]
+    proved = f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
+    return [proved, *(f"not proved: {n}: {a.answer}" for n, a in answers.items() if not a.knows)]
+
+
 def _require_same_frequencies(
     written: Mapping[str, Any], meaning: Meaning, length: int | None
 ) -> None:
@@ -238,13 +257,13 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
     """Raise ValueError if a base or a share would be deleted that nothing was read from."""
     bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
     inner = inner_key(config)
-    place = config[inner] if inner else config
     where = f" in {inner}" if inner else ""
     for key in OURS:
-        value = place.get(key)
+        value = _read_part(config).get(key)
         if key == ORIGINAL or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        if value in bases or (key in SHARES and value == 1):
+        is_whole_head = key in SHARES and value == 1
+        if value in bases or is_whole_head:
             continue
         if not _reads(config, (key,), value, meaning, length):
             raise ValueError(
@@ -256,18 +275,17 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
 
 def _unread_of_dicts(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> list[str]:
     """Return the numbers of the rope dicts that nothing was read from, each with its place."""
-    inner = inner_key(config)
-    place = config[inner] if inner else config
-    found = []
-    for name in DICTS:
-        given = place.get(name)
-        for where, value in _numbers(given, (name,)) if isinstance(given, Mapping) else ():
-            kept = [p.get(where[-1]) for p in meaning.parameters.values()]
-            if value in (0, 1) or where[-1] in APART or (value in kept and _both(place)):
-                continue
-            if where[-1] != ORIGINAL and not _reads(config, where, value, meaning, length):
-                found.append(f"{'.'.join(where)} {value!r:.60}")
-    return found
+    place = _read_part(config)
+    unread: list[str] = []
+    for where, value in _numbers_of_dicts(place):
+        key = where[-1]
+        kept_values = [p.get(key) for p in meaning.parameters.values()]
+        stays_as_it_is = value in kept_values and _both(place)
+        if value in (0, 1) or key in APART or key == ORIGINAL or stays_as_it_is:
+            continue
+        if not _reads(config, where, value, meaning, length):
+            unread.append(f"{'.'.join(where)} {value!r:.60}")
+    return unread
 
 
 def _both(place: Mapping[str, Any]) -> bool:
@@ -275,9 +293,19 @@ def _both(place: Mapping[str, Any]) -> bool:
     return all(place.get(name) for name in DICTS)
 
 
-def _numbers(given: Mapping[str, Any], where: tuple[str, ...]) -> Iterator[tuple[tuple, Any]]:
-    """Yield the place and value of each number, and of each list, in a rope dict."""
-    for key, value in given.items():
+def _numbers_of_dicts(place: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the place and value of each number, and of each list, in the rope dicts."""
+    for name in DICTS:
+        rope_dict = place.get(name)
+        if isinstance(rope_dict, Mapping):
+            yield from _numbers(rope_dict, (name,))
+
+
+def _numbers(
+    rope_dict: Mapping[str, Any], where: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the place and value of each number, and of each list, in one of them."""
+    for key, value in rope_dict.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, (*where, key))
         elif isinstance(value, int | float | list) and not isinstance(value, bool):
@@ -300,7 +328,7 @@ def _reads(
         for key in where[:-1]:
             place = place[key]
         one = isinstance(value, int | float)
-        place[where[-1]] = factor * value if one else [factor * each for each in value]
+        place[where[-1]] = factor * value if one else [factor * number for number in value]
         try:
             changed = meaning_of(other, length)
         except (ValueError, TypeError):
@@ -327,6 +355,7 @@ def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> 
 
 
 def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
+    """Write the copy of a GGUF file, by what its own keys mean or a config like it says."""
     meta = source.metadata
     assert meta is not None
     largest = meta.context_length
@@ -343,7 +372,8 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
         with naming(like):
             meaning = meaning_of(other.config)
         require_static(meaning, None)
-        wanted, largest = meaning.computed, meaning.max_length
+        wanted = meaning.computed
+        largest = meaning.max_length
         bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     edit = gguf_edit.plan(meta, wanted, bases, largest)
     gguf_edit.write(source.path, out, edit, wanted)
