@@ -47,12 +47,14 @@ def override(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
             f"{runtime} takes no overrides of a config on its command line; expected "
             f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
         )
-    key, before = text_key(config), model_of(config).max_positions
+    key = text_key(config)
+    before = model_of(config).max_positions
     reasons = []
     try:
         for _, parameters, _ in candidates(meaning, fold=False):
             own: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
-            if (longest := largest(parameters, meaning)) != before:
+            longest = largest(parameters, meaning)
+            if longest != before:
                 own["max_position_embeddings"] = longest
             given = {key: own} if key else own
             computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
@@ -166,24 +168,27 @@ def _without_type(p: Mapping[str, Any]) -> Parameters:
 
 def _set(before: Parameters, value: Any, name: str, runtime: str, place: str) -> Parameters:
     """Return the rope dict after a server has set an override of it."""
-    kinds = [k for k, v in before.items() if v is None or isinstance(v, Mapping)]
-    new = dict(value or {})
     merges = (runtime, place) in MERGES and value is not None
+    new = dict(value or {})
     # transformers settles `type` where rope_scaling is set as a whole, SGLang wherever it is alone.
     if not merges and (name == "rope_scaling" or runtime == "sglang"):
         new.setdefault("rope_type", new.get("type", "default"))
-    if merges and runtime == "vllm":
-        new = _merged(before, new)
-    elif merges:
-        new = {**before, **new}
+    if merges:
+        new = _merged(before, new) if runtime == "vllm" else {**before, **new}
+    kinds = [key for key, p in before.items() if p is None or isinstance(p, Mapping)]
     if not kinds:
         return _complete(_without_type(new), runtime)
-    result = {k: v for k, v in new.items() if k not in kinds} if merges else {}
+    result = {key: p for key, p in new.items() if key not in kinds} if merges else {}
     for kind in kinds:
-        own = new.get(kind, {})
-        p = own if isinstance(own, Mapping) else {}
-        result[kind] = None if own is None else _complete(_without_type(p), runtime)
+        result[kind] = _complete_kind(new.get(kind, {}), runtime)
     return result
+
+
+def _complete_kind(p: Any, runtime: str) -> Parameters | None:
+    """Return one kind's dict, complete; None for a kind that an override stops from rotating."""
+    if p is None:
+        return None
+    return _complete(_without_type(p) if isinstance(p, Mapping) else {}, runtime)
 
 
 def _merged(before: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
@@ -211,16 +216,20 @@ def _changed(
     before: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Any]
 ) -> dict[str, Parameters]:
     """Return the rope dict meant of each kind of layer, with what an override asks for."""
-    given = {k: v for name in DICTS for k, v in (asked.get(name) or {}).items()}
-    plain = any(name in asked and asked[name] is None for name in DICTS) and not given
+    given: Parameters = {}
+    for name in DICTS:
+        given.update((asked.get(name) or {}).items())
+    is_null = any(name in asked and asked[name] is None for name in DICTS)
     by_kind = any(isinstance(value, Mapping) for value in given.values())
-    result = {}
+    if is_null and not given:
+        given = {"rope_type": "default"}  # null takes the scaling away
+    result: dict[str, Parameters] = {}
     for kind, old in before.items():
         new: Mapping[str, Any] = {}
         if by_kind:
             new = given.get(kind) or {}
         elif kind in ("all", "full_attention"):
-            new = {"rope_type": "default"} if plain else given
+            new = given
         p = _replaced(old, new)
         if "rope_theta" in asked and "rope_theta" not in new:
             p["rope_theta"] = asked["rope_theta"]
