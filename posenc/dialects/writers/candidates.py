@@ -29,6 +29,7 @@ def largest(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
 
 
 def notes(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
+    """Return what the user must know of these settings beside the file."""
     if any(p["rope_type"] == "linear" for p in parameters.values()):
         return (
             "vLLM and SGLang admit max_position_embeddings * factor tokens with linear: start them "
@@ -56,12 +57,19 @@ def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Pa
         yield "the same settings in both dialects", own, 1.0
         yield "longrope with short = long per kind, in both dialects", _kinds(meaning, own), 1.0
         return
-    layer, p = meaning.computed.layers["all"], meaning.parameters["all"]
+    yield from _of_one_kind(meaning, own["all"], fold)
+
+
+def _of_one_kind(
+    meaning: Meaning, own: Parameters, fold: bool
+) -> Iterator[tuple[str, dict[str, Parameters], float]]:
+    """Yield, where all layers rotate alike, settings that carry the frequencies themselves."""
+    layer = meaning.computed.layers["all"]
+    p = meaning.parameters["all"]
     theta = float(p["rope_theta"])
+    share: Parameters = {}
     if meaning.model.owns_partial:
-        share = {"partial_rotary_factor": p.get("partial_rotary_factor", 1.0)}
-    else:
-        share = {}
+        share["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
     ratio = _linear_factor(layer, theta)
     if ratio is not None and layer.multiplier == 1:
         linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
@@ -73,11 +81,12 @@ def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Pa
     yield "longrope with short = long, in both dialects", {"all": carried}, 1.0
     yield NEW_ONLY, {"all": carried}, 1.0
     if fold and p["rope_type"] == "yarn":
-        rest = {k: v for k, v in own["all"].items() if k not in TEMPERATURES}
+        rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
         usual = formulas.yarn_scale(float(p["factor"]))
         yield "yarn, the rest of its temperature in q", {"all": rest}, layer.multiplier / usual
     if fold:
-        cold = {**dual.universal(Layer(layer.inv_freq), theta, meaning.max_length), **share}
+        without_multiplier = Layer(layer.inv_freq)
+        cold = {**dual.universal(without_multiplier, theta, meaning.max_length), **share}
         name = "longrope with short = long, the temperature in q"
         yield name, {"all": cold}, layer.multiplier
 
@@ -87,10 +96,12 @@ def _kinds(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Paramet
     lists."""
     carried = {}
     for kind, p in own.items():
-        cut = not meaning.model.owns_partial and p["rope_type"] == "proportional"
-        whole = p.get("partial_rotary_factor", 1.0) == 1.0
-        if cut or (p["rope_type"] in ("yarn", "longrope", "llama3") and whole):
-            layer, theta = meaning.computed.layers[kind], float(p["rope_theta"])
+        reads_no_share = not meaning.model.owns_partial and p["rope_type"] == "proportional"
+        rotates_whole = p.get("partial_rotary_factor", 1.0) == 1.0
+        scales_whole = p["rope_type"] in ("yarn", "longrope", "llama3") and rotates_whole
+        if reads_no_share or scales_whole:
+            layer = meaning.computed.layers[kind]
+            theta = float(p["rope_theta"])
             p = dual.universal(layer, theta, meaning.max_length)
         carried[kind] = p
     return carried
@@ -100,18 +111,18 @@ def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
     """Return plain RoPE with some base if that is what is meant, else None."""
     if set(meaning.parameters) != {"all"}:
         return None
-    layer, p = meaning.computed.layers["all"], meaning.parameters["all"]
+    layer = meaning.computed.layers["all"]
+    p = meaning.parameters["all"]
     if layer.multiplier != 1 or len(layer.inv_freq) < 2 or not layer.inv_freq[1] > 0:
         return None
     dim = 2 * len(layer.inv_freq)
     theta = layer.inv_freq[1] ** (-dim / 2)
-    given = float(p["rope_theta"])
-    theta = given if math.isclose(theta, given, rel_tol=1e-9) else theta
-    if not all(
-        abs(a - b) <= 1e-9 * b
-        for a, b in zip(layer.inv_freq, formulas.plain(dim, theta), strict=True)
-    ):
-        return None
+    written_theta = float(p["rope_theta"])
+    if math.isclose(theta, written_theta, rel_tol=1e-9):
+        theta = written_theta
+    for ours, plain in zip(layer.inv_freq, formulas.plain(dim, theta), strict=True):
+        if not abs(ours - plain) <= 1e-9 * plain:
+            return None
     simple: Parameters = {"rope_type": "default", "rope_theta": theta}
     if meaning.model.owns_partial:
         simple["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
@@ -120,6 +131,7 @@ def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
 
 
 def _linear_factor(layer: Layer, theta: float) -> float | None:
+    """Return the one factor that divides all plain frequencies; None if there is none."""
     plain = formulas.plain(2 * len(layer.inv_freq), theta)
     if not all(layer.inv_freq):
         return None

@@ -70,6 +70,7 @@ def new_only(config: Mapping[str, Any], parameters: Parameters, largest: int) ->
 
 
 def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest: int) -> None:
+    """Write the one dict of all layers in both dialects, its base and share at the top level."""
     p = {k: v for k, v in given.items() if v is not None}
     theta = float(p["rope_theta"])
     p["rope_theta"] = theta
@@ -86,14 +87,20 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
         return
     _write_switch(holder, p)
     holder["rope_parameters"] = dict(p)
+    _write_older_dict(holder, p, model)
+
+
+def _write_older_dict(holder: dict[str, Any], p: Parameters, model: Model) -> None:
+    """Write rope_scaling where an older reader has to find one."""
     if "rope_scaling" in (model.facts.get("mlx") or {}).get("needs", ()):
         holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
-    old = model.facts.get("transformers4") or {}
-    if p["rope_type"] != "default" or old.get("needs_scaling"):
-        holder["rope_scaling"] = {**p, "type": p["rope_type"]}
-        if old.get("own_validation") and p["rope_type"] in ("linear", "dynamic"):
-            # OLMo's older class refuses any other key.
-            holder["rope_scaling"] = {"type": p["rope_type"], "factor": p["factor"]}
+    facts = model.facts.get("transformers4") or {}
+    if p["rope_type"] == "default" and not facts.get("needs_scaling"):
+        return
+    holder["rope_scaling"] = {**p, "type": p["rope_type"]}
+    if facts.get("own_validation") and p["rope_type"] in ("linear", "dynamic"):
+        # OLMo's older class refuses any other key.
+        holder["rope_scaling"] = {"type": p["rope_type"], "factor": p["factor"]}
 
 
 def _write_switch(holder: dict[str, Any], p: Parameters) -> None:
@@ -114,9 +121,9 @@ def _write_phi3(holder: dict[str, Any], p: Parameters, theta: float, largest: in
 def _write_nested(
     holder: dict[str, Any], model: Model, parameters: Mapping[str, Parameters]
 ) -> None:
-    nested: dict[str, Any] = dict.fromkeys(
-        set(model.kinds) - parameters.keys()
-    )  # null: no rotation
+    """Write one dict for each kind of layer, and what older readers look for beside them."""
+    # A kind with null for a dict does not rotate.
+    nested: dict[str, Any] = dict.fromkeys(set(model.kinds) - parameters.keys())
     for kind, p in parameters.items():
         nested[kind] = {k: v for k, v in p.items() if v is not None}
     holder["rope_parameters"] = nested
@@ -126,17 +133,28 @@ def _write_nested(
         # Elsewhere transformers 5 would take it for other layers, too, or for all there is.
         if full["rope_type"] != "default" and model.flat_reaches == ("full_attention",):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
-    outer = {"full_attention": "rope_theta", **model.facts["transformers5"].get("theta_keys", {})}
-    for key in dict.fromkeys(outer.values()):
-        named = [nested.get(kind) for kind, given in outer.items() if given == key]
-        bases = {p["rope_theta"] for p in named if p is not None}
+    _write_outer_bases(holder, model, nested)
+    if "sliding_window_pattern" in (model.facts.get("mlx") or {}):
+        _write_pattern(holder, model)
+
+
+def _write_outer_bases(holder: dict[str, Any], model: Model, nested: Mapping[str, Any]) -> None:
+    """Write the bases of the kinds of layers at the top level, by the family's keys for them."""
+    keys = {"full_attention": "rope_theta", **model.facts["transformers5"].get("theta_keys", {})}
+    for key in dict.fromkeys(keys.values()):
+        dicts_of_key = [nested.get(kind) for kind, kinds_key in keys.items() if kinds_key == key]
+        bases = {p["rope_theta"] for p in dicts_of_key if p is not None}
         if len(bases) == 1:  # one key cannot hold the two bases of two kinds
             holder[key] = bases.pop()
-    if "sliding_window_pattern" in (model.facts.get("mlx") or {}):
-        full_layers = [kind == "full_attention" for kind in model.layer_types]
-        for every in range(1, len(full_layers) + 1):
-            if full_layers == [(i + 1) % every == 0 for i in range(len(full_layers))]:
-                holder["sliding_window_pattern"] = every
+
+
+def _write_pattern(holder: dict[str, Any], model: Model) -> None:
+    """Write after how many layers each full-attention one comes, where they come in such a period:
+    mlx-lm looks at no list of kinds."""
+    is_full = [kind == "full_attention" for kind in model.layer_types]
+    for every in range(1, len(is_full) + 1):
+        if is_full == [(i + 1) % every == 0 for i in range(len(is_full))]:
+            holder["sliding_window_pattern"] = every
 
 
 def pair_for(multiplier: float, factor: float) -> Parameters:

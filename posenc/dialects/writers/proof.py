@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posenc.dialects.computed import Computed
+from posenc.dialects.computed import Computed, Layer
 from posenc.dialects.runtimes import NEWEST, emulate
 
 TOLERANCE = 1e-6
@@ -23,13 +23,13 @@ def failures(
     Runtimes without a model of the architecture are left out. folded: the share of the multiplier
     that went into the weights of q.
     """
-    found = {}
+    reasons: dict[str, str] = {}
     for name, computed in emulate(config, length, named, versions).items():
         if computed.knows:
             reason = disagreement(computed, meant, folded)
             if reason:
-                found[name] = reason
-    return found
+                reasons[name] = reason
+    return reasons
 
 
 def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> str:
@@ -38,24 +38,31 @@ def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> st
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():
-        where = "" if kind == "all" else f"{kind}: "
         same_kind = computed.of_kind(kind)
         if not same_kind:
             return f"has no rotation for {kind}"
-        for got in same_kind:
-            if len(got.inv_freq) != len(layer.inv_freq):
-                return f"{where}rotates {len(got.inv_freq)} pairs, {len(layer.inv_freq)} are meant"
-            for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
-                if not abs(a - b) <= TOLERANCE * abs(b):
-                    return (
-                        f"{where}pair {i} rotates by {a:.7g} radians per position, {b:.7g} is meant"
-                    )
-            wanted = layer.multiplier / folded
-            if not abs(got.multiplier - wanted) <= TOLERANCE * wanted:
-                return f"{where}the multiplier is {got.multiplier:.7g}, {wanted:.7g} is meant"
+        where = "" if kind == "all" else f"{kind}: "
+        for other in same_kind:
+            reason = _layer_disagreement(other, layer, folded)
+            if reason:
+                return f"{where}{reason}"
     if set(computed.without_rotation) != set(meant.without_rotation):
         return f"the layers {list(computed.without_rotation)} do not rotate"
-    ours, theirs = computed.softmax_scale, meant.softmax_scale
+    ours = computed.softmax_scale
+    theirs = meant.softmax_scale
     if ours is None or theirs is None or not abs(ours - theirs) <= TOLERANCE * theirs:
         return f"the softmax scale is {ours}, {theirs} is meant"
+    return ""
+
+
+def _layer_disagreement(layer: Layer, meant: Layer, folded: float) -> str:
+    """Return why one rotation differs from the one meant; empty if it does not."""
+    if len(layer.inv_freq) != len(meant.inv_freq):
+        return f"rotates {len(layer.inv_freq)} pairs, {len(meant.inv_freq)} are meant"
+    for i, (ours, theirs) in enumerate(zip(layer.inv_freq, meant.inv_freq, strict=True)):
+        if not abs(ours - theirs) <= TOLERANCE * abs(theirs):
+            return f"pair {i} rotates by {ours:.7g} radians per position, {theirs:.7g} is meant"
+    wanted = meant.multiplier / folded
+    if not abs(layer.multiplier - wanted) <= TOLERANCE * wanted:
+        return f"the multiplier is {layer.multiplier:.7g}, {wanted:.7g} is meant"
     return ""
