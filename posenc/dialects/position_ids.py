@@ -11,7 +11,7 @@ decoding goes on at the largest number plus 1, so that a generated token does no
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 from posenc.dialects.meaning import UnknownFamilyError
@@ -93,21 +93,28 @@ def _judged_mrope(batch: Mapping[str, Any], model: Model) -> Judged:
         later = _documents(tokens, grids_left_later, merge, sides_only=True)
         who = "the family's code" if wanted == later else AUTHORS
         differences += _differences(i, seen, got, wanted, who)
-        if got == later != wanted:
-            notes.append(
-                f"row {i}: these are the numbers of {LATER}, whose own decoding goes on at the "
-                f"largest number plus 1, as {AUTHORS} do after a video, too"
-            )
-        elif wanted != later:
-            at = next(k for k, (a, b) in enumerate(zip(wanted, later, strict=True)) if a != b)
-            notes.append(
-                f"row {i}: runtimes differ after a video: token {seen[at]} has {wanted[at]} in "
-                f"{AUTHORS}, and {later[at]} in {LATER}"
-            )
+        if wanted != later:
+            notes.append(f"row {i}: {_note_on_runtimes(seen, got, wanted, later)}")
     for kind, rest in grids_left.items():
-        if count := len(list(rest)):
+        count = len(list(rest))
+        if count:
             raise ValueError(f"{count} grids of the kind {kind} have no tokens.")
     return Judged(differences, notes)
+
+
+def _note_on_runtimes(seen: list[int], got: list[Any], wanted: list[Any], later: list[Any]) -> str:
+    """Return what to know of a row that runtimes number in two ways. seen: the places of its
+    tokens; got: the file's numbers; wanted and later: those of AUTHORS and of LATER."""
+    if got == later:
+        return (
+            f"these are the numbers of {LATER}, whose own decoding goes on at the "
+            f"largest number plus 1, as {AUTHORS} do after a video, too"
+        )
+    first = [a == b for a, b in zip(wanted, later, strict=True)].index(False)
+    return (
+        f"runtimes differ after a video: token {seen[first]} has {wanted[first]} in "
+        f"{AUTHORS}, and {later[first]} in {LATER}"
+    )
 
 
 def _grids_of(batch: Mapping[str, Any], model: Model) -> dict[int, list[Grid]]:
@@ -177,19 +184,31 @@ def _mrope(
             position += count
             continue
         while count > 0:
-            grid = next(grids[kind], None) if kind in grids else None
-            if grid is None:
-                raise ValueError(f"{count} tokens of the kind {kind} have no grid.")
-            t, h, w = grid[0], grid[1] // merge, grid[2] // merge
-            if not 0 < t * h * w <= count:
-                raise ValueError(
-                    f"a grid of {t} * {h} * {w} tokens, with {count} of the kind {kind} in a row."
-                )
-            cells = ((a, b, c) for a in range(t) for b in range(h) for c in range(w))
-            wanted += [(position + a, position + b, position + c) for a, b, c in cells]
+            t, h, w = _merged_grid(grids, kind, count, merge)
+            for a, b, c in product(range(t), range(h), range(w)):
+                wanted.append((position + a, position + b, position + c))
             position += max(h, w) if sides_only else max(t, h, w)
             count -= t * h * w
     return wanted
+
+
+def _merged_grid(grids: Mapping[int, Iterator[Grid]], kind: int, count: int, merge: int) -> Grid:
+    """Return the (t, h, w) in tokens of the next image or video of a kind.
+
+    count: the tokens of the kind that are left in a row. merge: patches a token, along each side.
+    Raises: ValueError where there is no grid, or one of more tokens.
+    """
+    grid = next(grids[kind], None) if kind in grids else None
+    if grid is None:
+        raise ValueError(f"{count} tokens of the kind {kind} have no grid.")
+    t = grid[0]
+    h = grid[1] // merge
+    w = grid[2] // merge
+    if not 0 < t * h * w <= count:
+        raise ValueError(
+            f"a grid of {t} * {h} * {w} tokens, with {count} of the kind {kind} in a row."
+        )
+    return t, h, w
 
 
 def _differences(
@@ -209,7 +228,7 @@ def _differences(
 def _lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
     """Return nested lists of whole numbers of one depth. Raises: ValueError for anything else."""
     value: Any = batch.get(name)
-    level = [value]
+    level = [value]  # all lists at one depth, one after the other
     wrong = f"{name} must be lists of whole numbers, {depth} deep, got {str(value)[:40]}."
     for _ in range(depth):
         if not all(isinstance(part, list) and part for part in level):
@@ -217,12 +236,15 @@ def _lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
         level = [item for part in level for item in part]
     if len(level) > LARGEST or not all(type(item) is int for item in level):
         raise ValueError(wrong)
-    if depth == 3 and (len(value) != 3 or len({tuple(map(len, axis)) for axis in value}) > 1):
-        raise ValueError(f"{name} must have three equal parts, t, h and w.")
+    if depth == 3:
+        shapes = {tuple(map(len, axis)) for axis in value}
+        if len(value) != 3 or len(shapes) > 1:
+            raise ValueError(f"{name} must have three equal parts, t, h and w.")
     return value
 
 
 def _beside(batch: Mapping[str, Any], name: str, shape: list[int], usual: Any) -> list[Any]:
+    """Return the rows of a list beside the positions; rows of `usual` where there is none."""
     if batch.get(name) is None:
         return [[usual] * count for count in shape]
     value = _lists(batch, name, 2)
@@ -232,6 +254,7 @@ def _beside(batch: Mapping[str, Any], name: str, shape: list[int], usual: Any) -
 
 
 def _grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
+    """Return the (t, h, w) of each grid of a name; empty without any."""
     value = [] if batch.get(name) is None else _lists(batch, name, 2)
     if not all(len(grid) == 3 and min(grid) > 0 for grid in value):
         raise ValueError(f"{name} must have (t, h, w) of each, above 0.")
