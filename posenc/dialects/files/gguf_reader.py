@@ -107,23 +107,29 @@ def _checked(path: Path, key: str, name: str, value: Any) -> Any:
     """Return a value of the header. Raises: ValueError unless it is a word where one is wanted, and
     a finite number above 0 elsewhere."""
     if name in FLAGS and isinstance(value, list):
-        right, wanted = all(_is_flag(each) for each in value), "a list of flags"
+        wanted = "" if all(_is_flag(item) for item in value) else "a list of flags"
         value = tuple(value)
-    elif name == "rope_pattern":
-        right, wanted = False, "a list of flags"
-    elif name == "rotates":
-        right, wanted = isinstance(value, bool), "true or false"
-    elif name == "scaling_type":
-        right, wanted = isinstance(value, str), "a word"
-    elif name == "window_pattern":
-        right, wanted = type(value) is int and value >= 0, "an integer, or a list of flags"
     else:
-        wanted = "a number above 0"
-        right = isinstance(value, int | float) and math.isfinite(value)
-        right = right and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
-    if not right:
+        wanted = _wanted(name, value)
+    if wanted:
         raise ValueError(f"{path}: {key} must be {wanted}, got {value!r:.60}.")
     return int(value) if name in WHOLE else value
+
+
+def _wanted(name: str, value: Any) -> str:
+    """Return what a single value must be; empty if it is."""
+    if name == "rope_pattern":
+        return "a list of flags"
+    if name == "rotates":
+        return "" if isinstance(value, bool) else "true or false"
+    if name == "scaling_type":
+        return "" if isinstance(value, str) else "a word"
+    if name == "window_pattern":
+        is_integer = type(value) is int and value >= 0
+        return "" if is_integer else "an integer, or a list of flags"
+    is_finite = isinstance(value, int | float) and math.isfinite(value)
+    may_be = is_finite and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+    return "" if may_be else "a number above 0"
 
 
 def _is_flag(value: Any) -> bool:
