@@ -132,11 +132,15 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
 def _shared(stack: dict[str, Any]) -> list[list[str]]:
     """Return the names of each parameter that has several. Raises: ValueError for anything else."""
     groups = stack.get("shared")
-    for group in groups if isinstance(groups, list) else [groups]:
-        names = group if isinstance(group, list) else []
-        if len(names) < 2 or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
+    if not isinstance(groups, list) or not all(_are_names(group) for group in groups):
+        raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
     return groups
+
+
+def _are_names(group: Any) -> bool:
+    """Return True for a list of two strings or more."""
+    is_list = isinstance(group, list) and len(group) > 1
+    return is_list and all(isinstance(name, str) for name in group)
 
 
 def _read_numbers(model: Any, numbers: Path) -> None:
