@@ -13,9 +13,19 @@ from posenc.dialects.model import Model
 from posenc.dialects.weights.rows import BEHIND_THE_ROTATION, Rows, find, require_all
 from posenc.dialects.weights.tensors import rewrite
 
-ONE_PLUS_WEIGHT = ("gemma", "vaultgemma", "t5gemma")
-"""Families whose norms multiply by 1 + weight."""
+ONE_PLUS_WEIGHT = frozenset(
+    "gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p7 t5gemma2".split()
+)
+"""Families, without "_text" and the like, whose norms of q and k multiply by 1 + weight."""
 FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def _adds_one(model_type: str) -> bool:
+    """Return True if a family's norms of q and k multiply by 1 + weight."""
+    family = model_type
+    for part in ("_text", "_encoder", "_decoder"):
+        family = family.removesuffix(part)
+    return family in ONE_PLUS_WEIGHT
 
 
 def foldable(folder: Path, model: Model) -> str:
@@ -78,7 +88,7 @@ def scale(wanted: list[Rows], model: Model, square: float) -> list[str]:
     Scores grow by `square` if the rows are those of one of the two sides, q or k.
     """
     for rows in wanted:
-        one_plus = rows.norm and model.model_type.startswith(ONE_PLUS_WEIGHT)
+        one_plus = rows.norm and _adds_one(model.model_type)
         groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups
 
         def change(

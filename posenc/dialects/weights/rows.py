@@ -22,6 +22,10 @@ NORMS = {
     "key_layernorm": "k",
 }
 """Names of a normalisation of q or k -> which of them."""
+NO_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent")
+"""Kinds of layers that have no queries and keys which rotate."""
+GATED = ("qwen3_next", "qwen3_5", "qwen4_exp")
+"""Families whose q_proj has a gate of the output behind the query of each head."""
 BEHIND_THE_ROTATION = ("query_layernorm", "key_layernorm")
 """Those that normalise rotated queries and keys, and undo what multiplies them before."""
 A_NORM = re.compile(
@@ -119,7 +123,8 @@ def checked(folder: Path, model: Model) -> str:
 def require_all(rows: list[Rows], model: Model, side: str) -> None:
     """Raise ValueError if a rotating layer has no rows of this side."""
     have = {r.layer for r in rows if side in r.side and not r.norm}
-    wanted = set(range(model.num_layers)) - set(model.without_rotation)
+    mixing_otherwise = {i for i, kind in enumerate(model.layer_types) if kind in NO_ATTENTION}
+    wanted = set(range(model.num_layers)) - set(model.without_rotation) - mixing_otherwise
     missing = sorted(wanted - have)
     if missing:
         word = {"q": "query", "k": "key"}[side]
@@ -136,8 +141,10 @@ def _rows(path: Path, entry: Entry, layer: int, name: str, part: str, model: Mod
     if model.mla:
         return _latent(path, entry, layer, name, model)
     if name == "q_proj":
-        groups = _heads(entry, heads, width, rotated)
-        return Rows(path, entry, layer, "q", groups)
+        gate = width if model.model_type.startswith(GATED) else 0
+        _require(entry, heads * (width + gate))
+        starts = [h * (width + gate) for h in range(heads)]
+        return Rows(path, entry, layer, "q", tuple(slice(s, s + rotated) for s in starts))
     if name == "k_proj":
         return Rows(path, entry, layer, "k", _heads(entry, kv_heads, width, rotated))
     if name == "qkv_proj":  # q's heads, then k's, then v's

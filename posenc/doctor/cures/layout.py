@@ -79,7 +79,7 @@ def measure(folder: Path, text: Path) -> Verdict:
 
     Raises: ValueError where the folder, its tokenizer or its rows cannot be read.
     """
-    model = _model(folder)
+    model = _model(folder, "--layout")
     tokens = _tokens(folder, text)
     expected = WORDS[model.interleaved]
     if len(tokens) < FEWEST:
@@ -116,7 +116,7 @@ def write(folder: Path, out: Path, target: str) -> str:
     Raises: ValueError where `out` exists, the rows are not to be found, or target is no layout.
     """
     to_interleaved = is_interleaved(target)
-    model = _model(folder)
+    model = _model(folder, "--convert-layout")
     with new_folder(out) as temporary:
         copy_files(folder, temporary)
         changed = convert(temporary, model, to_interleaved=to_interleaved)
@@ -146,9 +146,10 @@ def _say_layout(path: Path, model: Model, to_interleaved: bool) -> str:
     return key
 
 
-def _model(folder: Path) -> Model:
+def _model(folder: Path, option: str) -> Model:
+    """Return the model of a folder. Raises: ValueError for anything else, naming the option."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: --layout needs a model's folder.")
+        raise ValueError(f"{folder}: {option} needs a model's folder.")
     model = model_of(load(folder).config)
     known_family(model)
     return model

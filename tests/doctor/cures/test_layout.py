@@ -1,6 +1,7 @@
 """Interleaved or half-split: permuted rows, in every kind of tensor, and measured."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from posenc.dialects.model import model_of
-from posenc.dialects.weights.fold import foldable
+from posenc.dialects.weights.fold import ONE_PLUS_WEIGHT, fold, foldable
 from posenc.dialects.weights.layout import convert, order
 from posenc.dialects.weights.rows import rotary_dim
 from posenc.doctor.cures.layout import FEWEST, WORDS, measure, report, write
@@ -283,3 +284,49 @@ def test_no_temperature_is_folded_where_a_norm_undoes_it(tmp_path):
     for name, said in (("after", "has no effect in this model"), ("apart", "is not known")):
         model = model_of(json.loads((tmp_path / name / "config.json").read_text()))
         assert said in foldable(tmp_path / name, model)
+
+
+GATED = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+
+@torch.no_grad()
+def test_a_temperature_is_folded_beside_the_gate_of_a_query(tmp_path):
+    """The norm of Qwen3-Next multiplies by 1 + weight, and q_proj has the gate, too."""
+    model = saved_model(tmp_path / "model", "qwen3_next", **GATED)
+    ids = torch.arange(3, 15)[None]
+    for layer in model.model.layers:
+        if hasattr(layer, "self_attn"):
+            layer.self_attn.scaling *= 1.3**2
+    wanted = model(ids).logits
+    read = model_of(json.loads((tmp_path / "model/config.json").read_text()))
+    assert fold(tmp_path / "model", read, 1.3)
+    folded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    torch.testing.assert_close(folded(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_which_norms_of_q_multiply_by_one_plus_their_weight():
+    """Read in each family's file: the class of q_norm."""
+    read = 0
+    for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        source = path.read_text(encoding="utf-8")
+        norm = re.search(r"self\.q_(?:layer)?norm = (\w+)\(", source)
+        code = norm and re.search(rf"^class {norm[1]}\(.*?(?=^class )", source, re.S | re.M)
+        if not code:
+            continue
+        one_plus = re.search(r"1(\.0)? \+ self\.weight|self\.weight(\.float\(\))? \+ 1", code[0])
+        assert bool(one_plus) == (path.parent.name in ONE_PLUS_WEIGHT), path
+        read += 1
+    assert read > 20

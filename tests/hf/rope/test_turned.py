@@ -46,7 +46,8 @@ def config_of(rotation: type, module: Any) -> Any:
     parameter = inspect.signature(rotation.__init__).parameters.get("config")
     named = None if parameter is None else parameter.annotation
     named = getattr(module, named, None) if isinstance(named, str) else named
-    return named().get_text_config() if inspect.isclass(named) else None
+    default: Any = named() if inspect.isclass(named) else None
+    return None if default is None else default.get_text_config()
 
 
 def size_of(config: Any) -> int:
