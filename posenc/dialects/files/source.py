@@ -54,17 +54,7 @@ def load(path: Path) -> Source:
     """
     path = Path(path)
     if path.is_dir():
-        named = next((name for name in NAMES if os.path.lexists(path / name)), None)
-        found = None if named is None else inside(path, named, "its listing")
-        if found is None:
-            ggufs = sorted(path.glob("*.gguf"))
-            if len(ggufs) != 1:
-                raise ValueError(
-                    f"{path}: expected {' or '.join(NAMES)} or one .gguf file, found "
-                    f"{len(ggufs)} .gguf files."
-                )
-            found = inside(path, ggufs[0].name, "its listing")
-        path = found
+        path = _in_folder(path)
     if not path.exists():
         raise ValueError(f"{path}: no such file.")
     with open_ordinary(path) as file:
@@ -75,10 +65,33 @@ def load(path: Path) -> Source:
         return Source(path, "gguf", metadata=read_metadata(path))
     raw = read_json(path)
     name = flatten(raw).get("model_type")
-    attention = raw.get("attn_config")  # vendors' own code may rotate: Jina's, MosaicML's
-    rotates = isinstance(attention, dict) and attention.get("rope") is True
-    rotates = rotates or raw.get("position_embedding_type") in ("rotary", "rope")
-    if isinstance(name, str) and name in WITHOUT_ROTATION and not rotates:
+    if isinstance(name, str) and name in WITHOUT_ROTATION and not _says_that_it_rotates(raw):
         raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
     with naming(path):
         return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
+
+
+def _in_folder(folder: Path) -> Path:
+    """Return the config in a folder, else its one GGUF file.
+
+    Raises: ValueError where there is neither, or it is a link out of the folder.
+    """
+    for name in NAMES:
+        if os.path.lexists(folder / name):
+            return inside(folder, name, "its listing")
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) != 1:
+        raise ValueError(
+            f"{folder}: expected {' or '.join(NAMES)} or one .gguf file, found "
+            f"{len(ggufs)} .gguf files."
+        )
+    return inside(folder, ggufs[0].name, "its listing")
+
+
+def _says_that_it_rotates(raw: dict[str, Any]) -> bool:
+    """Return True if a vendor's own code may rotate, as Jina's and MosaicML's do, in a family whose
+    class in transformers does not."""
+    attention = raw.get("attn_config")
+    if isinstance(attention, dict) and attention.get("rope") is True:
+        return True
+    return raw.get("position_embedding_type") in ("rotary", "rope")
