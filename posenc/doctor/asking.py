@@ -41,7 +41,7 @@ def answers(
 
     Raises: ValueError if two interpreters have the same runtime, as of transformers 5.
     """
-    found: list[dict[str, Asked]] = [{} for _ in sources]
+    by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
     pythons = interpreters(asked_for)
     about: list[int] = []
@@ -54,24 +54,32 @@ def answers(
                 "knows is shown."
             )
     if not about:
-        return found, notes
+        return by_source, notes
     questions = [(sources[i].raw, lengths(sources[i], length)) for i in about]
     for python in pythons:
         try:
-            given = ask(questions, python)
+            answers_of_one = ask(questions, python)
         except AskError as error:
             for i in about:
                 notes[i].append(f"{error} What posenc knows is shown.")
             continue
-        for i, answer in zip(about, given, strict=True):
-            row = row_of(answer)
-            if row in found[i]:
-                raise ValueError(
-                    f"--ask: two interpreters have {row}: {found[i][row].version} and "
-                    f"{answer.version}; ask them one after the other."
-                )
-            found[i][row] = answer
-    return found, notes
+        for i, answer in zip(about, answers_of_one, strict=True):
+            _add(by_source[i], answer)
+    return by_source, notes
+
+
+def _add(answers_to_one: dict[str, Asked], answer: Asked) -> None:
+    """Put an answer to those that others gave about the same file.
+
+    Raises: ValueError if one has answered for the same runtime.
+    """
+    row = row_of(answer)
+    if row in answers_to_one:
+        raise ValueError(
+            f"--ask: two interpreters have {row}: {answers_to_one[row].version} and "
+            f"{answer.version}; ask them one after the other."
+        )
+    answers_to_one[row] = answer
 
 
 def matching(
