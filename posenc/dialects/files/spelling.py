@@ -84,21 +84,35 @@ def _check_values(flat: Mapping[str, Any]) -> None:
 
 def _expected(key: str, value: Any) -> str:
     """Return what the value of a rotary key must be; empty if it is."""
-    if key in DICTS:
-        return "" if isinstance(value, Mapping) else "an object or null"
-    if key in LISTS:
-        is_list = isinstance(value, list) and all(_plain_number(v) for v in value)
-        return "" if is_list else "a list of finite numbers"
-    if key in WORDS:
-        return "" if isinstance(value, str) else "a string"
-    if key == "layer_types":
-        is_list = isinstance(value, list) and all(isinstance(kind, str) for kind in value)
-        return "" if is_list else "a list of strings"
+    for keys, is_right, expected in (
+        (DICTS, _is_dict, "an object or null"),
+        (LISTS, _is_list_of_numbers, "a list of finite numbers"),
+        (WORDS, _is_word, "a string"),
+        (("layer_types",), _is_list_of_words, "a list of strings"),
+    ):
+        if key in keys:
+            return "" if is_right(value) else expected
     if key in POSITIVE and (value == 0 or str(value).strip()[:1] == "-"):
         return "a positive number"
     is_number = isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
     # A number as text is reported by a rule, PD005.
     return "" if is_number or isinstance(value, str) else "a finite number"
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(_plain_number(item) for item in value)
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _plain_number(value: Any) -> bool:
