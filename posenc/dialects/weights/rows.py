@@ -132,11 +132,14 @@ def require_all(rows: list[Rows], model: Model, side: str) -> None:
 
 
 def _rows(path: Path, entry: Entry, layer: int, name: str, part: str, model: Model) -> Rows | None:
+    """Return which rows of a tensor rotate; None for one without rows of q or k."""
     if name in UNKNOWN_PACKING:
         raise ValueError(f"{entry.name}: this packing of q, k and v is not known")
     if name in NORMS:
         return _norm(path, entry, layer, name, part, model)
-    width, rotated, heads = model.head_dim, rotary_dim(model), model.num_heads
+    width = model.head_dim
+    rotated = rotary_dim(model)
+    heads = model.num_heads
     kv_heads = model.size("num_key_value_heads", default=heads)
     if model.mla:
         return _latent(path, entry, layer, name, model)
@@ -144,18 +147,23 @@ def _rows(path: Path, entry: Entry, layer: int, name: str, part: str, model: Mod
         gate = width if model.model_type.startswith(GATED) else 0
         _require(entry, heads * (width + gate))
         starts = [h * (width + gate) for h in range(heads)]
-        return Rows(path, entry, layer, "q", tuple(slice(s, s + rotated) for s in starts))
+        return Rows(path, entry, layer, "q", _from(starts, rotated))
     if name == "k_proj":
         return Rows(path, entry, layer, "k", _heads(entry, kv_heads, width, rotated))
     if name == "qkv_proj":  # q's heads, then k's, then v's
         _require(entry, (heads + 2 * kv_heads) * width)
-        groups = tuple(slice(h * width, h * width + rotated) for h in range(heads + kv_heads))
-        return Rows(path, entry, layer, "qk", groups)
+        starts = [h * width for h in range(heads + kv_heads)]
+        return Rows(path, entry, layer, "qk", _from(starts, rotated))
     if name == "query_key_value" and model.model_type.startswith("gpt_neox"):
         _require(entry, 3 * heads * width)  # per head its q, k and v
         starts = [(3 * h + part_) * width for h in range(heads) for part_ in (0, 1)]
-        return Rows(path, entry, layer, "qk", tuple(slice(s, s + rotated) for s in starts))
+        return Rows(path, entry, layer, "qk", _from(starts, rotated))
     return None
+
+
+def _from(starts: list[int], count: int) -> tuple[slice, ...]:
+    """Return the slices of so many rows from each of these on."""
+    return tuple(slice(start, start + count) for start in starts)
 
 
 def _latent(path: Path, entry: Entry, layer: int, name: str, model: Model) -> Rows | None:
