@@ -110,6 +110,13 @@ def problems_of(
     stored = _with_cache(call, cache)
     shared_mask = _bound(call.mask, call.queries, stored.keys)
     passes = _passes(call.encoding, call.queries, stored.keys)
+    transforms = 2 in call.encoding.claims.places
+    if isinstance(stored, Rotated) and len(passes) > 1 and transforms:
+        raise ValueError(
+            f"{_OWNER}: {type(call.encoding).__name__} changes queries and keys in each of its "
+            f"{len(passes)} passes, and the cache stores keys that were changed once. It must "
+            "claim needs_raw_k, see posenc.Claims."
+        )
     # Passes are merged, and a sink is added, by their log-sum-exp.
     need_lse = return_lse or sinks is not None or len(passes) > 1
     return [_problem(call, stored, inputs, shared_mask, need_lse) for inputs in passes]
@@ -263,9 +270,8 @@ def _problem(
     encoding = call.encoding
     queries = inputs.queries
     if isinstance(stored, Rotated):
-        # These were transformed once, at the true positions. An encoding with several passes, each
-        # of which transforms them for its own positions, must claim needs_raw_k to get Raw ones.
-        # Nothing here checks that: posenc.testing finds a missing claim, as decoding then differs.
+        # These were transformed once, at the true positions: there is one pass, or the encoding
+        # leaves them as they are.
         q, k = stored.q, stored.keys.x
         assert k is not None
     else:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import masks
+from posenc import Pass, masks
 from posenc.attend.request import problems_of
 
 ROPE = posenc.RoPE(8, interleaved=False)
@@ -386,3 +386,29 @@ def test_positions_of_nothing_are_refused(name):
     layer = posenc.Attention(16, 2)
     with pytest.raises(ValueError, match=name):
         layer(torch.randn(1, 5, 16), P, **{name: P})
+
+
+class TwoDistances(posenc.PositionEncoding):
+    """Rotates near and far tokens by other positions, and does not claim needs_raw_k."""
+
+    claims = posenc.Claims(places=(2,), source="a test, 2026")
+
+    def passes(self, q_positions, kv_positions):
+        near = masks.sliding_window(3)
+        return (
+            Pass(q_positions, kv_positions, near),
+            Pass(q_positions // 2, kv_positions // 2, ~near),
+        )
+
+    def transform(self, q, k):
+        return posenc.RoPE(8, interleaved=False).transform(q, k)
+
+
+def test_several_passes_with_a_cache_of_changed_keys_are_refused():
+    q = torch.randn(1, 2, 6, 8)
+    at = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6), "mask": masks.causal}
+    posenc.attention(q, q, q, TwoDistances(), **at)
+    cache = posenc.KVCache()
+    with pytest.raises(ValueError, match=r"in each of its 2 passes.*must claim needs_raw_k"):
+        posenc.attention(q, q, q, TwoDistances(), **at, cache=cache)
+    assert cache.length == 0
