@@ -8,7 +8,12 @@ from typing import Any
 
 
 def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Return the rotation that a config.json's dict means; see `conformance.frequencies`."""
+    """Return the rotation that a config.json's dict means, for other code to compare with.
+
+    The dict has `kinds`, one dict for each kind of layer: kind, layout ("half-split" or
+    "interleaved"), inv_freq (radians per token, one a pair), multiplier (of cos and sin) and more,
+    see `conformance.frequencies`. length: tokens of the text, for types that change with it.
+    """
     from posenc.dialects import conformance
 
     return conformance.frequencies(config, length)

@@ -121,7 +121,8 @@ class Mailbox:
 
 
 def run_job(job: Job, mailbox: Any) -> TrialResult:
-    """Run the task, which tells a step once a second."""
+    """Train the job's trial on the machine that Ray chose, and return its result. What happens goes
+    into the mailbox, steps at most once a second."""
     return job.run(at_most_every(1.0, lambda event: mailbox.put.remote(job.trial, event)))
 
 

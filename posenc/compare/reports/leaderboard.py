@@ -88,7 +88,8 @@ def _incomplete(rows: Sequence[Row]) -> str:
 def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The leaderboard") -> Study:
     """Return the rows as one study, for tables and page.
 
-    tried, of: rows of the trials that chose the learning rates, and the name that errors give.
+    tried: rows of the trials that chose the learning rates; without them, rows with different rates
+    are of different recipes. of: the name that errors give.
     Raises: ValueError for rows of different recipes or of other code, for a trial that is there
     twice, or of another rate than the chosen one.
     """

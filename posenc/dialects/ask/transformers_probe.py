@@ -108,7 +108,8 @@ def needs_a_library(error):
 
 
 def built(config):
-    """Return the model of a config without its weights; None if transformers has none."""
+    """Return the model of a config, whose large weights take no memory (see `WithoutWeights`); None
+    if transformers has none."""
     try:
         kind = model_class(config)
     except ValueError as error:  # a part of a model whose class is no public name

@@ -74,7 +74,8 @@ def mscale_lost(case: Case) -> Iterator[Hit]:
 
 @rule("PD031", "W")
 def latent_mscale(case: Case) -> Iterator[Hit]:
-    """Report latent attention with an uncommon mscale."""
+    """Report latent attention (DeepSeek's) whose mscale differs from mscale_all_dim, or that has an
+    attention_factor of 1.0 beside them: runtimes read these in different ways."""
     if case.metadata is not None or not case.model.mla:
         return
     for name, p in case.of_type("yarn", "deepseek_yarn"):

@@ -251,7 +251,8 @@ class Compose(PositionEncoding):
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
     def _owner(self, method: str) -> PositionEncoding | None:
-        """Return the member that defines one of the methods in _SINGLE; None if none does."""
+        """Return the member that defines one of the methods in _SINGLE; None if none does. That of
+        `scale` is the one whose scale is not the usual one."""
         index = self._owners[method]
         return None if index is None else self.members[index]
 

@@ -82,8 +82,8 @@ def in_head(errors: Tensor) -> str:
 
 
 def distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
-    """Count the positions (of a bias: distances, in the best head) that differ from all others, and
-    how many there are. dtype: compare after rounding to it."""
+    """Count the different values that positions have (of a bias: distances, in the head with most),
+    and the positions. dtype: compare after rounding to it."""
     if kind == "bias":
         row = seen[:, -1]
         row = row if dtype is None else row.to(dtype)

@@ -27,7 +27,7 @@ def instructions() -> str:
 
 
 def _cpuinfo(field: str) -> str:
-    """Return the first line with this name in Linux's /proc/cpuinfo; "" on other systems."""
+    """Return the value of the first line with this name in Linux's /proc/cpuinfo; "" on others."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
