@@ -71,8 +71,8 @@ def _sliding(model: Model) -> Layer:
 
 
 def theta_of(model: Model) -> float:
-    """Return the top-level base, else the class's default. Families whose facts have `theta_in` read
-    it in a dict inside instead, and 10,000 where it is not there."""
+    """Return the top-level base, else the class's default. Families whose facts have `theta_in`
+    read it in a dict inside instead, and 10,000 where it is not there."""
     facts = model.facts["transformers4"]
     name = facts.get("theta_keys", {}).get("full_attention", facts.get("theta_key", "rope_theta"))
     value = model.config.get(name, facts.get("rope_theta", 10000.0))

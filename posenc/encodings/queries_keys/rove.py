@@ -63,8 +63,12 @@ class RoVE(PositionEncoding):
         self.rotation = rotation
         self.scores = scores
         self._ready: tuple[Rotation, ...] = ()
-        places = self.claims.places if scores else (4,)
-        self.claims = replace(rotation.claims, places=places, source=self.claims.source)
+        self.claims = replace(
+            rotation.claims,
+            places=self.claims.places if scores else (4,),
+            source=self.claims.source,
+            own_scale=rotation.claims.own_scale and scores,
+        )
 
     @classmethod
     @answered
@@ -92,7 +96,8 @@ class RoVE(PositionEncoding):
         return self._ready[0] if self._ready else self.rotation  # type: ignore[return-value]
 
     def scale(self, head_dim: int) -> float:
-        return self.rotation.scale(head_dim)
+        # A rotation's factor of the scores belongs to queries and keys that it has rotated.
+        return self.rotation.scale(head_dim) if self.scores else super().scale(head_dim)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         return self._current.transform(q, k) if self.scores else super().transform(q, k)

@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.testing import CHECKS
 from tests.attending import attend
 from tests.golden_values import Case, cases
 
@@ -104,3 +105,17 @@ def test_values_of_another_width_are_refused():
         attend(q, q, v, posenc.RoVE(posenc.RoPE(8, interleaved=False)))
     with pytest.raises(ValueError, match="Shaw and RoVE each decide"):
         posenc.Compose(posenc.Shaw(8), posenc.RoVE(posenc.RoPE(8, interleaved=False)))
+
+
+@pytest.mark.parametrize("mscale", [0.0, 1.0])
+def test_values_alone_leave_the_scale_of_the_scores(mscale):
+    """The temperature of a YaRN belongs to the queries and keys that it rotates."""
+
+    def make(shape):
+        scaling = posenc.YaRN(4.0, 64, mscale_all_dim=mscale)
+        rope = posenc.RoPE(shape.head_dim, interleaved=False, scaling=scaling)
+        return posenc.RoVE(rope, scores=False)
+
+    CHECKS["own_scale_as_claimed"](make)
+    encoding = make(posenc.ModelShape(64, 4))
+    assert not encoding.claims.own_scale and encoding.scale(16) == 0.25
