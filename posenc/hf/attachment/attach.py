@@ -31,7 +31,14 @@ from typing import Any, Literal
 from torch import nn
 
 from posenc.arguments import answered
-from posenc.encodings import ModelShape, PositionEncoding, create, one_per_model, require_encoding
+from posenc.encodings import (
+    ModelShape,
+    PositionEncoding,
+    create,
+    in_one_line,
+    one_per_model,
+    require_encoding,
+)
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
 from posenc.hf.attachment.calls import ATTACHMENT, CARRIES, COUNTS, ENCODING, HOOKED, LAYER
@@ -364,13 +371,14 @@ def _hook_stack(
     for other in stack.beside:
         attachment.changed.append((other, {LAYER: None}, {}))
         vars(other)[LAYER] = None
+    described = in_one_line(encoding)
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
             cache_index = index
-        layer = hooks.Layer(module, index, cache_index, own, has_positions)
+        layer = hooks.Layer(module, index, cache_index, described, own, has_positions)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [

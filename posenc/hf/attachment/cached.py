@@ -23,14 +23,14 @@ class Columns:
     key_dim: channels of what the cache stores as a key: those of a head, or of a latent from which
     keys and values are computed (DeepSeek's). axes: components of a position. positions: int64 if
     they are whole, else float64. state: shape (heads, ...) and dtype of a token's state, or None.
-    made_by: the encoding with which the tokens were read, in one line; "" where torch.compile did.
+    made_by: the encoding with which the tokens were read, in one line.
     """
 
     key_dim: int
     axes: int
     positions: torch.dtype
     state: tuple[tuple[int, ...], torch.dtype] | None
-    made_by: str = ""
+    made_by: str
 
     @classmethod
     def of(cls, now: Attending, key_dim: int) -> "Columns":
@@ -42,7 +42,7 @@ class Columns:
             state = shape, torch.promote_types(now.state.dtype, torch.float32)
         axes = now.encoding.claims.num_axes
         dtype = torch.int64 if whole else torch.float64
-        return cls(key_dim, axes, dtype, state, now.forward.described)
+        return cls(key_dim, axes, dtype, state, now.layer.described)
 
     @property
     def bytes_per_token(self) -> int:
@@ -61,7 +61,7 @@ class Columns:
         """
         # Keys are stored without the encoding, but all layers after the first have read what it
         # did to the tokens.
-        if self.made_by and new.made_by and self.made_by != new.made_by:
+        if self.made_by != new.made_by:
             raise ValueError(
                 f"posenc: the cache was filled with {self.made_by} attached, and now it is "
                 f"{new.made_by}. Start with an empty cache."

@@ -33,8 +33,7 @@ class Forward:
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
     documents: (len) or (batch, len), the document of each token in a packed row; None if there is
-    only one. has_mask: whether the caller gave an attention_mask. described: the encoding in one
-    line, which a cache keeps; "" while torch.compile reads the forward.
+    only one. has_mask: whether the caller gave an attention_mask.
     """
 
     stack: nn.Module
@@ -42,7 +41,6 @@ class Forward:
     positions: Tensor | range | None
     documents: Tensor | None = None
     has_mask: bool = False
-    described: str = ""
     token: Any = None
 
 

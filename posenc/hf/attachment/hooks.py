@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings import Compose, PositionEncoding, in_one_line
+from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import NAME, LazyMask
 from posenc.hf.attachment.cached import past_positions, past_state, self_attention, watch
 from posenc.hf.attachment.calls import (
@@ -46,11 +46,13 @@ class Layer:
 
     index, cache_index: index of the layer for the encoding, and for the cache. own: the model's own
     bias if it is kept. has_positions: False in a Vision Transformer, whose forwards receive none.
+    described: the stack's encoding in one line, which a cache keeps.
     """
 
     stack: nn.Module
     index: int
     cache_index: int
+    described: str
     own: PositionEncoding | None = None
     has_positions: bool = True
 
@@ -112,10 +114,8 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
-    described = ""
     if not torch.compiler.is_compiling():
         _refuse_exchanged(stack)
-        described = in_one_line(getattr(stack, ENCODING))
     mask = _mask_beside_fractions(given)
     given = given | mask
     kwargs = kwargs | mask
@@ -131,18 +131,24 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
     has_mask = given.get("attention_mask") is not None
-    counted_beside_padding = isinstance(positions, Tensor) and given.get("position_ids") is None
-    if counted_beside_padding and vars(stack).get(COUNTS):
+    if _skip_padding(positions, given) and vars(stack).get(COUNTS):
         # Transformers would count the padding, too. That turns all keys and queries of a row alike,
         # but an encoding that changes them after this rotation needs not commute with it.
         kwargs = {**kwargs, "position_ids": positions}
-    forward = Forward(stack, prepared, positions, documents, has_mask, described)
+    forward = Forward(stack, prepared, positions, documents, has_mask)
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
         embeds = _embed(forward, embeds)
         kwargs = {**kwargs, "inputs_embeds": embeds}
     return args, kwargs
+
+
+def _skip_padding(positions: Tensor | range | None, given: dict[str, Any]) -> bool:
+    """Return True for positions that posenc has counted and that differ by row, which skip padding.
+    Those without padding are a range, or (len) where torch.compile reads the forward."""
+    counted_here = given.get("position_ids") is None
+    return counted_here and isinstance(positions, Tensor) and positions.ndim == 2
 
 
 def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:

@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from posenc.hf import attach, shape_of
+from tests.compilers import compiles_models
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import transformers
 
@@ -107,3 +108,19 @@ def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
     later = model(padded[:, 9:], attention_mask=mask, past_key_values=first.past_key_values)
     steps = torch.cat([first.logits, later.logits], dim=1)[:, 3:]
     torch.testing.assert_close(steps, alone, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@compiles_models
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_compiled_model_that_keeps_its_rotation(padded):
+    model = build("llama")
+    attach(model, "alibi", own="keep")
+    mask = torch.ones_like(TOKENS)
+    mask[0, : 3 * padded] = 0
+    given = {"attention_mask": mask} if padded else {}
+    wanted = model(TOKENS, **given).logits
+    torch._dynamo.reset()
+    got = torch.compile(model, backend="eager")(TOKENS, **given).logits
+    shown = mask[..., None]
+    torch.testing.assert_close(got * shown, wanted * shown, rtol=1e-4, atol=1e-4)
