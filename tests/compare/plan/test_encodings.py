@@ -131,6 +131,8 @@ def test_numbers_that_depend_on_how_many_tokens_follow_are_seen_at_the_lengths_o
     _check_lengths([(64, 600)], make)
     with pytest.raises(AssertionError, match="cut into calls in sequences of 1,400 tokens"):
         _check_lengths([(64, 600), (64, 1400)], make)
+    with pytest.raises(AssertionError, match="not finite in sequences of 600 tokens"):
+        _check_lengths([(64, 600)], maker(planted.NotANumberWhereAQueryIsLast))
 
 
 def test_an_encoding_that_keeps_its_promises_is_not_refused(folder):

@@ -560,3 +560,11 @@ class DividedByTheNumberOfKeys(DistanceBias):
         distance = (q.positions[..., :, None] - k.positions[..., None, :]).abs().double()
         bias = -0.1 * distance / max(1, k.positions.shape[-1] / 700)
         return bias.view(-1, 1, *bias.shape[-2:]).expand(-1, self.num_heads, -1, -1)
+
+
+class NotANumberWhereAQueryIsLast(DividedByTheNumberOfKeys):
+    """NaN in texts of 301 tokens: where a text of 600 is cut in the middle, and in no whole one."""
+
+    def values(self, q, k):
+        bias = super().values(q, k)
+        return bias * torch.nan if k.positions.shape[-1] == 301 else bias
