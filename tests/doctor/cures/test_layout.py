@@ -248,27 +248,33 @@ def test_a_copy_that_no_key_describes_says_who_reads_it(tmp_path):
     assert "the family's code expects half-split rows" in said
 
 
+def in_pairs(q, k, cos, sin, *_, **__):
+    """What half-split families compute, for rows whose neighbouring channels form a pair."""
+    rotated = cos.shape[-1]
+    cos, sin = (t[:, None, :, : rotated // 2] for t in (cos, sin))
+    turned = []
+    for x in (q, k):
+        a, b = x[..., 0:rotated:2], x[..., 1:rotated:2]
+        first = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        turned.append(torch.cat([first, x[..., rotated:]], -1))
+    return tuple(turned)
+
+
 @torch.no_grad()
-def test_norms_of_hunyuan_are_permuted_with_their_rows(tmp_path, monkeypatch):
-    """Its norms stand behind the rotation, and have names of their own."""
-    family = "hunyuan_v1_dense"
-    model = saved_model(tmp_path / "model", family, head_dim=16, num_key_value_heads=2)
+@pytest.mark.parametrize("family", ["qwen3", "hunyuan_v1_dense", "qwen3_next"])
+def test_norms_and_gates_stay_with_their_rows(family, tmp_path, monkeypatch):
+    """HunYuan's norms stand behind the rotation; Qwen3-Next rotates a quarter of a query, beside
+    its gate."""
+    sizes = GATED if family == "qwen3_next" else {"head_dim": 16, "num_key_value_heads": 2}
+    sizes = {name: value for name, value in sizes.items() if name != "rope_parameters"}
+    model = saved_model(tmp_path / "model", family, **sizes)
     write(tmp_path / "model", tmp_path / "copy", "interleaved")
     copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy").eval()
     ids = torch.arange(3, 15)[None]
     wanted = model(ids).logits
-    module = sys.modules[type(model).__module__]
-
-    def in_pairs(q, k, cos, sin, *_, **__):
-        cos, sin = (t[:, None, :, : t.shape[-1] // 2] for t in (cos, sin))
-        turned = []
-        for x in (q, k):
-            a, b = x[..., 0::2], x[..., 1::2]
-            turned.append(torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2))
-        return tuple(turned)
-
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", in_pairs)
+    monkeypatch.setattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", in_pairs)
     torch.testing.assert_close(copy(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+    assert (model(ids).logits - wanted).abs().max() > 1e-2  # unconverted rows
 
 
 def test_a_norm_of_q_that_is_not_known_is_refused(tmp_path):
