@@ -29,6 +29,23 @@ WITHOUT_ROTATION = frozenset(table("without_rotation"))
 the scores, recurrence."""
 
 
+ALTERNATING = frozenset(
+    """
+    cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text
+    qwen3_omni_moe_talker_text qwen3_vl_text qwen3_vl_moe_text qwen4_exp_text
+    """.split()
+)
+"""Families of transformers with M-RoPE whose axes alternate from pair to pair. Their code does not
+read mrope_interleaved."""
+CONTIGUOUS = frozenset(
+    """
+    glm4v_text glm4v_moe_text glm_image_text glm_ocr_text paddleocr_vl_text qwen2_vl_text
+    qwen2_5_vl_text qwen2_5_omni_text qwen2_5_omni_talker
+    """.split()
+)
+"""Families whose sections follow each other, likewise."""
+
+
 def all_families() -> dict[str, dict[str, Any]]:
     """Return the facts of every model_type."""
     return table("families")

@@ -3,7 +3,6 @@ from posenc.testing.checks import CHECKS as CHECKS
 from posenc.testing.checks import VOIDING as VOIDING
 from posenc.testing.checks import Verdict as Verdict
 from posenc.testing.checks import every_check as every_check
-from posenc.testing.checks import in_both_modes as in_both_modes
 from posenc.testing.checks import maker as maker
 from posenc.testing.checks import verdicts as verdicts
 from posenc.testing.claims import unsourced as unsourced

@@ -31,20 +31,36 @@ Pairs = Iterator[tuple[Tensor, Tensor, str]]
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
-    """Check that decoding token by token, or in pieces, equals one pass, all with one `length`."""
-    for tokens_read in (LENGTH, LONG):
-        model, x, positions = example(make, tokens_read, batch=2)
-        length = len(positions)
-        want = model(x, positions, length=length)
-        in_pieces = [length - length // 3, 1, length // 3 - 1]
-        for cuts in (in_pieces,) if tokens_read == LONG else ([1] * length, in_pieces):
-            cache, steps, start = KVCache(), [], 0
-            for size in cuts:
-                part = slice(start, start + size)
-                steps.append(model(x[:, part], positions[part], cache=cache, length=length))
-                start += size
-            got = torch.cat(steps, dim=1)
-            assert_same(got, want, f"{length} tokens in {len(cuts)} steps")
+    """Check that decoding token by token, or in pieces, equals one pass, all with one `length`. A
+    long text is read in pieces only."""
+    model, x, positions = example(make, batch=2)
+    length = len(positions)
+    _assert_cuts_change_nothing(model, x, positions, [1] * length)
+    _assert_cuts_change_nothing(model, x, positions, _three_pieces(length))
+    model, x, positions = example(make, LONG, batch=2)
+    _assert_cuts_change_nothing(model, x, positions, _three_pieces(len(positions)))
+
+
+def _three_pieces(length: int) -> list[int]:
+    """Return the tokens of a prompt, of one step, and of a last call."""
+    last = length // 3
+    return [length - last, 1, last - 1]
+
+
+def _assert_cuts_change_nothing(
+    model: Layer, x: Tensor, positions: Tensor, sizes: list[int]
+) -> None:
+    """Assert that calls of so many tokens, through a cache, give what one call gives."""
+    length = len(positions)
+    want = model(x, positions, length=length)
+    cache = KVCache()
+    steps = []
+    start = 0
+    for size in sizes:
+        part = slice(start, start + size)
+        steps.append(model(x[:, part], positions[part], cache=cache, length=length))
+        start += size
+    assert_same(torch.cat(steps, dim=1), want, f"{length} tokens in {len(sizes)} steps")
 
 
 def assert_moved_keys_are_made_anew(make: Make) -> None:

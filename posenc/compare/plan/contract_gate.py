@@ -14,7 +14,8 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, own_line, parse
-from posenc.testing import CHECKS, VOIDING, in_both_modes, maker, verdicts
+from posenc.testing import CHECKS, VOIDING, maker, verdicts
+from posenc.testing.checks import in_both_modes
 from posenc.testing.harness import (
     SHAPE,
     Make,

@@ -11,22 +11,6 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling, rope_fre
 from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK, Linear, Proportional
 from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN
 
-ALTERNATING = frozenset(
-    """
-    cohere_compass_text cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text
-    qwen3_omni_moe_talker_text qwen3_vl_text qwen3_vl_moe_text qwen4_exp_text
-    """.split()
-)
-"""Families of transformers whose axes alternate from pair to pair, whatever mrope_interleaved is:
-their code does not read it."""
-CONTIGUOUS = frozenset(
-    """
-    glm4v_text glm4v_moe_text glm_image_text glm_ocr_text paddleocr_vl_text qwen2_vl_text
-    qwen2_5_vl_text qwen2_5_omni_text qwen2_5_omni_talker
-    """.split()
-)
-"""Families whose sections follow each other, likewise."""
-
 
 def scaling_of(
     p: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
@@ -159,6 +143,8 @@ def _check_layout(model: Any, interleaved: bool | None, owner: str) -> None:
 def _axes_alternate(family: str, owner: str) -> bool:
     """Return True if the axes alternate from pair to pair, and False if their sections follow each
     other. Raises: ValueError for a family whose code does something else, or is not known."""
+    from posenc.dialects.families import ALTERNATING, CONTIGUOUS
+
     if family in ALTERNATING:
         return True
     if family in CONTIGUOUS:
