@@ -19,7 +19,7 @@ from rich.markup import escape
 from posenc import __version__
 from posenc.lazy import EXTRAS, hint
 from posenc.report.machine import facts
-from posenc.report.machine.options import option
+from posenc.report.machine.options import PANELS, option
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full, in_words
 from posenc.report.page.visible import visible
 
@@ -39,20 +39,6 @@ NEEDS: dict[str, str] = dict.fromkeys(("compare", "report", "leaderboard", "insp
 NEEDS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
 """The extra that is enough for a command; "torch" for others."""
 
-PANELS = {
-    "What": "to method only suite task task_trials objective budget seeds unchecked "
-    "windows search_evaluations allow_cache_unsafe lm_eval compare arguments way explain "
-    "length for_ ask ignore with_ overrides fix like layout convert_layout each strict quick every "
-    "repeats",
-    "Data": "text as_bytes as_ids train_length test_lengths lengths sentence swap positions",
-    "Model": "config small width layers heads kv_heads head_dim projections",
-    "Training": "steps batch lr check_lr lora_rank distill adapter recompute compile "
-    "checkpoint_steps",
-    "Where": "device precision threads workers engine address storage partition max_parallel state "
-    "yes dry_run reuse",
-    "Output": "out report figures lang tensorboard as_json markdown",
-}
-"""Parameters of all commands by the panel of the help that shows their options, in this order."""
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}
 
 CTRL_C = 130
@@ -100,10 +86,7 @@ def _finish(group: Any, application: typer.Typer) -> None:
 
 
 def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
-    """Sort options into the panels of PANELS, with short names of types that leave room for the
-    help."""
-    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
-    order = list(panels)
+    """Sort options by their panels, with short names of types that leave room for the help."""
     parameters = inspect.signature(function, eval_str=True).parameters
     for param in params:
         if param.param_type_name != "option":
@@ -112,14 +95,16 @@ def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
             _, argument = get_args(parameters[param.name].annotation)
             param.help = argument.help  # typer before 0.26 loses it with click 8.5
             continue
-        param.rich_help_panel = panels.get(param.name)
         param.help = escape(param.help)  # rich takes [lm-eval] for a style
         if param.metavar is None:
             kind = parameters[param.name].annotation
             while inner := get_args(kind):  # Annotated, None or a list of it
                 kind = inner[0]
             param.metavar = METAVARS[kind]
-    params.sort(key=lambda p: order.index(p.name) if p.name in order else -1)
+    options = [p for p in params if p.param_type_name == "option"]
+    arguments = [p for p in params if p.param_type_name != "option"]
+    options.sort(key=lambda p: PANELS.index(p.rich_help_panel))
+    params[:] = arguments + options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posenc.report.machine.options import option
 from posenc.report.page.visible import visible
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ def list_encodings(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects in JSON.")
+        bool,
+        option("Print a list of objects in JSON.", "--json", panel="Output"),
     ] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table in Markdown.")
+        bool,
+        option("Print the table in Markdown.", "--markdown", panel="Output"),
     ] = False,
 ) -> None:
     """List every encoding: place, parameters, claims, source, and how it is checked.

@@ -23,6 +23,7 @@ from posenc.compare.results import Study, TrialResult
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import locked
 from posenc.report.files.record import seal
+from posenc.report.machine.options import PANELS
 from tests.hf_models import save
 from tests.texts import prose
 
@@ -84,7 +85,7 @@ def test_help_has_every_option_whole_and_in_a_panel_at_80_columns(call, command,
     broken = [line.rstrip() for each in paragraphs for line in each.splitlines()[:-1]]
     assert all(len(line) > 60 for line in broken if line)
     options = [p for p in leaves()[command].params if p.param_type_name == "option"]
-    assert options and all(p.rich_help_panel in cli.PANELS for p in options)
+    assert options and all(p.rich_help_panel in PANELS for p in options)
     arguments = [p for p in leaves()[command].params if p.param_type_name == "argument"]
     assert all(p.help.split()[0] in out for p in arguments)
     assert all(name in out for p in options for name in p.opts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from posenc.report.machine.options import Json, check_choice
+from posenc.report.machine.options import Json, check_choice, option
 
 if TYPE_CHECKING:
     from posenc.bench.cases import Case
@@ -48,41 +48,43 @@ can take anywhere; it is refused if that alone is more than a week."""
 def bench(
     only: Annotated[
         str | None,
-        typer.Option(
-            help="Groups of cases, separated by commas: attention, backward, memory, layer, "
+        option(
+            "Groups of cases, separated by commas: attention, backward, memory, layer, "
             "rotation, decode, training, attach. Default: all."
         ),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths in tokens instead of each case's own: 1024,4096.")
+        str | None,
+        option("Lengths in tokens instead of each case's own: 1024,4096.", panel="Data"),
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Query heads of each case.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key heads of each case.")] = None,
-    head_dim: Annotated[int | None, typer.Option(min=2, help="Channels of a head.")] = None,
+    heads: Annotated[int | None, option("Query heads of each case.", min=1, panel="Model")] = None,
+    kv_heads: Annotated[int | None, option("Key heads of each case.", min=1, panel="Model")] = None,
+    head_dim: Annotated[int | None, option("Channels of a head.", min=2, panel="Model")] = None,
     threads: Annotated[
-        str, typer.Option(help="Number of torch's threads; 1,2 measures with one and with two.")
+        str,
+        option("Number of torch's threads; 1,2 measures with one and with two.", panel="Where"),
     ] = "1",
     repeats: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=10**9, help="Rounds of each case; 7 to 101 in ten seconds by default."
-        ),
+        option("Rounds of each case; 7 to 101 in ten seconds by default.", min=1, max=10**9),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            help="Check every encoding on cuda (or cpu, to try the command) against float64 on the "
-            "CPU, then time its kernels. Takes --lengths, --heads, --all, --out and --json only."
+        option(
+            "Check every encoding on cuda (or cpu, to try the command) against float64 on the "
+            "CPU, then time its kernels. Takes --lengths, --heads, --all, --out and --json only.",
+            panel="Where",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="3 to 15 rounds in a second; small cases only.")
+        bool, option("3 to 15 rounds in a second; small cases only.", "--quick")
     ] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Also cases that take more than a minute or 2 GB.")
+        bool, option("Also cases that take more than a minute or 2 GB.", "--all")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write everything to this JSON file, after each case.")
+        Path | None,
+        option("Write everything to this JSON file, after each case.", panel="Output"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -54,6 +54,7 @@ class Options:
         option(
             "File, folder or glob to train and test on, read as bytes; may be repeated.  ",
             shown="the source of Python's standard library",
+            panel="Data",
         ),
     ] = None
     task: Annotated[
@@ -88,6 +89,7 @@ class Options:
             "Length of a training window, in bytes; for a task, the longest in training.",
             shown="128 for text",
             min=2,
+            panel="Data",
         ),
     ] = None
     test_lengths: Annotated[
@@ -96,6 +98,7 @@ class Options:
             "Lengths of the test windows, in bytes, separated by commas; the training length "
             "is always included.",
             shown="1, 2, 4 and 8 times the training length for text",
+            panel="Data",
         ),
     ] = None
     budget: Annotated[str, option(f"{_listed(BUDGETS)}. For budgets of --suite see --suite.")] = (
@@ -111,25 +114,41 @@ class Options:
     ] = None
     steps: Annotated[
         int | None,
-        option("Optimizer steps of each trial.", shown="those of the budget for text", min=1),
+        option(
+            "Optimizer steps of each trial.",
+            shown="those of the budget for text",
+            min=1,
+            panel="Training",
+        ),
     ] = None
     batch: Annotated[
-        int | None, option("Training windows per step.", shown="32 for text", min=1)
+        int | None,
+        option("Training windows per step.", shown="32 for text", min=1, panel="Training"),
     ] = None
     width: Annotated[
-        int | None, option("Width of the decoder, in channels.", shown="128", min=1)
+        int | None, option("Width of the decoder, in channels.", shown="128", min=1, panel="Model")
     ] = None
-    layers: Annotated[int | None, option("Number of layers.", shown="4", min=1)] = None
-    heads: Annotated[int | None, option("Number of query heads.", shown="4", min=1)] = None
+    layers: Annotated[int | None, option("Number of layers.", shown="4", min=1, panel="Model")] = (
+        None
+    )
+    heads: Annotated[
+        int | None, option("Number of query heads.", shown="4", min=1, panel="Model")
+    ] = None
     kv_heads: Annotated[
         int | None,
         option(
-            "Number of key/value heads.", shown="as many as --heads, shared as in --config", min=1
+            "Number of key/value heads.",
+            shown="as many as --heads, shared as in --config",
+            min=1,
+            panel="Model",
         ),
     ] = None
     projections: Annotated[
         str,
-        option("Projections of attention: separate, k=v or q=k (shared), or none at all (none)."),
+        option(
+            "Projections of attention: separate, k=v or q=k (shared), or none at all (none).",
+            panel="Model",
+        ),
     ] = "separate"
     config: Annotated[
         Path | None,
@@ -137,6 +156,7 @@ class Options:
             "A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
             "other options set them.",
             shown=False,
+            panel="Model",
         ),
     ] = None
     small: Annotated[
@@ -145,9 +165,10 @@ class Options:
             "Shrink the model of --config to at most 4 layers, about 4 heads and 64 channels "
             "per head; keeps the number of query heads per key/value head.",
             "--small",
+            panel="Model",
         ),
     ] = False
-    lr: Annotated[float, option("Peak learning rate, per step of AdamW.")] = 2e-3
+    lr: Annotated[float, option("Peak learning rate, per step of AdamW.", panel="Training")] = 2e-3
     check_lr: Annotated[
         bool,
         option(
@@ -155,19 +176,25 @@ class Options:
             "times --lr, one seed each, and use the rate with the lowest validation loss. Only "
             "the training length is measured for this.",
             "--check-lr",
+            panel="Training",
         ),
     ] = False
-    device: Annotated[str, option("auto, cpu or cuda (every GPU, one trial on each).")] = "auto"
+    device: Annotated[
+        str, option("auto, cpu or cuda (every GPU, one trial on each).", panel="Where")
+    ] = "auto"
     precision: Annotated[
         str,
         option(
-            "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it."
+            "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it.",
+            panel="Where",
         ),
     ] = "auto"
     compile: Annotated[
         bool,
         option(
-            "Train models compiled by torch.compile, on text only. See docs/scale.md.", "--compile"
+            "Train models compiled by torch.compile, on text only. See docs/scale.md.",
+            "--compile",
+            panel="Training",
         ),
     ] = False
     workers: Annotated[
@@ -177,12 +204,14 @@ class Options:
             "them in turn.",
             shown="one per core; on cuda one per GPU",
             min=1,
+            panel="Where",
         ),
     ] = None
     engine: Annotated[
         str,
         option(
-            "Where trials run: local (processes of this machine), ray or slurm. See docs/scale.md."
+            "Where trials run: local (processes of this machine), ray or slurm. See docs/scale.md.",
+            panel="Where",
         ),
     ] = "local"
     address: Annotated[
@@ -190,6 +219,7 @@ class Options:
         option(
             "Address of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
             shown="a new one on this machine",
+            panel="Where",
         ),
     ] = None
     storage: Annotated[
@@ -197,20 +227,25 @@ class Options:
         option(
             "Storage shared by the machines of a Ray cluster, such as s3://bucket/run.",
             shown="the folder --out, which they must share",
+            panel="Where",
         ),
     ] = None
-    partition: Annotated[str | None, option("Slurm's partition.", shown="Slurm's own default")] = (
-        None
-    )
-    max_parallel: Annotated[
-        int | None, option("Trials at a time on ray or slurm.", shown="as many as fit", min=1)
+    partition: Annotated[
+        str | None, option("Slurm's partition.", shown="Slurm's own default", panel="Where")
     ] = None
-    checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
+    max_parallel: Annotated[
+        int | None,
+        option("Trials at a time on ray or slurm.", shown="as many as fit", min=1, panel="Where"),
+    ] = None
+    checkpoint_steps: Annotated[
+        int, option("Steps between two checkpoints.", min=1, panel="Training")
+    ] = 50
     out: Annotated[
         Path | None,
         option(
             "Folder for report.html, results.csv, study.json and the trials.  ",
             shown="a folder below runs/ named by the options",
+            panel="Output",
         ),
     ] = None
     reuse: Annotated[
@@ -219,6 +254,7 @@ class Options:
             "Folder of a run, or of several, whose finished trials are reused if text, settings "
             "and code are the same; may be repeated.  ",
             shown="runs/, which is always searched",
+            panel="Where",
         ),
     ] = None
     figures: Figures = None
@@ -226,13 +262,18 @@ class Options:
     as_json: Json = False
     tensorboard: Annotated[
         bool,
-        option("Also write the losses for TensorBoard, into --out/tensorboard.", "--tensorboard"),
+        option(
+            "Also write the losses for TensorBoard, into --out/tensorboard.",
+            "--tensorboard",
+            panel="Output",
+        ),
     ] = False
     dry_run: Annotated[
         bool,
         option(
             "Measure a few steps, print the number of trials and tokens and the time, and stop.",
             "--dry-run",
+            panel="Where",
         ),
     ] = False
     unchecked: Annotated[
@@ -243,9 +284,9 @@ class Options:
             "--unchecked",
         ),
     ] = False
-    yes: Annotated[bool, option("Start even if it is expected to take over a week.", "--yes")] = (
-        False
-    )
+    yes: Annotated[
+        bool, option("Start even if it is expected to take over a week.", "--yes", panel="Where")
+    ] = False
 
 
 def check_options(options: Options) -> None:

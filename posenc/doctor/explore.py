@@ -27,7 +27,8 @@ def explore(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("Where to write the page.", shown="runs/explore.html, and open it")
+        Path | None,
+        option("Where to write the page.", shown="runs/explore.html, and open it", panel="Output"),
     ] = None,
 ) -> None:
     """Write a page on which you move position encodings: wavelengths, scores, masks, your config.

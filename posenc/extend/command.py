@@ -35,7 +35,11 @@ def extend(
     ] = None,
     out: Annotated[
         Path | None,
-        option("New folder for the extended checkpoint and extend.html.", shown="write nothing"),
+        option(
+            "New folder for the extended checkpoint and extend.html.",
+            shown="write nothing",
+            panel="Output",
+        ),
     ] = None,
     text: Annotated[
         list[Path] | None,
@@ -43,16 +47,18 @@ def extend(
             "Text file to measure and tune on, UTF-8; <|endoftext|> separates documents; "
             "may be repeated.",
             shown="the source of Python's standard library",
+            panel="Data",
         ),
     ] = None,
     as_bytes: Annotated[
-        bool, option("Read text as bytes, without a tokenizer.", "--bytes")
+        bool, option("Read text as bytes, without a tokenizer.", "--bytes", panel="Data")
     ] = False,
     as_ids: Annotated[
-        bool, option("Text files hold token ids between spaces; no tokenizer.", "--ids")
+        bool,
+        option("Text files hold token ids between spaces; no tokenizer.", "--ids", panel="Data"),
     ] = False,
     as_json: Annotated[
-        bool, option("Print everything that was measured, for programs.", "--json")
+        bool, option("Print everything that was measured, for programs.", "--json", panel="Output")
     ] = False,
     lm_eval: Annotated[
         str | None,
@@ -64,7 +70,7 @@ def extend(
         ),
     ] = None,
     report: Annotated[
-        Path | None, option("Where to write the page.", shown="OUT/extend.html")
+        Path | None, option("Where to write the page.", shown="OUT/extend.html", panel="Output")
     ] = None,
     figures: Figures = None,
     **given: Any,

@@ -32,16 +32,21 @@ class Options:
     ] = False
     state: Annotated[
         Path | None,
-        option("Folder for the state of search and tuning, for restarts.", shown="next to --out"),
+        option(
+            "Folder for the state of search and tuning, for restarts.",
+            shown="next to --out",
+            panel="Where",
+        ),
     ] = None
-    device: Annotated[str, option("Where to run: auto, cpu, cuda or mps; auto takes a GPU.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str, option("Where to run: auto, cpu, cuda or mps; auto takes a GPU.", panel="Where")
+    ] = "auto"
     precision: Annotated[
         str,
         option(
             "Precision to run in: float32, bfloat16, float16, or auto, that of the folder "
-            "(float32 while tuning). The weights that are written keep theirs."
+            "(float32 while tuning). The weights that are written keep theirs.",
+            panel="Where",
         ),
     ] = "auto"
     tune: TuneConfig | None = None

@@ -97,7 +97,9 @@ _Encodings = Annotated[
 ]
 _Out = Annotated[
     Path | None,
-    option("Where to write the page.", shown="runs/inspect.html; with --json nowhere"),
+    option(
+        "Where to write the page.", shown="runs/inspect.html; with --json nowhere", panel="Output"
+    ),
 ]
 
 
@@ -105,16 +107,16 @@ _Out = Annotated[
 @_no_exit()
 def encoding(
     names: _Encodings,
-    head_dim: Annotated[int, option("Size of one head.", min=1, max=_MOST)] = 64,
-    heads: Annotated[int, option("Number of query heads.", min=1, max=_MOST)] = 8,
+    head_dim: Annotated[int, option("Size of one head.", min=1, max=_MOST, panel="Model")] = 64,
+    heads: Annotated[int, option("Number of query heads.", min=1, max=_MOST, panel="Model")] = 8,
     train_length: Annotated[
-        int, option("Longest sequence of the training, in tokens.", min=1)
+        int, option("Longest sequence of the training, in tokens.", min=1, panel="Data")
     ] = 2048,
     compare: Annotated[
         bool, option("One table and shared figures, side by side.", "--compare")
     ] = False,
     as_json: Annotated[
-        bool, option("Print JSON: a list with one object per name.", "--json")
+        bool, option("Print JSON: a list with one object per name.", "--json", panel="Output")
     ] = False,
     out: _Out = None,
     figures: Figures = None,
@@ -158,6 +160,7 @@ def model(
         option(
             "Sentence that the model reads.",
             shown="a sentence whose words do not reveal its meaning",
+            panel="Data",
         ),
     ] = None,
     swap: Annotated[
@@ -165,14 +168,20 @@ def model(
         option(
             "Two words of the sentence to exchange, with positions and without.",
             shown="two of the default sentence",
+            panel="Data",
         ),
     ] = None,
     layers: Annotated[
-        list[int] | None, option("Layer of the model to draw; repeatable.", "--layer")
+        list[int] | None,
+        option("Layer of the model to draw; repeatable.", "--layer", panel="Model"),
     ] = None,
-    as_bytes: Annotated[bool, option("The model reads the sentence as bytes.", "--bytes")] = False,
-    as_ids: Annotated[bool, option("The sentence is token ids between spaces.", "--ids")] = False,
-    as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
+    as_bytes: Annotated[
+        bool, option("The model reads the sentence as bytes.", "--bytes", panel="Data")
+    ] = False,
+    as_ids: Annotated[
+        bool, option("The sentence is token ids between spaces.", "--ids", panel="Data")
+    ] = False,
+    as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
     out: _Out = None,
     figures: Figures = None,
 ) -> None:
@@ -208,9 +217,13 @@ def module(
             "--as",
         ),
     ] = None,
-    width: Annotated[int, option("Channels of a token, or of a head.", min=2, max=_MOST)] = 64,
-    heads: Annotated[int, option("Heads of queries, keys and scores.", min=1, max=_MOST)] = 8,
-    as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
+    width: Annotated[
+        int, option("Channels of a token, or of a head.", min=2, max=_MOST, panel="Model")
+    ] = 64,
+    heads: Annotated[
+        int, option("Heads of queries, keys and scores.", min=1, max=_MOST, panel="Model")
+    ] = 8,
+    as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Check a position module of another library, or one of your own, for known mistakes."""
     from posenc.inspect.module.sheet import run
@@ -222,7 +235,7 @@ def module(
 @_no_exit()
 def contract(
     names: _Encodings,
-    as_json: Annotated[bool, option("Print JSON.", "--json")] = False,
+    as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Run the checks that posenc's own encodings pass, and print which fail and why."""
     from posenc.inspect.contract import run

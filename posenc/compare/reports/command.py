@@ -21,6 +21,7 @@ def report(
         option(
             "Folder for the report of several runs.  ",
             shown="a folder below runs/ named by the trials",
+            panel="Output",
         ),
     ] = None,
     figures: Figures = None,

@@ -27,20 +27,30 @@ class TuneConfig:
     warm-up steps).
     """
 
-    steps: Annotated[int, option("Steps of fine-tuning before the export.", "--tune", min=0)] = 0
-    batch: Annotated[int, option("Windows of the new length per tuning step.", min=1)] = 4
+    steps: Annotated[
+        int, option("Steps of fine-tuning before the export.", "--tune", min=0, panel="Training")
+    ] = 0
+    batch: Annotated[
+        int, option("Windows of the new length per tuning step.", min=1, panel="Training")
+    ] = 4
     lr: Annotated[
         float | None,
-        option("Learning rate of the tuning.", shown="2e-5, more for models below 1e9 parameters"),
+        option(
+            "Learning rate of the tuning.",
+            shown="2e-5, more for models below 1e9 parameters",
+            panel="Training",
+        ),
     ] = None
     lora_rank: Annotated[
-        int | None, option("Rank of LoRA adapters.", "--lora", shown="all weights", min=0)
+        int | None,
+        option("Rank of LoRA adapters.", "--lora", shown="all weights", min=0, panel="Training"),
     ] = None
     distill: Annotated[
         bool,
         option(
             "Within the training length, tune on the predictions of the original model, so "
-            "that short texts lose nothing; needs a copy of the weights."
+            "that short texts lose nothing; needs a copy of the weights.",
+            panel="Training",
         ),
     ] = True
     adapter: Annotated[
@@ -49,6 +59,7 @@ class TuneConfig:
             "With --lora: train only the adapters, and also write them to OUT/adapter as peft "
             "reads them.",
             "--adapter",
+            panel="Training",
         ),
     ] = False
     recompute: Annotated[
@@ -57,6 +68,7 @@ class TuneConfig:
             "Tune in less memory by recomputing each layer in the backward pass (gradient "
             "checkpointing).",
             "--recompute",
+            panel="Training",
         ),
     ] = False
     warmup: int = 20

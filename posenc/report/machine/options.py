@@ -13,10 +13,18 @@ from typer.models import OptionInfo
 
 from posenc.sentence import LANGUAGES, speaking, usual_language
 
+PANELS = ("What", "Data", "Model", "Training", "Where", "Output")
+"""Headings of the help below which options stand, in this order."""
 
-def option(help: str, *names: str, shown: str | bool = True, **limits: Any) -> Any:
-    """Return typer's option with this help; `shown`: what the help says of the default."""
-    return typer.Option(*names, help=help, show_default=shown, **limits)
+
+def option(
+    help: str, *names: str, shown: str | bool = True, panel: str = "What", **limits: Any
+) -> Any:
+    """Return typer's option with this help.
+
+    shown: what the help says of the default. panel: one of PANELS, below which the option stands.
+    """
+    return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, **limits)
 
 
 def check_choice(option: str, value: str, known: Iterable[str]) -> str:
@@ -38,13 +46,21 @@ def check_choice(option: str, value: str, known: Iterable[str]) -> str:
 
 Figures = Annotated[
     Path | None,
-    option("New folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown=False),
+    option(
+        "New folder for every figure as SVG, PDF and PNG, with its data as CSV.",
+        shown=False,
+        panel="Output",
+    ),
 ]
 Lang = Annotated[
     str | None,
-    option("Language of page and tables: en or zh.", shown="as LANGUAGE, LC_ALL or LANG says"),
+    option(
+        "Language of page and tables: en or zh.",
+        shown="as LANGUAGE, LC_ALL or LANG says",
+        panel="Output",
+    ),
 ]
-Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json")]
+Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json", panel="Output")]
 
 
 def spoken(lang: str | None) -> AbstractContextManager[None]:
