@@ -186,7 +186,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
     monkeypatch.setattr(strips, "ROWS", 8)
     monkeypatch.setattr(strips, "TOGETHER", 32)
-    monkeypatch.setattr(sandwich, "KEYS", 16)
+    monkeypatch.setattr(sandwich, "GRID_KEYS", 16)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
     monkeypatch.setattr(key_rows, "FALL", {16: 64, 8: 128})

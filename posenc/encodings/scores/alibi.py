@@ -97,7 +97,7 @@ class ALiBi(DistanceBias):
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         signed = real(distance)
-        bias = -per_head(self._slope(signed), signed) * signed.abs()
+        bias = -per_head(self._slopes_like(signed), signed) * signed.abs()
         if self._sides is None:
             return bias
         hidden = per_head(self._sides.like(signed), signed) * signed < 0
@@ -106,31 +106,34 @@ class ALiBi(DistanceBias):
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
         slopes = self.log_slopes
-        learns = slopes is not None and slopes.requires_grad and torch.is_grad_enabled()
-        # The gradient of a slope sums gradients of scores times distances. From gradients per key
-        # it would be a difference of large sums.
-        if self._sides is None and not learns:
-            term.per_key = lambda: self._per_key(q.positions, k.positions)
+        needs_gradient = slopes is not None and slopes.requires_grad and torch.is_grad_enabled()
+        # Not for learned slopes: their gradient is a sum of score gradients times distances.
+        # Computed from one gradient per key, it would be a difference of large sums.
+        if self._sides is None and not needs_gradient:
+            term.per_key = lambda: self._row_and_key_summands(q.positions, k.positions)
         if self.computes_as(ALiBi):
             term.formulas = lambda: [self._formula(q.device)]
         return term
 
     def _formula(self, device: torch.device | None) -> Formula:
-        """Return what `bias` computes as arithmetic that a kernel does for each pair."""
+        """Return `bias` as a Formula, which a kernel evaluates for each pair."""
         like = torch.empty(0, device=device)
-        slope = self._slope(like).float()
+        slope = self._slopes_like(like).float()
         if self._sides is None:
-            return Formula(_both_sides, (slope,))
-        return Formula(_one_side, (slope, self._sides.like(like)))
+            return Formula(_bias_of_both_sides, (slope,))
+        return Formula(_bias_of_one_side, (slope, self._sides.like(like)))
 
-    def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (row, key) with bias = row[i] - key[j] for past keys, in float64, relative to the
-        first key of each batch row."""
+    def _row_and_key_summands(
+        self, q_positions: Tensor, kv_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (row, key), each (num_heads, len) or (batch, num_heads, len) in float64, with bias
+        = row[i] - key[j] for past keys. Positions count from the first key of each batch row, which
+        keeps both numbers small."""
         q_positions, kv_positions = from_origin(q_positions, kv_positions)
-        slope = self._slope(q_positions)[:, None]
+        slope = self._slopes_like(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 
-    def _slope(self, like: Tensor) -> Tensor:
+    def _slopes_like(self, like: Tensor) -> Tensor:
         """Return the slope of each head, (num_heads,), on the device of `like` and in its dtype, or
         that of learned slopes if it is wider."""
         if self.log_slopes is None:
@@ -138,11 +141,12 @@ class ALiBi(DistanceBias):
         return self.log_slopes.to(torch.promote_types(self.log_slopes.dtype, like.dtype)).exp()
 
 
-def _both_sides(distance: Tensor, slope: Tensor) -> Tensor:
-    """Return the bias of a head that sees the past and the future, see Formula."""
+def _bias_of_both_sides(distance: Tensor, slope: Tensor) -> Tensor:
+    """Return the bias of a head that sees past and future, for Formula.compute."""
     return -slope * distance.abs()
 
 
-def _one_side(distance: Tensor, slope: Tensor, side: Tensor) -> Tensor:
-    """Return the bias of a head that sees the past (side 1) or the future (-1), see Formula."""
+def _bias_of_one_side(distance: Tensor, slope: Tensor, side: Tensor) -> Tensor:
+    """Return the bias of a head that sees the past only (side 1) or the future only (side -1), for
+    Formula.compute."""
     return torch.where(side * distance < 0, -torch.inf, -slope * distance.abs())

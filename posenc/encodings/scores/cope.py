@@ -17,8 +17,9 @@ from posenc.encodings.terms.skew import Part, add_parts
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
-ROWS = 64
-"""Queries whose gates are summed up together on the CPU: few, as each reads few keys before it."""
+QUERIES_AT_ONCE = 64
+"""Queries whose gates are counted together on the CPU; a number chosen. It is small, because each
+query reads only some keys before it, and a group reads those of all its queries."""
 
 
 class CoPE(PositionEncoding):
@@ -105,21 +106,23 @@ class CoPE(PositionEncoding):
         positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
         past: Float[Tensor, "batch num_kv_heads past_len head_dim"] | None = None,
     ) -> Float[Tensor, "batch num_kv_heads seq_len head_dim"] | None:
+        """Return the separate keys of gates, (batch, num_kv_heads, seq_len, head_dim); None unless
+        gates="separate_key"."""
         if self.gate_key is None:
             return None
         return self.gate_key(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def term(self, q: Tokens, k: Tokens) -> "CountedGates":
+    def term(self, q: Tokens, k: Tokens) -> "CoPETerm":
         assert q.x is not None
         check_head_dim(self, self.head_dim, q.x)
         if self.gates != "key" and k.state is None:
             what = "v" if self.gates == "value" else "state(x, positions)"
             raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={what}.")
-        return CountedGates(q, k, self)
+        return CoPETerm(q, k, self)
 
 
-class CountedGates(Term):
-    """Add CoPE's term to the scores, which must be whole rows."""
+class CoPETerm(Term):
+    """Add CoPE's term to the scores. A block must have all keys of its queries."""
 
     reads_mask = True
 
@@ -129,47 +132,51 @@ class CountedGates(Term):
         self.scale = cope.scale(cope.head_dim)
 
     def held(self, needs_grad: bool) -> float:
-        # Arrays of the scores' size: the count and what it is interpolated from are saved for the
-        # backward pass; without gradients a few queries are computed at a time. See Term.held.
+        # Arrays of the scores' size at the peak of memory, counted as Term.held says. The backward
+        # pass needs the count and what it is interpolated from. Without gradients only a few
+        # queries are computed at a time.
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        """Add the term; on the CPU by some queries at a time, from their last key to the first,
+        """Add the term; on the CPU for some queries at a time, from their last key to the first,
         until all counts have reached their limit."""
         q = self.q[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
-        table = self._table(q)
+        table = self._query_table_products(q)
         gates = scores
         if self.cope.gates != "key":
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
         if not readable(gates):
-            return scores.add_(_at(table, _count(gates, mask)))
+            return scores.add_(_interpolate(table, _count_open_gates(gates, mask)))
         shown = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
         shown = shown.expand(*shown.shape[:2], *scores.shape[-2:])
-        by_rows = zip(*(t.split(ROWS, -2) for t in (table, gates, shown)), strict=True)
-        return add_parts(scores, *(_parts(*some) for some in by_rows), rows=ROWS)
+        by_rows = zip(*(t.split(QUERIES_AT_ONCE, -2) for t in (table, gates, shown)), strict=True)
+        return add_parts(scores, *(_term_in_parts(*part) for part in by_rows), rows=QUERIES_AT_ONCE)
 
-    def _table(self, q: Tensor) -> Tensor:
+    def _query_table_products(self, q: Tensor) -> Tensor:
         """Return the products of each query with each row of e, (batch, num_heads, rows,
-        num_positions + 1). The last row is there twice, as its own neighbour in `_at`."""
+        num_positions + 1). The last row is there twice, as its own neighbour in `_interpolate`."""
         e = torch.cat([self.cope.e, self.cope.e[-1:]]).to(q.dtype)
         table = F.linear(q, e)
         return table * self.scale if self.cope.divide else table
 
 
-def _parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:
+def _term_in_parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:
     """Yield the term of a few queries, some keys at a time, from the last key to the first.
 
     The count of a key is that of the keys after it plus its own part of the sum. Once the counts of
     all queries have reached the last row of the table, all earlier keys get that row.
     """
-    limit = table.shape[-1] - 2
+    limit = table.shape[-1] - 2  # the greatest count: the last of num_positions rows
     visible = mask.flatten(0, -2).any(0).nonzero()
     last = int(visible[-1]) + 1 if len(visible) else 0  # no query sees a key from here on
-    step = gates.shape[-2] + 5 * limit // 2  # half-open gates reach the limit in one step
+    # Keys per step. Gates are half open before training, so that 2 * limit keys reach the limit;
+    # half a `limit` more leaves room. The first query ends up to a block of queries before the last
+    # key.
+    step = gates.shape[-2] + 5 * limit // 2
     sizes = [last % step, *[step] * (last // step), gates.shape[-1] - last]
     *parts, hidden = gates.split(sizes, -1)  # the gradient of a slice would be of full size
     yield last, last + hidden.shape[-1], table[..., :1]
@@ -179,25 +186,26 @@ def _parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:
             yield 0, last, table[..., -1:]
             return
         first = last - part.shape[-1]
-        count = _count(part, mask[..., first:last])
+        count = _count_open_gates(part, mask[..., first:last])
         if after is not None:
             count = count + after
-        yield first, last, _at(table, count)
+        yield first, last, _interpolate(table, count)
         after = count[..., :1]
         last = first
 
 
-def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
-    """Return for each key the sum of open gates from it to the last key."""
+def _count_open_gates(gates: Tensor, mask: Tensor | None) -> Tensor:
+    """Return for each key the sum of gates (0 closed, 1 open) from it to the last key; hidden keys
+    have closed gates."""
     open_gates = gates.sigmoid()
     if mask is not None:
         open_gates = open_gates.masked_fill(~mask, 0)
     return open_gates.flip(-1).cumsum(-1).flip(-1)
 
 
-def _at(table: Tensor, count: Tensor) -> Tensor:
-    """Interpolate the table linearly at fractional counts; NaN for a count of NaN. Its last column
-    is only the neighbour of the one before."""
+def _interpolate(table: Tensor, count: Tensor) -> Tensor:
+    """Return the table, (..., num_positions + 1), interpolated linearly at fractional counts; NaN
+    for a count of NaN. The last column is only the upper neighbour of the one before."""
     limit = table.shape[-1] - 2
     count = count.clamp(max=limit)
     below = count.detach().long().clamp_(0, limit)  # NaN as an integer may be any

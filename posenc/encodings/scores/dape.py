@@ -27,12 +27,12 @@ from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Places
 
-BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
+INNER_BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),
     "kerple": (Kerple, {}),
     "fire": (FIRE, {"leaky": True}),
 }
-"""The biases that the paper adapts: name, class, and options as in the authors' code."""
+"""The biases that the paper adapts: their classes and the options of the authors' code, by name."""
 
 
 class DAPE(PositionEncoding):
@@ -92,10 +92,13 @@ class DAPE(PositionEncoding):
     def from_shape(
         cls, shape: ModelShape, *, inner: PositionEncoding | str = "kerple", **options: Any
     ) -> "DAPE":
+        """Build the encoding for a model; `inner` may be a name in INNER_BIASES."""
         if isinstance(inner, str):
-            if inner not in BIASES:
-                raise ValueError(f"DAPE: inner must be one of {', '.join(BIASES)}, got {inner!r}.")
-            inner_class, inner_options = BIASES[inner]
+            if inner not in INNER_BIASES:
+                raise ValueError(
+                    f"DAPE: inner must be one of {', '.join(INNER_BIASES)}, got {inner!r}."
+                )
+            inner_class, inner_options = INNER_BIASES[inner]
             inner = inner_class.from_shape(shape, **inner_options)
         return super().from_shape(shape, inner=inner, **options)
 
@@ -114,29 +117,29 @@ class DAPE(PositionEncoding):
     def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)
 
-    def term(self, q: Tokens, k: Tokens) -> "Adapted":
+    def term(self, q: Tokens, k: Tokens) -> "DAPETerm":
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
         inner = self.inner.term(q, k)
         assert inner is not None  # it claims to change scores
-        return Adapted(q, k, inner, self)
+        return DAPETerm(q, k, inner, self)
 
 
-class Adapted(Term):
-    """Add the inner bias, and the output of DAPE's network for scores and bias."""
+class DAPETerm(Term):
+    """Add the inner bias to the scores, and what DAPE's network computes from scores and bias."""
 
     def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
         super().__init__(q, k)
         self.inner = inner
         self.dape = dape
 
-    def ready(self, rows: int, causal: bool) -> "Adapted":
-        return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
+    def ready(self, rows: int, causal: bool) -> "DAPETerm":
+        return DAPETerm(self.q, self.k, self.inner.ready(rows, causal), self.dape)
 
     def held(self, needs_grad: bool) -> float:
         heads, units = self.dape.out.weight.shape
-        # Arrays of the scores' size, (batch, heads, ...): those of the hidden layer have `units`
-        # instead of heads. See Term.held.
+        # Arrays of the scores' size, (batch, heads, ...), counted as Term.held says: three of the
+        # hidden layer, which have `units` instead of heads, and three with as many heads.
         return 3 * units / heads + 3
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
@@ -144,11 +147,14 @@ class Adapted(Term):
         weight, hidden_bias = read_linear(self.dape.hidden, scores.dtype)
         out_weight, out_bias = read_linear(self.dape.out, scores.dtype)
         assert hidden_bias is not None and out_bias is not None
-        for_scores, for_bias = weight.chunk(2, dim=1)
-        finite = bias.masked_fill(bias == -torch.inf, 0)  # the sum hides these keys
-        # Apart, because the bias often has one row for the whole batch.
-        from_bias = torch.einsum("wh,...hqk->...wqk", for_bias, finite) + hidden_bias[:, None, None]
-        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores) + from_bias
+        score_weight, bias_weight = weight.chunk(2, dim=1)
+        finite_bias = bias.masked_fill(bias == -torch.inf, 0)  # the sum hides these keys
+        # The hidden layer of [scores; bias], as a sum of two products, because the bias often has
+        # one row for the whole batch, for which its product is computed once.
+        from_bias = (
+            torch.einsum("wh,...hqk->...wqk", bias_weight, finite_bias) + hidden_bias[:, None, None]
+        )
+        hidden = torch.einsum("wh,...hqk->...wqk", score_weight, scores) + from_bias
         hidden = F.leaky_relu(hidden, inplace=True)
         change = torch.einsum("hw,...wqk->...hqk", out_weight, hidden)
         return scores + change + (bias + out_bias[:, None, None])

@@ -114,6 +114,7 @@ class DeBERTa(PositionEncoding):
         shared = ("table", "norm.weight", "norm.bias") if layer_norm else ("table",)
         self.claims = replace(self.claims, needs_raw_k=p2c, shared_parameters=shared)
         self.share_att_key = share_att_key
+        # In a tuple, because nn.Module would register modules as its own.
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
         self.pos_key = None
         self.pos_query = None
@@ -134,11 +135,12 @@ class DeBERTa(PositionEncoding):
             self.norm.reset_parameters()
 
     def scale(self, head_dim: int) -> float:
-        num_products = 1 + int(self.c2p) + int(self.p2c)  # q . k, and one more for each
+        num_products = 1 + int(self.c2p) + int(self.p2c)  # q . k, and one for each term in use
         return (num_products * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Project the table with these modules of an attention, without adopting them."""
+        """Project the table with these modules of an attention from now on. They do not become
+        submodules, so their parameters are not counted twice."""
         if not self.share_att_key:
             raise ValueError(
                 "DeBERTa: this encoding has its own projections; build it with share_att_key=True."
@@ -161,7 +163,7 @@ class DeBERTa(PositionEncoding):
         return torch.where(size <= middle, distance, far * distance.sign())
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """Return the row of the table for each distance."""
+        """Return the row of the table for each integer distance, 0 to 2 span - 1."""
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
     def term(self, q: Tokens, k: Tokens) -> Term:
@@ -172,14 +174,16 @@ class DeBERTa(PositionEncoding):
         dtype = at_least_float32(q.x.dtype)
         scale = self.scale(self.head_dim)
 
-        def for_q(distance: Tensor) -> Tensor:
+        def key_vectors(distance: Tensor) -> Tensor:
+            """Return projected rows, which are multiplied with queries: content to position."""
             _, pos_key = self._projections()
-            return scale * self._projected(pos_key, self.row(distance), dtype)
+            return scale * self._project_rows(pos_key, self.row(distance), dtype)
 
-        def for_k(distance: Tensor) -> Tensor:
+        def query_vectors(distance: Tensor) -> Tensor:
+            """Return projected rows, which are multiplied with keys: position to content."""
             pos_query, _ = self._projections()
             row = self.row(-distance if self.paper_p2c else distance)
-            return scale * self._projected(pos_query, row, dtype)
+            return scale * self._project_rows(pos_query, row, dtype)
 
         def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             layers = [layer for layer in (*self._projections(), self.norm) if layer is not None]
@@ -191,9 +195,9 @@ class DeBERTa(PositionEncoding):
             k,
             (-self.max_distance, self.max_distance),
             q_vectors=q.x.to(dtype) if self.c2p else None,
-            for_q=for_q if self.c2p else None,
+            for_q=key_vectors if self.c2p else None,
             k_vectors=k.x.to(dtype) if self.p2c and k.x is not None else None,
-            for_k=for_k if self.p2c else None,
+            for_k=query_vectors if self.p2c else None,
             kept=kept,
         )
 
@@ -211,17 +215,19 @@ class DeBERTa(PositionEncoding):
             )
         return self._attention_projections
 
-    def _projected(
+    def _project_rows(
         self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
         """Return rows of the table, projected: (num_heads, rows, head_dim). Query heads may share a
-        head of the projection. A row that several distances use is projected once."""
+        head of the projection."""
         assert projection is not None
         ends = extremes_if_readable(rows)  # None: not known without waiting for the device
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
+        # If at least twice as many rows are asked for as the span has, as with buckets, each row of
+        # the span is projected once and then copied. The factor 2, chosen, pays for the copy.
         shared = 2 * (last + 1 - first) < len(rows)
         projected = torch.arange(first, last + 1, device=rows.device) if shared else rows
-        table = self._rows(projected, dtype)
+        table = self._read_table(projected, dtype)
         weight, bias = read_linear(projection, dtype)
         heads = weight @ table.mT
         if bias is not None:
@@ -231,10 +237,10 @@ class DeBERTa(PositionEncoding):
             heads = heads[..., rows - first]
         return for_every_head(heads, self.num_heads, dim=0).mT
 
-    def _rows(
+    def _read_table(
         self, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "rows embed_dim"]:
-        """Return rows of the table, normalised if it has a norm."""
+        """Return rows of the table, (rows, embed_dim), through its LayerNorm if layer_norm=True."""
         table = self.table[rows].to(dtype)
         if self.norm is None:
             return table
@@ -244,7 +250,8 @@ class DeBERTa(PositionEncoding):
 
 
 def _buckets_fit(num_buckets: int | None, max_distance: int) -> bool:
-    """Return True if half of the buckets can be exact and the rest reach max_distance - 1."""
+    """Return True if half of the buckets can hold one distance each and the others, at least one,
+    reach max_distance - 1."""
     if num_buckets is None:
         return True
     return num_buckets >= 4 and num_buckets % 2 == 0 and max_distance - 1 > num_buckets // 2

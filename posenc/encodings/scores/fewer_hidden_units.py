@@ -1,6 +1,6 @@
 """Shrink FIRE's network to the hidden units that bend within the inputs that occur.
 
-The network has one hidden layer and one input s, here a share between 0 and a known maximum:
+The network has one hidden layer and one input s, here a quotient between 0 and a known maximum:
 
     bias(s) = constant + sum_u out[u] * act(weight[u] * s + bias[u])
 
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 
 class Layers(NamedTuple):
-    """Hold a network of one input: sum_u out[:, u] * act(weight[u] * s + bias[u]).
+    """Hold the weights of a network of one input s: sum_u out[:, u] * act(weight[u] * s + bias[u]).
 
     weight, bias: (units,); out: (outputs, units). A constant is a unit of weight 0 and bias 1.
     """
@@ -37,7 +37,7 @@ class Layers(NamedTuple):
     out: Tensor
 
 
-def with_fewer_units(
+def shrink_network(
     hidden: tuple[Tensor, Tensor],
     output: tuple[Tensor, Tensor],
     activation: Callable[[Tensor], Tensor],
@@ -54,10 +54,10 @@ def with_fewer_units(
     The number of units that remain depends on the numbers in the tensors, which must be readable.
     Gradients reach all weights. A unit with NaN remains.
 
-    >>> from posenc.encodings.scores.fewer_hidden_units import with_fewer_units
+    >>> from posenc.encodings.scores.fewer_hidden_units import shrink_network
     >>> hidden = torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([5.0, 1.0, 0.5])
     >>> output = torch.tensor([[1.0, 10.0, 100.0]]), torch.tensor([7.0])
-    >>> weight, bias, out = with_fewer_units(hidden, output, torch.relu, torch.tensor(1.0))
+    >>> weight, bias, out = shrink_network(hidden, output, torch.relu, torch.tensor(1.0))
     >>> weight, bias, out  # only the third unit bends: 0.5 - s; the others give 21 s + 22
     (tensor([-1.,  1.,  0.]), tensor([0.5000, 0.0000, 1.0000]), tensor([[100.,  21.,  22.]]))
     """

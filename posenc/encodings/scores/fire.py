@@ -18,7 +18,7 @@ from posenc.encodings.base.placed import check_distances
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.numbers.tracking import readable
-from posenc.encodings.scores.fewer_hidden_units import Layers, with_fewer_units
+from posenc.encodings.scores.fewer_hidden_units import Layers, shrink_network
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeys, FlatQueries, distances, run_shift
@@ -73,15 +73,17 @@ class FIRE(PositionEncoding):
         self.out = nn.Linear(mlp_width, num_heads)
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
-        self.register_load_state_dict_pre_hook(_with_an_axis)
+        self.register_load_state_dict_pre_hook(_add_axis_to_old_scalars)
         self.reset_parameters()
 
     @classmethod
     @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> "FIRE":
+        """Build the encoding for a model; init_L defaults to a quarter of train_length."""
         return super().from_shape(shape, **{"init_L": max(1, shape.train_length / 4), **options})
 
     def reset_parameters(self) -> None:
+        """Draw the network's weights as nn.Linear does; set c to 0.1 and multiplier to 1."""
         self.hidden.reset_parameters()
         self.out.reset_parameters()
         nn.init.constant_(self.c, 0.1)
@@ -94,26 +96,26 @@ class FIRE(PositionEncoding):
         q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
         q = Tokens(None, q_positions)
         k = Tokens(None, kv_positions)
-        return self.of_share(self.share(q, k, q_positions.dtype))
+        return self.bias_of_quotient(self.quotient(q, k, q_positions.dtype))
 
-    def of_share(
-        self, share: Float[Tensor, "*batch q_len kv_len"]
+    def bias_of_quotient(
+        self, quotient: Float[Tensor, "*batch q_len kv_len"]
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """Return the bias from the network's input `share` (see the method of that name):
-        (num_heads, q_len, kv_len) or (batch, num_heads, q_len, kv_len)."""
-        hidden_weight, hidden_bias = _weights(self.hidden, share.dtype)
-        out_weight, out_bias = _weights(self.out, share.dtype)
-        with without_autocast(share.device):
-            hidden = self.activation(F.linear(share.unsqueeze(-1), hidden_weight, hidden_bias))
+        """Return the network's output, the bias, for its input, see `quotient`: (num_heads, q_len,
+        kv_len) or (batch, num_heads, q_len, kv_len)."""
+        hidden_weight, hidden_bias = _weight_and_bias(self.hidden, quotient.dtype)
+        out_weight, out_bias = _weight_and_bias(self.out, quotient.dtype)
+        with without_autocast(quotient.device):
+            hidden = self.activation(F.linear(quotient.unsqueeze(-1), hidden_weight, hidden_bias))
             return F.linear(hidden, out_weight, out_bias).movedim(-1, -3)
 
-    def share(
+    def quotient(
         self, q: Tokens, k: Tokens, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
         """Return the network's input psi(i - j) / psi(max(...)) for each pair, (q_len, kv_len) or
         (batch, q_len, kv_len), in at least float32; float64 if `like` or the parameters are."""
-        double = torch.float64 in (like, q.positions.dtype, self.c.dtype)
-        dtype = torch.float64 if double else torch.float32
+        in_float64 = torch.float64 in (like, q.positions.dtype, self.c.dtype)
+        dtype = torch.float64 if in_float64 else torch.float32
         c = self.c.to(dtype)
         threshold = (self.multiplier.to(dtype) * self.init_L).abs()
         denominator = _psi(c * torch.maximum(q.positions.to(dtype), threshold)) + self.eps
@@ -138,70 +140,76 @@ class FIRE(PositionEncoding):
         row = _psi(c * (greatest - steps_down).to(c.dtype))
         return row.unfold(0, len(k), 1).flip(0)
 
-    def term(self, q: Tokens, k: Tokens) -> "Network":
+    def term(self, q: Tokens, k: Tokens) -> "FIRETerm":
         assert q.x is not None
         check_heads(self, self.out.out_features, q.x)
-        return Network(q, k, self)
+        return FIRETerm(q, k, self)
 
 
-def _with_an_axis(fire: FIRE, state: dict[str, Any], prefix: str, *others: object) -> None:
-    """Read a state in which c and multiplier had no axis, which sharding refuses."""
+def _add_axis_to_old_scalars(
+    fire: FIRE, state: dict[str, Any], prefix: str, *others: object
+) -> None:
+    """Give c and multiplier in a state dict of shape () the shape (1,), which `fire` has today
+    because sharding refuses tensors without an axis. A hook of load_state_dict."""
     for name in (f"{prefix}c", f"{prefix}multiplier"):
         if name in state:
             state[name] = state[name].reshape(1)
 
 
-class Network(Dense):
-    """Add FIRE's bias, computed for a few pairs at a time."""
+class FIRETerm(Dense):
+    """Add FIRE's bias to the scores, computed for a few pairs at a time."""
 
     additive = True
     owns_values = True
     HIDDEN_BYTES = 2**20
-    """Maximum bytes of the hidden layer at a time, so that it stays in the CPU's cache. The
-    backward pass computes it again: training takes half the time."""
-    SLICE = 1024
-    """Pairs per matrix product. Products are shared out among the threads, a single one is not."""
+    """Maximum bytes of the hidden layer at a time: 1 MiB, so that it stays in the CPU's cache. The
+    backward pass computes it again, which halves the time of training."""
+    PAIRS_PER_SLICE = 1024
+    """Pairs per matrix product; a number chosen. Products are shared out among the threads, while
+    one product of all pairs would run on a single thread."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
-        super().__init__(q, k, lambda q, k: fire.of_share(fire.share(q, k, self.dtype)))
+        super().__init__(q, k, lambda q, k: fire.bias_of_quotient(fire.quotient(q, k, self.dtype)))
         self.fire = fire
         self.dtype = q.x.dtype
 
     def held(self, needs_grad: bool) -> float:
         # Arrays of the scores' size, (batch, heads, ...): in training also some with one number for
-        # all heads, such as the share of each pair. See Term.held.
+        # all heads, such as the quotient of each pair. See Term.held.
         return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
-        share = self.fire.share(self.q[rows], self.k[keys], self.dtype)
-        if share.ndim == 2:
-            share = share[None]
+        quotient = self.fire.quotient(self.q[rows], self.k[keys], self.dtype)
+        if quotient.ndim == 2:
+            quotient = quotient[None]
         # Which units can be left out is read from the numbers; a trace must not depend on them.
-        if not readable(share) or not share.numel():
-            return self.fire.of_share(share)
-        layers = with_fewer_units(
-            _weights(self.fire.hidden, share.dtype),
-            _weights(self.fire.out, share.dtype),
+        if not readable(quotient) or not quotient.numel():
+            return self.fire.bias_of_quotient(quotient)
+        layers = shrink_network(
+            _weight_and_bias(self.fire.hidden, quotient.dtype),
+            _weight_and_bias(self.fire.out, quotient.dtype),
             self.fire.activation,
-            largest=share.amax(),
+            largest=quotient.amax(),
         )
-        pairs = share.flatten()
-        slices = F.pad(pairs, (0, -len(pairs) % self.SLICE)).view(-1, 1, self.SLICE)
-        bias = self._of_all_slices(slices, layers)  # (num_heads, padded pairs)
-        return bias[:, : len(pairs)].unflatten(1, share.shape).transpose(0, 1)
+        pairs = quotient.flatten()
+        slices = F.pad(pairs, (0, -len(pairs) % self.PAIRS_PER_SLICE)).view(
+            -1, 1, self.PAIRS_PER_SLICE
+        )
+        bias = self._bias_of_slices(slices, layers)  # (num_heads, padded pairs)
+        return bias[:, : len(pairs)].unflatten(1, quotient.shape).transpose(0, 1)
 
-    def _of_all_slices(self, slices: Tensor, layers: Layers) -> Tensor:
-        """Return the bias of slices of pairs, (slices, 1, SLICE), as (num_heads, slices * SLICE),
-        with a hidden layer of at most HIDDEN_BYTES at a time."""
-        bytes_of_a_slice = len(layers.weight) * self.SLICE * slices.element_size()
+    def _bias_of_slices(self, slices: Tensor, layers: Layers) -> Tensor:
+        """Return the bias of slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (num_heads, slices *
+        PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a time."""
+        bytes_of_a_slice = len(layers.weight) * self.PAIRS_PER_SLICE * slices.element_size()
         groups = slices.split(max(1, self.HIDDEN_BYTES // bytes_of_a_slice))
         needs_grad = any(t.requires_grad for t in (slices, *layers))
         if torch.is_grad_enabled() and needs_grad:
             # Recomputed in the backward pass. Nothing in it is random or depends on the device.
             recomputed = functools.partial(
                 checkpoint,
-                self._of_slices,
+                self._apply_network,
                 use_reentrant=False,
                 preserve_rng_state=False,
                 determinism_check="none",
@@ -209,24 +217,25 @@ class Network(Dense):
             parts = [recomputed(group, layers) for group in groups]
             return torch.cat(parts).transpose(0, 1).flatten(1)
         bias = slices.new_empty(self.fire.out.out_features, slices.numel())
-        places = bias.unflatten(1, (-1, self.SLICE)).transpose(0, 1).split(len(groups[0]))
+        places = bias.unflatten(1, (-1, self.PAIRS_PER_SLICE)).transpose(0, 1).split(len(groups[0]))
         for group, place in zip(groups, places, strict=True):
-            place.copy_(self._of_slices(group, layers))
+            place.copy_(self._apply_network(group, layers))
         return bias
 
-    def _of_slices(self, share: Tensor, layers: Layers) -> Tensor:
-        """Return the bias of slices of pairs, (slices, 1, SLICE) -> (slices, num_heads, SLICE)."""
-        line = (layers.weight[:, None] * share).add_(layers.bias[:, None])
+    def _apply_network(self, quotient: Tensor, layers: Layers) -> Tensor:
+        """Return the network's output for slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (slices,
+        num_heads, PAIRS_PER_SLICE)."""
+        line = (layers.weight[:, None] * quotient).add_(layers.bias[:, None])
         hidden = self.fire.activation(line, inplace=True)
-        return torch.bmm(layers.out.expand(len(share), -1, -1), hidden)
+        return torch.bmm(layers.out.expand(len(quotient), -1, -1), hidden)
 
 
 def _psi(scaled: Tensor) -> Tensor:
-    """Return psi = ln(|scaled| + 1), for distances that are multiplied by c."""
+    """Return the paper's psi, ln(|c x| + 1), for scaled = c x."""
     return scaled.abs().log1p()
 
 
-def _weights(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _weight_and_bias(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the weight and the bias of a layer in this dtype."""
     weight, bias = read_linear(layer, dtype)
     assert bias is not None

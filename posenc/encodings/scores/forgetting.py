@@ -73,9 +73,11 @@ class FoX(PositionEncoding):
     @classmethod
     @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> "FoX":
+        """Build the encoding for a model, with a second set of gates if queries see future keys."""
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
 
     def reset_parameters(self) -> None:
+        """Draw gate weights with standard deviation 0.02, chosen; set all biases to bias_init."""
         nn.init.normal_(self.gate.weight, std=0.02)
         nn.init.constant_(self.gate.bias, self.bias_init)
 
@@ -85,6 +87,8 @@ class FoX(PositionEncoding):
         positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
         past: Float[Tensor, "batch num_heads past_len *ways"] | None = None,
     ) -> Float[Tensor, "batch num_heads seq_len *ways"]:
+        """Return the running sum of log gates up to each token, counted on from the end of
+        `past`."""
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             gate = F.linear(x.to(dtype), *read_linear(self.gate, dtype))
@@ -93,7 +97,7 @@ class FoX(PositionEncoding):
             state = torch.stack(state.chunk(2, dim=1), dim=-1)
         return state if past is None else past[:, :, -1:] + state
 
-    def term(self, q: Tokens, k: Tokens) -> "ForgottenBetween":
+    def term(self, q: Tokens, k: Tokens) -> "FoXTerm":
         if q.state is None or k.state is None:
             raise ValueError(
                 "FoX: attention needs q_state and kv_state, the gates' running sums; "
@@ -104,36 +108,40 @@ class FoX(PositionEncoding):
         last_axis = (2,) if self.bidirectional else ()
         for state in (q.state, k.state):
             check_state_shape(self, state, q.x.shape[1], *last_axis)
-        return ForgottenBetween(q, k, self.bidirectional)
+        return FoXTerm(q, k, self.bidirectional)
 
 
-class ForgottenBetween(Dense):
-    """Add the sum of log gates between key and query, a difference of running sums."""
+class FoXTerm(Dense):
+    """Add FoX's bias, the sum of log gates between key and query: a difference of running sums."""
 
     def __init__(self, q: Tokens, k: Tokens, bidirectional: bool) -> None:
-        super().__init__(q, k, _on_either_side if bidirectional else _since_key)
+        super().__init__(q, k, _log_gates_on_either_side if bidirectional else _log_gates_since_key)
         if not bidirectional:
             self.per_key = self._per_key
 
     def _per_key(self) -> tuple[Tensor, Tensor]:
-        """Return the running sums of log gates of queries and keys, (batch, num_heads, len), whose
-        difference is the bias."""
+        """Return the running sums of log gates at the queries and at the keys, each (batch,
+        num_heads, len) in float64: the bias of a pair is the first minus the second."""
         assert self.q.state is not None and self.k.state is not None
         return self.q.state, self.k.state
 
     def pair(self) -> ScoreMod:  # type: ignore[override]
-        """Return a score_mod that subtracts running sums, in O(len) memory. With gradients, one
-        that reads all differences: a kernel would add those of a whole row to one number."""
+        """Return a score_mod that subtracts two running sums for each pair, in O(len) memory.
+
+        Return one that reads a table of all differences if the sums need gradients, because a
+        kernel would add the gradients of a whole row to one number; if there are two sums per
+        token; or in float64, for which two numbers of float32 are not exact enough.
+        """
         x = self.q.x
         q = self.q.state
         k = self.k.state
         assert x is not None and q is not None and k is not None
-        learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+        needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
         bidirectional = self.per_key is None
-        if bidirectional or learns or x.dtype == torch.float64:
+        if bidirectional or needs_gradient or x.dtype == torch.float64:
             return super().pair()
-        q_high, q_low = _high_and_low(q)
-        k_high, k_low = _high_and_low(k)
+        q_high, q_low = _split_into_two_float32(q)
+        k_high, k_low = _split_into_two_float32(k)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             # A state with one row serves the whole batch.
@@ -146,8 +154,9 @@ class ForgottenBetween(Dense):
         return mod
 
 
-def _high_and_low(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors in float32 whose sum is `sums` to 2**-48 of it.
+def _split_into_two_float32(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float64 sums as two float32 tensors (high, low) with high + low = sums to 2**-48 of
+    it.
 
     With q = q_high + q_low and k likewise, q - k = (q_high - k_high) + (q_low - k_low). In float32
     each of the two differences and their sum are rounded by 2**-24 of the result, and the low parts
@@ -160,13 +169,13 @@ def _high_and_low(sums: Tensor) -> tuple[Tensor, Tensor]:
     return high, low.masked_fill(~high.isfinite(), 0)  # infinity minus itself is NaN
 
 
-def _since_key(q: Tokens, k: Tokens) -> Tensor:
+def _log_gates_since_key(q: Tokens, k: Tokens) -> Tensor:
     """Return the sum of log gates from each key to the query, (batch, num_heads, rows, keys)."""
     assert q.state is not None and k.state is not None
     return q.state[..., :, None] - k.state[..., None, :]
 
 
-def _on_either_side(q: Tokens, k: Tokens) -> Tensor:
+def _log_gates_on_either_side(q: Tokens, k: Tokens) -> Tensor:
     """Return the sum of log gates between each key and the query, (batch, num_heads, rows, keys),
     from one set of gates for keys in the past and another one for keys in the future.
 
@@ -177,8 +186,8 @@ def _on_either_side(q: Tokens, k: Tokens) -> Tensor:
     """
     assert q.state is not None and k.state is not None
     differences = q.state[..., :, None, :] - k.state[..., None, :, :]
-    of_first, of_second = differences.unbind(-1)
+    past_difference, future_difference = differences.unbind(-1)
     past = distances(q.positions, k.positions) >= 0
     if past.ndim == 3:  # (batch, rows, keys)
         past = past[:, None]
-    return torch.where(past, of_first, -of_second)
+    return torch.where(past, past_difference, -future_difference)

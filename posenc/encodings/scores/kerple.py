@@ -59,15 +59,15 @@ class Kerple(DistanceBias):
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         distance = real(distance).abs()
-        r1 = _bounded(per_head(self.r1, distance))
-        r2 = _bounded(per_head(self.r2, distance), self._r2_high)
+        r1 = _clamp_keeping_gradient(per_head(self.r1, distance))
+        r2 = _clamp_keeping_gradient(per_head(self.r2, distance), self._r2_limit)
         if self.form == "log":
             return -r1 * (r2 * distance).log1p()
         return -r1 * distance**r2
 
     @property
-    def _r2_high(self) -> float:
-        """Return the number to which r2 is clamped."""
+    def _r2_limit(self) -> float:
+        """Return the largest r2 that `bias` uses; larger parameters are clamped to it."""
         return torch.inf if self.form == "log" else KERPLE_POWER_HIGH
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
@@ -77,26 +77,30 @@ class Kerple(DistanceBias):
         return term
 
     def _formulas(self) -> list[Formula]:
-        """Return what `bias` computes as arithmetic that a kernel does for each pair. Kernels
-        compute log and exp2 faster than log1p and pow."""
-        r1 = _bounded(self.r1.float())
-        r2 = _bounded(self.r2.float(), self._r2_high)
-        return [Formula(_log if self.form == "log" else _power, (r1, r2), dear=True)]
+        """Return `bias` as a Formula, which a kernel evaluates for each pair. It uses log and exp2,
+        which kernels compute faster than log1p and pow."""
+        r1 = _clamp_keeping_gradient(self.r1.float())
+        r2 = _clamp_keeping_gradient(self.r2.float(), self._r2_limit)
+        return [Formula(_log_kernel if self.form == "log" else _power_kernel, (r1, r2), dear=True)]
 
 
-def _log(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
-    """Return the bias of form "log", see Formula."""
+def _log_kernel(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    """Return -r1 ln(1 + r2 |distance|), the bias of form "log", for Formula.compute."""
     return -r1 * (1 + r2 * distance.abs()).log()
 
 
-def _power(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
-    """Return the bias of form "power", see Formula."""
+def _power_kernel(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    """Return -r1 |distance|^r2, the bias of form "power", for Formula.compute."""
     # log2(0) is -inf, and exp2(-inf) is 0, as the bias at distance 0 is.
     return -r1 * (r2 * distance.abs().log2()).exp2()
 
 
-def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
-    """Clamp x to [0.01, high], but pass its gradient on unchanged: the difference is a constant to
-    autograd. A plain clamp has no gradient outside, so a parameter that starts there would never
-    learn (1 % of initial r2). x must have the bias's dtype: 0.01 is not exact in 16 bits."""
-    return x + (x.clamp(KERPLE_LOW, high) - x).detach()
+def _clamp_keeping_gradient(parameter: Tensor, high: float = torch.inf) -> Tensor:
+    """Return the parameter clamped to [KERPLE_LOW, high], with the gradient of the parameter
+    itself.
+
+    A plain clamp has no gradient outside, so a parameter that starts there would never learn (1 %
+    of initial r2). `parameter` must have the bias's dtype: 0.01 is not exact in 16 bits.
+    """
+    # The difference is a constant to autograd.
+    return parameter + (parameter.clamp(KERPLE_LOW, high) - parameter).detach()

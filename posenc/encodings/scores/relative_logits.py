@@ -66,9 +66,9 @@ class RelativeLogits(PositionEncoding):
         super().__init__()
         self.num_heads = num_heads
         self.log_scaling = log_scaling
-        plain = log_scaling is None
+        unscaled = log_scaling is None
         self.claims = replace(
-            self.claims, shift_invariant=plain, additive=plain, own_scale=not plain
+            self.claims, shift_invariant=unscaled, additive=unscaled, own_scale=not unscaled
         )
         self.state_proj = nn.Linear(embed_dim, num_heads * num_profiles, bias=False)
         self.profiles = nn.Parameter(torch.empty(num_profiles, extent))
@@ -84,12 +84,13 @@ class RelativeLogits(PositionEncoding):
         positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
         past: Float[Tensor, "batch num_heads past_len num_profiles"] | None = None,
     ) -> Float[Tensor, "batch num_heads seq_len num_profiles"]:
+        """Return the weights with which each token, as a query, mixes the profiles."""
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             state = F.linear(x.to(dtype), *read_linear(self.state_proj, dtype))
         return state.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def term(self, q: Tokens, k: Tokens) -> "Profiles":
+    def term(self, q: Tokens, k: Tokens) -> "RelativeLogitsTerm":
         if q.state is None:
             raise ValueError(
                 "RelativeLogits: attention needs q_state; take it from "
@@ -102,15 +103,17 @@ class RelativeLogits(PositionEncoding):
         profiles = F.pad(self.profiles.to(q.state.dtype), (1, 1)).T
         extent = self.profiles.shape[1]
 
-        def for_q(distance: Tensor) -> Tensor:
+        def profile_values(distance: Tensor) -> Tensor:
             return profiles[None, distance.clamp(-1, extent) + 1]
 
-        return Profiles(q, k, (-1, extent), q.state, for_q, log_scaling=self.log_scaling)
+        return RelativeLogitsTerm(
+            q, k, (-1, extent), q.state, profile_values, log_scaling=self.log_scaling
+        )
 
 
-class Profiles(ByDistance):
-    """Add the mixed profiles of each query. With log_scaling, then multiply its scores by a factor
-    that depends on its position."""
+class RelativeLogitsTerm(ByDistance):
+    """Add to each query's scores its mixed profile; with log_scaling, then multiply them by a
+    factor that depends on the query's position."""
 
     def __init__(
         self,
@@ -130,21 +133,22 @@ class Profiles(ByDistance):
         scores = super().add(scores, rows, keys, mask)
         if self.log_scaling is None:
             return scores
-        factor = self._factor(self.q[rows].positions, scores.dtype)
+        factor = self._log_factor(self.q[rows].positions, scores.dtype)
         return scores * (factor[:, None] if factor.ndim == 3 else factor)
 
-    def _factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the factor of each query's scores, (len, 1) or (batch, len, 1)."""
+    def _log_factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the factor 1 + alpha ln(max(1, (position + 1) / n)) of each query's scores, (len,
+        1) or (batch, len, 1)."""
         assert self.log_scaling is not None
         start, alpha = self.log_scaling
-        share = (positions + 1).to(dtype) / start
-        return (1 + alpha * share.clamp(min=1).log()).unsqueeze(-1)
+        ratio = (positions + 1).to(dtype) / start
+        return (1 + alpha * ratio.clamp(min=1).log()).unsqueeze(-1)
 
     def pair(self) -> ScoreMod:
         added = super().pair()
         if self.log_scaling is None:
             return added
-        factors = self._factor(self.q.positions, torch.float32)[..., 0]
+        factors = self._log_factor(self.q.positions, torch.float32)[..., 0]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             factor = factors[q_idx] if factors.ndim == 1 else factors[batch, q_idx]

@@ -14,10 +14,10 @@ from posenc.encodings.numbers.frequencies import geometric
 from posenc.encodings.numbers.precision import per_head, real
 from posenc.positions import FlatKeys, FlatQueries
 
-CHUNK = 256
-"""Distances whose dim/2 cosines are in memory at a time."""
-KEYS = 64
-"""Keys in a grid with every 64th query, which gives each distance once."""
+DISTANCES_AT_ONCE = 256
+"""Distances whose dim/2 cosines are in memory at a time; a number chosen."""
+GRID_KEYS = 64
+"""Keys of the grid in `run`, whose queries are as far apart, so that each distance comes once."""
 
 
 class Sandwich(DistanceBias):
@@ -53,18 +53,18 @@ class Sandwich(DistanceBias):
             raise ValueError(f"Sandwich: dim must be even and at least 2, got {dim}.")
         if form not in ("paper", "nemo"):
             raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
-        first = 0 if form == "paper" else 1  # the first t
+        first = 0 if form == "paper" else 1  # the first t of the sum
         self.angles = Angles(geometric(dim // 2 + first, 10000, 2 / dim)[first:])
         self.offset = first * dim / 2
-        self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
+        self._head_factors = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = real(distance).dtype
         sums = []
-        for part in distance.flatten().split(CHUNK):
+        for part in distance.flatten().split(DISTANCES_AT_ONCE):
             cosines = self.angles.reduced(part).to(dtype).cos()
             sums.append(cosines.sum(-1, dtype=torch.float64))
-        return self._for_heads(torch.cat(sums).view(distance.shape), dtype)
+        return self._scale_for_heads(torch.cat(sums).view(distance.shape), dtype)
 
     def dense(
         self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
@@ -73,22 +73,26 @@ class Sandwich(DistanceBias):
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         dtype = torch.float64 if double else real(q_positions).dtype
-        values = self._for_heads(q @ k.mT, dtype)
+        values = self._scale_for_heads(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def run(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of falling distances from a grid of few queries and keys: the row of a
-        query has the distances to keys 0 to 63, and the next query is 64 positions before."""
-        queries = torch.arange(farthest, farthest - count, -KEYS, device=device)
-        positions = torch.cat((queries, torch.arange(KEYS, device=device)))
+        query has the distances to keys 0 to 63, and the next query is 64 positions before.
+
+        A product of two small tables replaces a cosine for each distance and frequency.
+        """
+        queries = torch.arange(farthest, farthest - count, -GRID_KEYS, device=device)
+        positions = torch.cat((queries, torch.arange(GRID_KEYS, device=device)))
         both = torch.cat(self.angles.cos_sin(positions, torch.float64), dim=-1)
         products = both[: len(queries)] @ both[len(queries) :].mT
         dtype = torch.float64 if double else torch.float32
-        return self._for_heads(products.flatten()[:count], dtype)
+        return self._scale_for_heads(products.flatten()[:count], dtype)
 
-    def _for_heads(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return each head's share of the sum of cosines, (num_heads, *total.shape)."""
+    def _scale_for_heads(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the bias of each head, (num_heads, *total.shape), from `total`, the sum of
+        cosines."""
         total = total - self.offset
-        return (per_head(self._shares.like(total), total) * total).to(dtype)
+        return (per_head(self._head_factors.like(total), total) * total).to(dtype)

@@ -81,6 +81,7 @@ class T5Bias(DistanceBias):
     @classmethod
     @answered
     def from_shape(cls, shape: ModelShape, **options) -> "T5Bias":
+        """Build the encoding for a model, bidirectional if queries see future keys."""
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
 
     def reset_parameters(self) -> None:
@@ -90,13 +91,13 @@ class T5Bias(DistanceBias):
         return 1.0 if self.unscaled else super().scale(head_dim)
 
     def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """Return the row of the table for each distance (positive: the past)."""
+        """Return the row of the table for each distance in tokens (positive: the past)."""
         near = distance.abs() if self.bidirectional else distance.clamp(min=0)
         bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
         if not self.bidirectional:
             return bucket
         buckets_per_side = len(self.edges) + 1
-        return bucket + buckets_per_side * (distance < 0)
+        return bucket + buckets_per_side * (distance < 0)  # the second half is for the future
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)

@@ -97,7 +97,8 @@ class TransformerXL(PositionEncoding):
     def sinusoid(
         self, distance: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where embed_dim"]:
-        """Return R of each clamped distance, (*distance.shape, embed_dim): sines, then cosines."""
+        """Return the sinusoid R of each distance, clamped to clamp_len: (*distance.shape,
+        embed_dim), all sines, then all cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
         cos, sin = self.angles.cos_sin(distance, dtype)
@@ -113,29 +114,33 @@ class TransformerXL(PositionEncoding):
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
         return k  # only queries change
 
-    def term(self, q: Tokens, k: Tokens) -> "DistanceVectors":
+    def term(self, q: Tokens, k: Tokens) -> "TransformerXLTerm":
         assert q.x is not None
         dtype = at_least_float32(q.x.dtype)
         queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
-        return DistanceVectors(q, k, queries, self)
+        return TransformerXLTerm(q, k, queries, self)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         return self.with_kept_tables()
 
-    def projected(
+    def projected_sinusoids(
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads distances head_dim"]:
-        """Return the projected sinusoid W R of each distance, (num_heads, distances, head_dim)."""
+        """Return the sinusoid of each distance times the projection, W R: (num_heads, distances,
+        head_dim)."""
         projected = read_linear(self.projection, dtype).weight @ self.sinusoid(distance, dtype).mT
         return projected.unflatten(0, self.u.shape).mT
 
-    def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
-        """Return the projection W by head, (num_heads, head_dim, embed_dim)."""
+    def projection_by_head(
+        self, dtype: torch.dtype
+    ) -> Float[Tensor, "num_heads head_dim embed_dim"]:
+        """Return the weight W of the projection in this dtype, split by head: (num_heads, head_dim,
+        embed_dim)."""
         return read_linear(self.projection, dtype).weight.unflatten(0, self.u.shape)
 
 
-class DistanceVectors(ByDistance):
-    """Add products of queries with the projected sinusoids of the distance."""
+class TransformerXLTerm(ByDistance):
+    """Add to the scores the products of queries with the projected sinusoids of the distance."""
 
     def __init__(
         self,
@@ -150,7 +155,9 @@ class DistanceVectors(ByDistance):
             return xl.kept((key, dtype), compute, xl.projection.weight)
 
         ends = None if xl.clamp_len is None else (-xl.clamp_len, xl.clamp_len)
-        super().__init__(q, k, ends, queries, partial(xl.projected, dtype=dtype), kept=kept)
+        super().__init__(
+            q, k, ends, queries, partial(xl.projected_sinusoids, dtype=dtype), kept=kept
+        )
         self.xl = xl
 
     def _gathered(
@@ -161,12 +168,13 @@ class DistanceVectors(ByDistance):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        """Add products of queries with sinusoids of arbitrary distances, as a matrix product."""
+        """Add products of queries with sinusoids of distances at any positions, as one matrix
+        product; distances beyond clamp_len get the product of the end."""
         assert q_vectors is not None
         clamp = self.xl.clamp_len
         # q . (W R) = (q W) . R: a coefficient for each sine and cosine of the distance.
-        coefficients = q_vectors @ self.xl.weight(q_vectors.dtype)
-        products = self._by_difference(coefficients, q.positions, k.positions)
+        coefficients = q_vectors @ self.xl.projection_by_head(q_vectors.dtype)
+        products = self._products_by_difference(coefficients, q.positions, k.positions)
         if clamp is None:
             return scores + products
         distance = distances(q.positions, k.positions)
@@ -177,7 +185,7 @@ class DistanceVectors(ByDistance):
             products = torch.where(beyond, coefficients @ end.mT, products)
         return scores + products
 
-    def _by_difference(
+    def _products_by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
         """Return a sin(w D) + b cos(w D), summed over all frequencies w, for each distance D of a

@@ -67,7 +67,7 @@ class Shaw(PositionEncoding):
             nn.init.xavier_uniform_(self.value_table)
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """Return the row of the tables for each distance (positive: the past)."""
+        """Return the row of the tables for each integer distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
     def term(self, q: Tokens, k: Tokens) -> "ShawTerm":
@@ -97,12 +97,14 @@ class ShawTerm(ByDistance):
 
     @property
     def combine(self):  # type: ignore[override]
+        """Return the function that replaces weights @ v, see Term; None without value_table."""
         return None if self.shaw.value_table is None else self._combine
 
     def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return weights @ (v + value_table[r]): the second part as the sum of weights of each
         distance, times the table."""
-        shaw = self._checked(v)
+        self._check_value_width(v)
+        shaw = self.shaw
         assert shaw.value_table is not None
         out = grouped_matmul(weights, v.to(weights.dtype))
         distance = distances(self.q[rows].positions, self.k[keys].positions)
@@ -113,15 +115,14 @@ class ShawTerm(ByDistance):
         sums = sums.scatter_add(-1, table_row, weights)
         return out + sums @ shaw.value_table.to(sums.dtype)
 
-    def _checked(self, v: Tensor) -> Shaw:
-        """Return the encoding. Raise ValueError if value_table does not fit values like v."""
+    def _check_value_width(self, v: Tensor) -> None:
+        """Raise ValueError if there is a value_table of another width than v."""
         shaw = self.shaw
         if shaw.value_table is not None and v.shape[-1] != shaw.head_dim:
             raise ValueError(
                 f"Shaw: built for head_dim={shaw.head_dim}, got v with shape {tuple(v.shape)}. "
                 "Use values=False if values have another width."
             )
-        return shaw
 
     def attend_near(  # type: ignore[override]
         self,
@@ -139,11 +140,12 @@ class ShawTerm(ByDistance):
             query 1        x   x   x
             query 2            x   x   x
 
-        All products of a block are one matrix product. `_from_diagonals` reads the seen ones of
-        each query as w columns by falling distance: column c is for distance w - 1 - c. For the
-        values `_to_diagonals` writes the weights back.
+        All products of a block are one matrix product. `_diagonals_to_columns` reads the seen ones
+        of each query as w columns by falling distance: column c is for distance w - 1 - c. For the
+        values `_columns_to_diagonals` writes the weights back.
         """
-        shaw = self._checked(v)
+        self._check_value_width(v)
+        shaw = self.shaw
         near = shaw.max_distance
         heads, length = q.shape[1:3]
         q = q.to(self.dtype)
@@ -152,15 +154,15 @@ class ShawTerm(ByDistance):
         front = near - 1 - (k.shape[2] - length)  # keys that the first block lacks
         table_rows = shaw.row(torch.arange(near - 1, -1, -1, device=q.device))
 
-        def keys_of_blocks(t: Tensor) -> Tensor:
-            """Return the keys or values of each block, (batch, heads, blocks, width, 2 near - 1),
-            with zeros where there are none."""
+        def by_block(t: Tensor) -> Tensor:
+            """Return the keys or values t by block, (batch, heads, blocks, width, 2 near - 1), with
+            zeros where there are none."""
             t = F.pad(t.to(q.dtype), (0, 0, front, missing))
             return for_every_head(t.unfold(2, 2 * near - 1, near), heads)
 
         queries = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near))
         # Each step takes the name of the one before, so that memory holds one of them.
-        scores = _from_diagonals(queries @ keys_of_blocks(k)).flatten(2, 3)[:, :, :length]
+        scores = _diagonals_to_columns(queries @ by_block(k)).flatten(2, 3)[:, :, :length]
         scores = scores + q @ shaw.key_table.to(q.dtype)[table_rows].mT
         scores = shaw.scale(shaw.head_dim) * scores
 
@@ -171,7 +173,7 @@ class ShawTerm(ByDistance):
         weights = (scores - lse[..., None]).exp()
 
         out = F.pad(weights, (0, 0, 0, missing)).unflatten(2, (blocks, near))
-        out = _to_diagonals(out) @ keys_of_blocks(v).mT
+        out = _columns_to_diagonals(out) @ by_block(v).mT
         out = out.flatten(2, 3)[:, :, :length]
         if shaw.value_table is not None:
             out = out + weights @ shaw.value_table.to(q.dtype)[table_rows]
@@ -191,7 +193,7 @@ class ShawTerm(ByDistance):
         return scores, shaw.value_table[row].to(q.dtype)
 
 
-def _from_diagonals(block: Tensor) -> Tensor:
+def _diagonals_to_columns(block: Tensor) -> Tensor:
     """Return (..., w, w) with columns r to r + w - 1 of each row r of (..., w, 2w - 1).
 
     In memory, row r begins at r (2w - 1), so its column r + c is number 2w r + c. With w more
@@ -201,9 +203,9 @@ def _from_diagonals(block: Tensor) -> Tensor:
     return F.pad(block.flatten(-2), (0, w)).unflatten(-1, (w, 2 * w))[..., :w]
 
 
-def _to_diagonals(columns: Tensor) -> Tensor:
+def _columns_to_diagonals(columns: Tensor) -> Tensor:
     """Return (..., w, 2w - 1) with row r of (..., w, w) in columns r to r + w - 1, and zeros
-    elsewhere: the inverse of `_from_diagonals`."""
+    elsewhere: the inverse of `_diagonals_to_columns`."""
     w = columns.shape[-2]
     numbers = F.pad(columns, (0, w)).flatten(-2)[..., : w * (2 * w - 1)]
     return numbers.unflatten(-1, (w, 2 * w - 1))

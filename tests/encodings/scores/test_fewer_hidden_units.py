@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.encodings.scores.fewer_hidden_units import with_fewer_units
+from posenc.encodings.scores.fewer_hidden_units import shrink_network
 
 # Line at the ends of [0, 2]: both positive, both negative, from + to -, from - to +, from 0 up,
 # from 0 down, up to 0, constant: positive, negative, zero.
@@ -31,7 +31,7 @@ def test_the_smaller_network_equals_the_whole_one(leak: float):
         return torch.where(line > 0, line, leak * line)
 
     hidden = torch.tensor(WEIGHT).double()[:, None], torch.tensor(BIAS).double()
-    smaller = with_fewer_units(hidden, (out, constant), activation, torch.tensor(LARGEST).double())
+    smaller = shrink_network(hidden, (out, constant), activation, torch.tensor(LARGEST).double())
     assert smaller.weight.tolist() == [-2, 2, 1, -1, 0.5, 0, 1, 0]  # those that reach 0, then two
     for share in (0.0, 0.3, 0.5, 1.0, 1.7, LARGEST):
         units = activation(smaller.weight * share + smaller.bias)
@@ -43,12 +43,12 @@ def test_a_unit_that_bends_beyond_the_largest_input_is_a_line():
     hidden = torch.tensor([[1.0]]), torch.tensor([-1.0])
     output = torch.tensor([[5.0]]), torch.tensor([0.25])
     for largest, units in ((0.5, 2), (1.5, 3)):
-        smaller = with_fewer_units(hidden, output, torch.relu, torch.tensor(largest))
+        smaller = shrink_network(hidden, output, torch.relu, torch.tensor(largest))
         assert len(smaller.weight) == units
 
 
 def test_a_unit_of_nan_is_computed():
     hidden = torch.tensor([[1.0], [1.0]]), torch.tensor([torch.nan, 1.0])
     output = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0])
-    smaller = with_fewer_units(hidden, output, torch.relu, torch.tensor(1.0))
+    smaller = shrink_network(hidden, output, torch.relu, torch.tensor(1.0))
     assert smaller.bias[0].isnan() and len(smaller.weight) == 3
