@@ -66,8 +66,8 @@ def rules() -> dict[str, Any]:
         bases = {*own.get("theta_keys", {}).values(), *filter(None, [own.get("flat_theta")])}
         shares = {own[key] for key in ("share_key", "dims_key") if key in own}
         found = {
-            "latent": model.mla,
-            "nested": model.nested,
+            "latent": model.is_mla,
+            "nested": model.has_rope_dict_per_kind,
             "head": facts.get("even_heads") or model.get("head_dim") is not None,
             "original": facts.get("original_field", False),
             "keys": facts.get("keys", []),

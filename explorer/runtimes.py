@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer
+from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.families import WITHOUT_ROTATION, all_families
 from posenc.dialects.runtimes import RECORD, RUNTIMES
 from posenc.dialects.runtimes.running import CELLS
@@ -130,7 +130,9 @@ def _type_keys(key: str) -> tuple[str, ...]:
     return ("rope_type", "type") if key == "both" else (key,)
 
 
-def answer_of(computed: Computed, head: str, defaults: set[float]) -> dict[str, Any] | None:
+def answer_of(
+    computed: ComputedPositions, head: str, defaults: set[float]
+) -> dict[str, Any] | None:
     """Return an answer in words of the spelling; None where it takes more."""
     if computed.known != "yes":
         return {"a": computed.known}
@@ -173,23 +175,23 @@ def _size(dim: int, head: str) -> dict[str, Any] | None:
 
 @cache
 def _candidates(dim: int, base: float, original: int) -> dict[str, tuple[float, ...]]:
-    plain = formulas.plain(dim, base)
+    plain = formulas.rope_frequencies(dim, base)
     longest = FACTOR * LENGTHS["max"]
     stretched = formulas.dynamic_theta(base, FACTOR, longest, original, dim)
-    divisors = formulas.llama3_factors(dim, base, FACTOR, LOW, HIGH, original)
+    divisors = formulas.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
     return {
         "default": plain,
         "linear": tuple(f / FACTOR for f in plain),
-        "ntk": formulas.plain(dim, formulas.ntk_theta(base, FACTOR, dim)),
-        "dynamic": formulas.plain(dim, stretched),
-        "yarn": formulas.yarn(dim, base, FACTOR, original),
-        "llama3": formulas.divided(plain, divisors),
+        "ntk": formulas.rope_frequencies(dim, formulas.ntk_theta(base, FACTOR, dim)),
+        "dynamic": formulas.rope_frequencies(dim, stretched),
+        "yarn": formulas.yarn_frequencies(dim, base, FACTOR, original),
+        "llama3": formulas.divide_each(plain, divisors),
         "short": tuple(f / SHORT for f in plain),
         "long": tuple(f / LONG for f in plain),
     }
 
 
-def _rotation(layer: Layer, defaults: set[float]) -> dict[str, Any] | None:
+def _rotation(layer: LayerRotation, defaults: set[float]) -> dict[str, Any] | None:
     dim, scale = 2 * len(layer.inv_freq), _scale(layer.multiplier)
     thetas = {**THETAS, **{base: base for base in sorted(defaults)}}
     originals = {**LENGTHS, **{length: length for length in USUAL_LENGTHS}}
@@ -203,14 +205,14 @@ def _rotation(layer: Layer, defaults: set[float]) -> dict[str, Any] | None:
 
 
 def _scale(multiplier: float) -> str | None:
-    named = {"1": 1.0, "yarn": formulas.yarn_scale(FACTOR)}
+    named = {"1": 1.0, "yarn": formulas.yarn_mscale(FACTOR)}
     for place in ("inner", "outer"):
         original = LENGTHS[place]
-        named[f"longrope factor {place}"] = formulas.longrope_scale(FACTOR, original)
-        named[f"longrope max {place}"] = formulas.longrope_scale(
+        named[f"longrope factor {place}"] = formulas.longrope_multiplier(FACTOR, original)
+        named[f"longrope max {place}"] = formulas.longrope_multiplier(
             LENGTHS["max"] / original, original
         )
-    named["longrope factor max"] = formulas.longrope_scale(FACTOR, LENGTHS["max"])
+    named["longrope factor max"] = formulas.longrope_multiplier(FACTOR, LENGTHS["max"])
     near = (n for n, v in named.items() if math.isclose(v, multiplier, rel_tol=1e-9))
     return next(near, None)
 

@@ -278,8 +278,8 @@ MUTATIONS = (
     ),
     Mutation(
         "dialects/weights/fold.py",
-        "return scale(plan(folder, model), model, multiplier**2)",
-        "return scale(plan(folder, model), model, multiplier)",
+        "return scale_rows(query_rows_to_scale(folder, model), model, multiplier**2)",
+        "return scale_rows(query_rows_to_scale(folder, model), model, multiplier)",
         "dialects doctor",
     ),
 )

@@ -330,7 +330,7 @@ def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, confi
             counted[answer["a"]] = counted.get(answer["a"], 0) + 1
             if answer["a"] == "doctor":
                 continue
-            kind = ("refuses" if real.error else "computes") if real.knows else real.known
+            kind = ("refuses" if real.error else "computes") if real.is_known else real.known
             assert answer["a"] == kind, (name, config)
             if kind == "refuses":
                 assert answer["why"] == reason(real.error), (name, config)

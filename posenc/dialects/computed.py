@@ -21,7 +21,7 @@ ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, 
 """Exceptions that arithmetic with malformed values raises."""
 
 
-def first_switch(switches: Iterable[Switch]) -> Switch:
+def first_changing_switch(switches: Iterable[Switch]) -> Switch:
     """Return the first switch that is not static."""
     for switch in switches:
         if switch != "static":
@@ -30,7 +30,7 @@ def first_switch(switches: Iterable[Switch]) -> Switch:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerRotation:
     """The rotation of one kind of layer: radians per position of each pair (0: the pair does not
     rotate), and the multiplier of cos and sin."""
 
@@ -45,7 +45,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedPositions:
     """One runtime's reading of a file.
 
     stops: the words with which the first forward pass of the model stops, though it can be built.
@@ -57,7 +57,7 @@ class Computed:
     """
 
     error: str | None = None
-    layers: Mapping[str, Layer] = field(default_factory=dict)
+    layers: Mapping[str, LayerRotation] = field(default_factory=dict)
     softmax_scale: float | None = None
     switch: Switch = "static"
     max_length: int | None = None
@@ -69,21 +69,21 @@ class Computed:
     stops: str = ""
 
     @property
-    def when_run(self) -> "Computed":
+    def with_stop_as_refusal(self) -> "ComputedPositions":
         """Return the result with a forward pass that stops as the refusal that it is in use."""
         return replace(self, error=self.stops, layers={}) if self.stops else self
 
     @property
-    def knows(self) -> bool:
+    def is_known(self) -> bool:
         """Return True if the runtime has the model and posenc has read what it does with it."""
         return self.known == "yes"
 
-    def of_kind(self, kind: str) -> list[Layer]:
+    def rotations_of_kind(self, kind: str) -> list[LayerRotation]:
         """Return the rotations that layers of a kind have here; one may serve all kinds."""
         return [v for name, v in self.layers.items() if name == "all" or name.startswith(kind)]
 
     @property
-    def answer(self) -> str:
+    def answer_in_words(self) -> str:
         """Return the answer in two words or three: what the table and --json say."""
         if self.known != "yes":
             return {"no model": "no such model", "unknown": "not known to posenc"}[self.known]
@@ -92,7 +92,7 @@ class Computed:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `posenc doctor --json` prints for a runtime."""
         return {
-            "answer": self.answer,
+            "answer": self.answer_in_words,
             "version": self.version,
             "asked": self.asked,
             "read": self.read,
@@ -122,7 +122,7 @@ class NotReadError(RefusedError):
     """Posenc has not read what the runtime computes here."""
 
 
-def number(value: Any, name: str) -> float:
+def require_number(value: Any, name: str) -> float:
     """Return the value, checked to be a number, where a runtime calculates with it.
 
     Raises: RefusedError where it is no number, as the runtime's own arithmetic does.
@@ -133,7 +133,7 @@ def number(value: Any, name: str) -> float:
     return value
 
 
-def required(parameters: Mapping[str, Any], name: str) -> Any:
+def require_key(parameters: Mapping[str, Any], name: str) -> Any:
     """Return parameters[name]. Raises: RefusedError where Python would raise KeyError."""
     if name not in parameters:
         raise RefusedError(f"KeyError: {name!r}")
@@ -149,19 +149,19 @@ LLAMA3 = {
 """What some runtimes take for missing keys of llama3."""
 
 
-def llama3(parameters: Mapping[str, Any], dim: int, theta: float) -> Layer:
+def llama3_rotation(parameters: Mapping[str, Any], dim: int, theta: float) -> LayerRotation:
     """Return llama3's frequencies. Raises: RefusedError where a key is missing or no number."""
-    values = [number(required(parameters, key), key) for key in LLAMA3]
-    divisors = formulas.llama3_factors(dim, theta, *values)
-    return Layer(formulas.divided(formulas.plain(dim, theta), divisors))
+    values = [require_number(require_key(parameters, key), key) for key in LLAMA3]
+    divisors = formulas.llama3_divisors(dim, theta, *values)
+    return LayerRotation(formulas.divide_each(formulas.rope_frequencies(dim, theta), divisors))
 
 
-def factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
+def require_factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
     """Return a longrope list with one factor per pair.
 
     Raises: RefusedError where it is missing, holds no numbers, or has another length.
     """
-    values = required(parameters, name)
+    values = require_key(parameters, name)
     if not isinstance(values, list | tuple):
         raise RefusedError(f"TypeError: {name} is {values!r}, expected a list of {pairs} numbers")
     if len(values) != pairs:
@@ -169,4 +169,4 @@ def factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float
             f"RuntimeError: The size of tensor a ({len(values)}) must match the size of tensor b "
             f"({pairs}): {name} has {len(values)} factors for {pairs} pairs"
         )
-    return tuple(number(v, name) for v in values)
+    return tuple(require_number(v, name) for v in values)

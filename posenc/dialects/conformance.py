@@ -9,7 +9,7 @@ from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import is_length, meaning_of
 from posenc.dialects.model import model_of
-from posenc.dialects.record import of_meaning
+from posenc.dialects.record import record_of_meaning
 
 VERSION = 1
 """Of the format of vectors/*.json; it changes when a reader must."""
@@ -41,7 +41,7 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
         still = list(range(model.num_layers))
         return {"kinds": [], "without_rotation": still, "softmax_scale": None, "switch": "static"}
     meaning = meaning_of(config, length)
-    record = of_meaning(meaning, "transformers", length)
+    record = record_of_meaning(meaning, "transformers", length)
     facts = meaning.model.facts["transformers5"]
     axes = 1 if facts.get("shared_axes") else facts.get("axes", 1)
     kinds = [
@@ -51,7 +51,9 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
             "inv_freq": list(kind.inv_freq),
             "multiplier": kind.multiplier,
             "rotary_dim": axes * kind.rotary_dim,
-            "fraction": axes * kind.rotary_dim / meaning.model.of_kind(kind.name).head_dim,
+            "fraction": axes
+            * kind.rotary_dim
+            / meaning.model.with_sizes_of_kind(kind.name).head_dim,
             "axes": axes,
             "layout": LAYOUTS[record.interleaved],
         }

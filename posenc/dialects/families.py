@@ -18,13 +18,13 @@ from typing import Any
 
 
 @lru_cache
-def table(name: str) -> Any:
+def json_table(name: str) -> Any:
     """Return a JSON file of this folder."""
     text = resources.files("posenc.dialects").joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
-WITHOUT_ROTATION = frozenset(table("without_rotation"))
+WITHOUT_ROTATION = frozenset(json_table("without_rotation"))
 """model_types of language models that rotate nothing in transformers: learned tables, biases on
 the scores, recurrence."""
 
@@ -48,15 +48,15 @@ CONTIGUOUS = frozenset(
 
 def all_families() -> dict[str, dict[str, Any]]:
     """Return the facts of every model_type."""
-    return table("families")
+    return json_table("families")
 
 
-def family(model_type: str) -> dict[str, Any] | None:
+def facts_of_family(model_type: str) -> dict[str, Any] | None:
     """Return the facts of one model_type; None if it is unknown."""
     return all_families().get(model_type)
 
 
-def by_architecture(name: str) -> str | None:
+def family_of_class(name: str) -> str | None:
     """Return the model_type of a class such as LlamaForCausalLM; None if it is unknown, or several
     families borrow it and none has its name."""
     found = [m for m, f in all_families().items() if f.get("architecture") == name]

@@ -11,7 +11,7 @@ LARGEST_DIM = 1 << 14
 """Dims of a head; the largest in use has 512."""
 
 
-def plain(dim: int, theta: float) -> tuple[float, ...]:
+def rope_frequencies(dim: int, theta: float) -> tuple[float, ...]:
     """Return theta^(-2i/dim) for every i with 2i < dim; runtimes round odd dims up.
 
     Raises: ValueError for more dims than a head can have.
@@ -24,12 +24,12 @@ def plain(dim: int, theta: float) -> tuple[float, ...]:
     return tuple(theta ** (-2 * i / dim) for i in range((dim + 1) // 2))
 
 
-def divided(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+def divide_each(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
     """Divide each frequency by its own factor."""
     return tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
 
 
-def linear(inv_freq: Sequence[float], factor: float) -> tuple[float, ...]:
+def linear_frequencies(inv_freq: Sequence[float], factor: float) -> tuple[float, ...]:
     """Divide every frequency by one factor: position interpolation."""
     return tuple(f / factor for f in inv_freq)
 
@@ -45,12 +45,12 @@ def dynamic_theta(theta: float, factor: float, length: float, trained: float, di
     return ntk_theta(theta, factor * longer / trained - (factor - 1), dim)
 
 
-def yarn_scale(factor: float, mscale: float = 1.0) -> float:
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     """Return 0.1 mscale ln(factor) + 1, or 1 for a factor of at most 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def yarn(
+def yarn_frequencies(
     dim: int,
     theta: float,
     factor: float,
@@ -79,11 +79,12 @@ def yarn(
     ramp = (min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2))
     shares = [1 - (1 - r) * extrapolation for r in ramp]
     return tuple(
-        f * (1 - r) + f / factor * r for f, r in zip(plain(dim, theta), shares, strict=True)
+        f * (1 - r) + f / factor * r
+        for f, r in zip(rope_frequencies(dim, theta), shares, strict=True)
     )
 
 
-def stretched(original: float, factor: float) -> int:
+def stretched_length(original: float, factor: float) -> int:
     """Return original * factor in whole tokens, without losing one to rounding.
 
     >>> stretched(3, 5 / 3)
@@ -92,12 +93,12 @@ def stretched(original: float, factor: float) -> int:
     return int(original * factor * (1 + 1e-12))
 
 
-def longrope_scale(ratio: float, original: float) -> float:
+def longrope_multiplier(ratio: float, original: float) -> float:
     """Return sqrt(1 + ln(ratio) / ln(original)), or 1 for a ratio of at most 1."""
     return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
 
 
-def llama3_factors(
+def llama3_divisors(
     dim: int, theta: float, factor: float, low: float, high: float, original: float
 ) -> tuple[float, ...]:
     """Return Llama 3.1's divisor of each frequency: 1 for wavelengths below original/high, `factor`
@@ -112,13 +113,13 @@ def llama3_factors(
         smooth = (original / wavelength - low) / (high - low)
         return 1 / ((1 - smooth) / factor + smooth)
 
-    return tuple(one(f) for f in plain(dim, theta))
+    return tuple(one(f) for f in rope_frequencies(dim, theta))
 
 
-def proportional(
+def proportional_frequencies(
     head_dim: int, theta: float, share: float, factor: float = 1.0
 ) -> tuple[float, ...]:
     """Return the fastest `share` of the whole head's frequencies; the other pairs do not rotate."""
     rotated = int(share * head_dim // 2)
-    kept = plain(head_dim, theta)[:rotated]
+    kept = rope_frequencies(head_dim, theta)[:rotated]
     return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - rotated)

@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
+from posenc.dialects.computed import (
+    ARITHMETIC,
+    ComputedPositions,
+    LayerRotation,
+    RefusedError,
+    first_changing_switch,
+)
 from posenc.dialects.families import all_families
-from posenc.dialects.files.spelling import NUMBERS, with_vendors_names
+from posenc.dialects.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
@@ -30,7 +36,7 @@ class UnknownFamilyError(ValueError):
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def path_in_errors(path: Path) -> Iterator[None]:
     """Name the file in a ValueError about it."""
     try:
         yield
@@ -48,7 +54,7 @@ class Meaning:
     frequencies. doubts: what was guessed."""
 
     model: Model
-    computed: Computed
+    computed: ComputedPositions
     parameters: Mapping[str, Mapping[str, Any]]
     max_length: int
     trained_length: int
@@ -61,47 +67,51 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     Raises: UnknownFamilyError for a family whose meaning nobody has read; ValueError where the
     meaning is unclear.
     """
-    known_family(model_of(config))
+    require_known_family(model_of(config))
     doubts: list[str] = []
-    model = model_of(_canonical(config, doubts))
+    model = model_of(_canonical_config(config, doubts))
     try:
         parameters: dict[str, Parameters] = {}
-        for kind, p in transformers5.resolve(model).items():
-            parameters[kind] = _meant(p, model, kind, doubts)
-        longest = max(_longest(p, model) for p in parameters.values())
+        for kind, p in transformers5.resolve_rope_dicts(model).items():
+            parameters[kind] = _translated_parameters(p, model, kind, doubts)
+        longest = max(_longest_length(p, model) for p in parameters.values())
         if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
             longest = max(longest, length)
-        layers = _layers(parameters, model, length or longest)
+        layers = _rotations_by_kind(parameters, model, length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
     except BadConfigError:
         raise
     except (RefusedError, *ARITHMETIC) as refused:
         raise ValueError(f"cannot tell what the rotary keys mean: {refused}") from refused
-    computed = Computed(
+    computed = ComputedPositions(
         None,
         layers,
         scale,
-        first_switch(transformers5.switch(model, p) for p in parameters.values()),
+        first_changing_switch(
+            transformers5.frequency_switch(model, p) for p in parameters.values()
+        ),
         longest,
         model.without_rotation,
     )
-    trained = min(_trained(p, model) for p in parameters.values())
+    trained = min(_trained_length(p, model) for p in parameters.values())
     return Meaning(model, computed, parameters, longest, trained, tuple(dict.fromkeys(doubts)))
 
 
-def _layers(parameters: Mapping[str, Parameters], model: Model, length: int) -> dict[str, Layer]:
+def _rotations_by_kind(
+    parameters: Mapping[str, Parameters], model: Model, length: int
+) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer at a length; empty where no layer rotates."""
-    layers: dict[str, Layer] = {}
+    layers: dict[str, LayerRotation] = {}
     for kind, p in parameters.items():
         if len(model.without_rotation) < model.num_layers:
-            layers[kind] = transformers5.rotation(dict(p), model.of_kind(kind), length)
+            layers[kind] = transformers5.rotation(dict(p), model.with_sizes_of_kind(kind), length)
     return layers
 
 
-def known_family(model: Model) -> None:
+def require_known_family(model: Model) -> None:
     """Raise UnknownFamilyError if posenc has not read what the family's code means by its keys."""
     if model.facts.get("transformers5"):
-        if not model.null_head:
+        if not model.has_null_head_dim:
             return
         raise UnknownFamilyError(
             f"posenc does not know what head_dim null means for {model.model_type}, whose class "
@@ -121,16 +131,16 @@ def known_family(model: Model) -> None:
     )
 
 
-def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
+def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     """Return the config with one rope dict, settled types and real numbers."""
     model = model_of(config)
-    result = _with_numbers(model, doubts)
+    result = _with_usual_names_and_numbers(model, doubts)
     for name in ("rope_scaling", "rope_parameters"):
         rope_dict = result.get(name)
         if isinstance(rope_dict, Mapping):
-            result[name] = _settle_all(rope_dict, result, doubts)
-    if model.nested:
-        _nest(result, model, doubts)
+            result[name] = _settle_rope_dicts(rope_dict, result, doubts)
+    if model.has_rope_dict_per_kind:
+        _move_rope_dict_by_kind(result, model, doubts)
     old = result.get("rope_scaling")
     new = result.get("rope_parameters")
     if old and new and differing_keys(old, new, result):
@@ -138,15 +148,15 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     return result
 
 
-def _with_numbers(model: Model, doubts: list[str]) -> dict[str, Any]:
+def _with_usual_names_and_numbers(model: Model, doubts: list[str]) -> dict[str, Any]:
     """Return the config with keys under transformers' names and numbers for text; without a null
     base, which means the class's."""
     modern = model.facts["transformers5"]
     own_keys = {modern.get("theta_key"), modern.get("share_key")}
     own_keys.update(modern.get("theta_keys", {}).values())
-    result = with_vendors_names(dict(model.config), own_keys)
-    if model.inner_theta is not None:
-        result["rope_theta"] = model.inner_theta
+    result = with_vendors_keys_renamed(dict(model.config), own_keys)
+    if model.theta_of_inner_dict is not None:
+        result["rope_theta"] = model.theta_of_inner_dict
     for name in dict.fromkeys((*NUMBERS, *own_keys)):
         if name in result:
             result[name] = _as_number(result[name], name, doubts)
@@ -154,21 +164,21 @@ def _with_numbers(model: Model, doubts: list[str]) -> dict[str, Any]:
     return {k: v for k, v in result.items() if v is not None or k not in means_default}
 
 
-def _nest(config: dict[str, Any], model: Model, doubts: list[str]) -> None:
+def _move_rope_dict_by_kind(config: dict[str, Any], model: Model, doubts: list[str]) -> None:
     """Put the dict of a family with one for each kind of layer where its class looks for it."""
     old = config.get("rope_scaling")
     new = config.get("rope_parameters")
-    if old and not new and _has_kinds(old):
+    if old and not new and _has_dict_per_kind(old):
         doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
         config["rope_parameters"] = config.pop("rope_scaling")
         return
     flat_is_read = model.facts["transformers5"].get("flat_new")
-    if new and not _has_kinds(new) and not flat_is_read:
+    if new and not _has_dict_per_kind(new) and not flat_is_read:
         doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
         config["rope_parameters"] = {"full_attention": new}
 
 
-def _has_kinds(rope_dict: Mapping[str, Any]) -> bool:
+def _has_dict_per_kind(rope_dict: Mapping[str, Any]) -> bool:
     """Return True if a rope dict has dicts for kinds of layers."""
     return any(isinstance(value, Mapping) for value in rope_dict.values())
 
@@ -177,15 +187,15 @@ def differing_keys(
     old: Mapping[str, Any], new: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
     """Return the keys in which two rope dicts differ, after filling in types and the outer base."""
-    if not _has_kinds(old):
+    if not _has_dict_per_kind(old):
         inner = new.get("full_attention")
         new = inner if isinstance(inner, Mapping) else new
-    first = _filled(old, config)
-    second = _filled(new, config)
+    first = _with_type_and_base(old, config)
+    second = _with_type_and_base(new, config)
     return sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
 
 
-def _filled(rope_dict: Mapping[str, Any], config: Mapping[str, Any]) -> Parameters:
+def _with_type_and_base(rope_dict: Mapping[str, Any], config: Mapping[str, Any]) -> Parameters:
     """Return a rope dict with its type under the newer name and the outer base, without nulls."""
     p = dict(rope_dict)
     kind = p.pop("type", None)
@@ -195,24 +205,26 @@ def _filled(rope_dict: Mapping[str, Any], config: Mapping[str, Any]) -> Paramete
     return {k: v for k, v in p.items() if v is not None}
 
 
-def _settle_all(
+def _settle_rope_dicts(
     rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
 ) -> Parameters:
     """Settle a flat rope dict, or each of the dicts in it."""
-    if not _has_kinds(rope_dict):
-        return _settle(rope_dict, config, doubts)
+    if not _has_dict_per_kind(rope_dict):
+        return _settle_rope_dict(rope_dict, config, doubts)
     settled: Parameters = {}
     for key, value in rope_dict.items():
-        settled[key] = _settle(value, config, doubts) if isinstance(value, Mapping) else value
+        settled[key] = (
+            _settle_rope_dict(value, config, doubts) if isinstance(value, Mapping) else value
+        )
     return settled
 
 
-def _settle(
+def _settle_rope_dict(
     rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
 ) -> Parameters:
     """Return a flat rope dict with numbers for text and one type under its name of today."""
     p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in rope_dict.items()}
-    kind = _type_of(p.pop("type", None), p.get("rope_type"), doubts)
+    kind = _meant_type(p.pop("type", None), p.get("rope_type"), doubts)
     if kind is None and p.get("factor") not in (None, 1, 1.0):
         kind = _guess_type(p)
         doubts.append(f"the rope dict has a factor and no type; {kind!r} is taken")
@@ -225,7 +237,7 @@ def _settle(
     return p
 
 
-def _type_of(old: Any, new: Any, doubts: list[str]) -> Any:
+def _meant_type(old: Any, new: Any, doubts: list[str]) -> Any:
     """Return the type meant by `type` and `rope_type`; None where both are missing or null."""
     if new is None:
         return old
@@ -257,10 +269,12 @@ def _as_number(value: Any, name: str, doubts: list[str]) -> Any:
     return number
 
 
-def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> Parameters:
+def _translated_parameters(
+    p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]
+) -> Parameters:
     """Translate NTK types of vendors and attn_factor into transformers' keys."""
     p = dict(p)
-    written = _written(model, kind)
+    written = _rope_dict_in_config(model, kind)
     if isinstance(written, Mapping):
         if "truncate" in written:
             p["truncate"] = written["truncate"]  # transformers drops it where dicts are nested
@@ -279,7 +293,7 @@ def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> 
     return p
 
 
-def _written(model: Model, kind: str) -> Any:
+def _rope_dict_in_config(model: Model, kind: str) -> Any:
     """Return the rope dict of a kind of layer as the config has it; empty where it has none."""
     rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
     return rope_dict[kind] if isinstance(rope_dict, Mapping) and kind in rope_dict else rope_dict
@@ -303,7 +317,7 @@ def _take_attn_factor(p: Parameters, doubts: list[str]) -> None:
     doubts.append(f"attn_factor {p['attn_factor']:g} is taken {how}")
 
 
-def _trained(p: Mapping[str, Any], model: Model) -> int:
+def _trained_length(p: Mapping[str, Any], model: Model) -> int:
     original = p.get("original_max_position_embeddings")
     if p["rope_type"] in transformers5.STRETCHED and isinstance(original, int | float):
         kept = model.config.get(TRAINED_KEY)
@@ -316,9 +330,9 @@ def is_length(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _longest(p: Mapping[str, Any], model: Model) -> int:
+def _longest_length(p: Mapping[str, Any], model: Model) -> int:
     """Return max_position_embeddings, or the length that yarn stretches to if that is longer."""
     longest, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
-        return max(longest, formulas.stretched(_trained(p, model), factor))
+        return max(longest, formulas.stretched_length(_trained_length(p, model), factor))
     return longest

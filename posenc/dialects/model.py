@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posenc.dialects.families import WITHOUT_ROTATION, by_architecture, family, table
+from posenc.dialects.families import WITHOUT_ROTATION, facts_of_family, family_of_class, json_table
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
-ROTARY, OUTSIDE = table("keys")["rotary"], table("keys")["text_config"]
+ROTARY, OUTSIDE = json_table("keys")["rotary"], json_table("keys")["text_config"]
 """Keys about rotation; those that a config with a language model's own config reads there only."""
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
@@ -20,7 +20,7 @@ NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embedd
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
-LAYER_KINDS = tuple(table("keys")["layer kinds"])
+LAYER_KINDS = tuple(json_table("keys")["layer kinds"])
 """Names by which rope_parameters may be nested."""
 SCALAR_SCALES = dict.fromkeys(
     """
@@ -34,38 +34,40 @@ class BadConfigError(ValueError):
     """A config with impossible sizes, which no runtime needs to see."""
 
 
-def inner_key(config: Mapping[str, Any]) -> str:
+def language_model_key(config: Mapping[str, Any]) -> str:
     """Return the key of the language model's own config; empty if the family reads none."""
-    facts = family(str(config.get("model_type"))) or {}
+    facts = facts_of_family(str(config.get("model_type"))) or {}
     keys = facts.get("inner", INNER[:1]) if "text" in facts else ()
     return next((key for key in keys if isinstance(config.get(key), Mapping)), "")
 
 
-def text_key(config: Mapping[str, Any]) -> str:
+def language_model_key_after_loading(config: Mapping[str, Any]) -> str:
     """Return the key under which transformers has the language model's config after loading, also
     of a flat file; empty for a language model."""
-    if key := inner_key(config):
+    if key := language_model_key(config):
         return key
-    return INNER[0] if "text" in (family(str(config.get("model_type"))) or {}) else ""
+    return INNER[0] if "text" in (facts_of_family(str(config.get("model_type"))) or {}) else ""
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
     """Lift the language model's keys, and the name of its family, to the top level. Its keys next
     to them are not read, nor is a name that contradicts the family's class."""
-    key = inner_key(config)
+    key = language_model_key(config)
     if not key:
         return dict(config)
     inner = config[key]
-    name = _inner_family(config, key)
+    name = _language_model_family(config, key)
     others = {k: v for k, v in config.items() if k != key and k not in OUTSIDE}
     return {**others, **inner, "model_type": name}
 
 
-def _inner_family(config: Mapping[str, Any], key: str) -> Any:
+def _language_model_family(config: Mapping[str, Any], key: str) -> Any:
     """Return the model_type of the language model under a key: the class's, unless it takes any."""
-    facts = family(config["model_type"]) or {}
+    facts = facts_of_family(config["model_type"]) or {}
     written = config[key].get("model_type")
-    is_known = written in WITHOUT_ROTATION or "transformers5" in (family(str(written)) or {})
+    is_known = written in WITHOUT_ROTATION or "transformers5" in (
+        facts_of_family(str(written)) or {}
+    )
     if facts.get("any") and written is not None:
         return written
     if is_known and written != facts["text"]:
@@ -82,11 +84,11 @@ class Model:
     model_type: str
     facts: Mapping[str, Any]
     """The family's line of families.json; empty for a family that posenc does not know."""
-    outer: Mapping[str, Any] = field(default_factory=dict)
+    outer_config: Mapping[str, Any] = field(default_factory=dict)
     """config.json where it has the language model's config inside; empty where it is flat."""
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return bool(self.facts)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -118,7 +120,7 @@ class Model:
         return int(value)
 
     @property
-    def mla(self) -> bool:
+    def is_mla(self) -> bool:
         """Latent attention as in DeepSeek: rotary channels are separate from the others."""
         return "kv_lora_rank" in self.config or "qk_rope_head_dim" in self.facts.get("defaults", {})
 
@@ -131,21 +133,21 @@ class Model:
         return self.size(self.facts.get("heads", "num_attention_heads"), "n_head", "n_heads")
 
     @property
-    def null_head(self) -> bool:
+    def has_null_head_dim(self) -> bool:
         """Return True if head_dim is null where the class has a number. Versions of the runtimes
         refuse it or take different widths."""
-        owned = self.mla or "head_dim" in self.facts.get("defaults", {})
+        owned = self.is_mla or "head_dim" in self.facts.get("defaults", {})
         return owned and self.config.get("head_dim", 0) is None
 
     @property
     def head_dim(self) -> int:
         """Return the channels that may rotate: of a whole head, or of MLA's rotary part."""
-        if self.mla and not self.facts.get("rotates_share"):
+        if self.is_mla and not self.facts.get("rotates_share"):
             return self.size("qk_rope_head_dim", default=64)
         if self.get("head_dim") is not None and not self.facts.get("even_heads"):
             return self.size("head_dim")
         if self.facts.get("latent_sum"):
-            return self.latent_width
+            return self.latent_query_width
         hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
         size = hidden // self.num_heads
         if not 1 <= size <= LARGEST_OF["head_dim"]:
@@ -154,23 +156,25 @@ class Model:
         return size
 
     @property
-    def rotated_part(self) -> int | None:
+    def required_table_width(self) -> int | None:
         """Return the channels that attention rotates at once, for which cos and sin must be as
         wide; None where it rotates as many as they are, and leaves the others as they are."""
         modern = self.facts.get("transformers5", {})
         if self.facts.get("latent_sum"):
             return None  # which of its spellings keep the share, is not read
         if modern.get("dims_key") == "qk_rope_head_dim":
-            return int(self.head_dim * self.share)
-        if self.mla:
-            part = self.get(modern.get("head_key", "")) if self.owns_partial else None
+            return int(self.head_dim * self.rotated_share)
+        if self.is_mla:
+            part = self.get(modern.get("head_key", "")) if self.supports_partial_rotation else None
             return part or self.size("qk_rope_head_dim", default=64)
-        if "axes" in modern or (self.owns_partial and not modern.get("whole_rotation")):
+        if "axes" in modern or (
+            self.supports_partial_rotation and not modern.get("whole_rotation")
+        ):
             return None
         return self.head_dim
 
     @property
-    def latent_width(self) -> int:
+    def latent_query_width(self) -> int:
         """Return the width of a query of MLA: its rotary part and the other one."""
         rotary = self.size("qk_rope_head_dim", default=64)
         return self.size("qk_nope_head_dim", default=128) + rotary
@@ -192,20 +196,20 @@ class Model:
         return given is not None or self.facts.get("interleaved") is not None
 
     @property
-    def indexer(self) -> bool | None:
+    def indexer_is_interleaved(self) -> bool | None:
         """Return True if the indexer of sparse attention has interleaved pairs, whatever the
         attention has; None if there is no indexer, or it is not known."""
         return self.facts.get("indexer", {}).get("interleaved")
 
     @property
-    def owns_partial(self) -> bool:
+    def supports_partial_rotation(self) -> bool:
         """Return True if the family's code rotates only a fraction of each head."""
         modern = self.facts.get("transformers5", {})
         inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
         return any("partial_rotary_factor" in d for d in (modern, *inner))
 
     @property
-    def share(self) -> Any:
+    def rotated_share(self) -> Any:
         """Return the fraction of each head that the config rotates, by whichever key the family has
         for it; None if it has none."""
         modern = self.facts.get("transformers5", {})
@@ -216,24 +220,24 @@ class Model:
         return modern.get("partial_rotary_factor") if value is None else value
 
     @property
-    def inner_theta(self) -> Any:
+    def theta_of_inner_dict(self) -> Any:
         """Return the base kept in another dict, as DBRX has in attn_config; None without one."""
         inner = self.config.get(self.facts.get("theta_in", ""))
         return inner.get("rope_theta") if isinstance(inner, Mapping) else None
 
     @property
-    def nested(self) -> bool:
+    def has_rope_dict_per_kind(self) -> bool:
         """Return True if the family's code has one set of rotary parameters per kind of layer."""
         return "nested" in self.facts.get("transformers5", {})
 
     @property
-    def flat_reaches(self) -> tuple[str, ...] | None:
+    def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
         """Return the kinds of layers that a flat rope_scaling applies to, next to nested dicts.
         None: the family accepts no keys outside of them and fills nothing in."""
         found = self.facts.get("transformers5", {}).get("flat")
         return None if found is None else tuple(found)
 
-    def of_kind(self, kind: str) -> "Model":
+    def with_sizes_of_kind(self, kind: str) -> "Model":
         """Return the model with the sizes of one kind of layer, in families where they differ:
         those of per_layer_config, else the family's own."""
         usual = self.facts.get("kind_sizes")
@@ -250,17 +254,17 @@ class Model:
         return replace(self, config={**self.config, **own}) if isinstance(own, Mapping) else self
 
     @property
-    def uneven_heads(self) -> bool:
+    def head_dims_differ(self) -> bool:
         """Return True if kinds of layers differ in their head dimension."""
-        return len({self.of_kind(kind).head_dim for kind in self.kinds}) > 1
+        return len({self.with_sizes_of_kind(kind).head_dim for kind in self.layer_kinds}) > 1
 
     @property
-    def scale(self) -> float:
+    def softmax_scale(self) -> float:
         """Return the factor of q.k, before any temperature of the positions."""
         if self.model_type in SCALAR_SCALES:
             return SCALAR_SCALES[self.model_type]
-        if self.mla:
-            return self.latent_width**-0.5
+        if self.is_mla:
+            return self.latent_query_width**-0.5
         scalar = self.get("query_pre_attn_scalar")
         if scalar is not None and self.model_type.startswith(("gemma", "vaultgemma", "t5gemma")):
             return float(scalar) ** -0.5
@@ -286,14 +290,14 @@ class Model:
             older = {} if "per_layer_config" in self.config else order.get("renamed", {})
             kinds = [older.get(str(kind), str(kind)) for kind in given]
         else:
-            coded = self._coded_layers
-            kinds = self._usual_layers if coded is None else coded
+            coded = self._kinds_by_code
+            kinds = self._kinds_by_rule if coded is None else coded
         if "last" in order and (order.get("forced") or not listed):
             kinds[-1] = order["last"]
         return tuple(kinds)
 
     @property
-    def _coded_layers(self) -> list[str] | None:
+    def _kinds_by_code(self) -> list[str] | None:
         """Return the kinds of the layers by the family's list of codes; None where it has none."""
         for key, names in self.facts.get("layer_codes", {}).items():
             codes = self.config.get(key)
@@ -307,20 +311,20 @@ class Model:
         return None
 
     @property
-    def _usual_layers(self) -> list[str]:
+    def _kinds_by_rule(self) -> list[str]:
         """Return the kinds of the layers of a config that lists none."""
         order, count = self.facts.get("layers", {}), self.num_layers
         first, start = list(order.get("first", ())), 0
         if "full_before" in order and self.config.get(order["full_before"]) is not None:
             start = self.size(order["full_before"])
             first = ["full_attention"] * start
-        cycle = self._cycle
+        cycle = self._alternating_kinds
         kinds = [cycle[(i - start) % len(cycle)] for i in range(count)]
         kinds[: len(first)] = first[:count]
         return kinds
 
     @property
-    def _cycle(self) -> list[str]:
+    def _alternating_kinds(self) -> list[str]:
         """Return the kinds that alternate, with the period that the config gives, if it does."""
         order = self.facts.get("layers", {})
         cycle = list(order.get("cycle", ["full_attention"]))
@@ -332,15 +336,15 @@ class Model:
         return ["full_attention", *near] if full_at_the_start else [*near, "full_attention"]
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def layer_kinds(self) -> tuple[str, ...]:
         """Return the kinds of layers that rotate differently: ("all",) where all rotate alike."""
-        if not self.nested:
+        if not self.has_rope_dict_per_kind:
             return ("all",)
         labels = tuple(self.facts["transformers5"]["nested"])
-        present = [kind for kind in labels if self.layers_of(kind)]
+        present = [kind for kind in labels if self.layers_of_kind(kind)]
         return tuple(present) or labels
 
-    def layers_of(self, kind: str) -> tuple[int, ...]:
+    def layers_of_kind(self, kind: str) -> tuple[int, ...]:
         """Return the layers of a kind, whether they rotate or not."""
         if kind == "all":
             return tuple(range(self.num_layers))
@@ -356,14 +360,21 @@ class Model:
             return every_layer
         if self.config.get("no_rope_layer_interval") is not None:
             self.size("no_rope_layer_interval")  # no impossible number passes in any family
-        for layers_by_rule in (_zeros_in_list, _every_nth, _zero_bases, _counted_back):
+        for layers_by_rule in (
+            _layers_with_zero_flag,
+            _last_layer_of_each_period,
+            _layers_without_base,
+            _every_nth_layer_from_last,
+        ):
             layers = layers_by_rule(self)
             if layers is not None:
                 return layers
-        return tuple(sorted(_of_other_kinds(self) | _of_null_kinds(self)))
+        return tuple(
+            sorted(_layers_of_kinds_without_rotation(self) | _layers_with_null_rope_dict(self))
+        )
 
 
-def _zeros_in_list(model: Model) -> tuple[int, ...] | None:
+def _layers_with_zero_flag(model: Model) -> tuple[int, ...] | None:
     """Return the layers with a 0 or false in the family's list of which layers rotate; None where
     the config has no such list, or an empty one.
 
@@ -375,7 +386,7 @@ def _zeros_in_list(model: Model) -> tuple[int, ...] | None:
     return tuple(i for i, rotates in enumerate(rotating) if not rotates)
 
 
-def _every_nth(model: Model) -> tuple[int, ...] | None:
+def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
     """Return the last layer of every n; None in families without such a period.
 
     `rotates`: every, the key of the config that has n; default, n where the config has none.
@@ -387,7 +398,7 @@ def _every_nth(model: Model) -> tuple[int, ...] | None:
     return tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
 
 
-def _zero_bases(model: Model) -> tuple[int, ...] | None:
+def _layers_without_base(model: Model) -> tuple[int, ...] | None:
     """Return the layers whose base is 0 or null; None where the config lists no bases.
 
     `rotates`: zeros, the key of the config that has a base for each layer.
@@ -398,7 +409,7 @@ def _zero_bases(model: Model) -> tuple[int, ...] | None:
     return tuple(i for i, theta in enumerate(bases) if not theta)
 
 
-def _counted_back(model: Model) -> tuple[int, ...] | None:
+def _every_nth_layer_from_last(model: Model) -> tuple[int, ...] | None:
     """Return every n-th layer from the last one back, the last one included; None in families
     without such a period.
 
@@ -411,7 +422,7 @@ def _counted_back(model: Model) -> tuple[int, ...] | None:
     return tuple(i for i in range(model.num_layers) if (last - i) % every == 0)
 
 
-def _of_other_kinds(model: Model) -> set[int]:
+def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
     """Return the layers of kinds that do not rotate.
 
     `rotates`: only, the kinds that do; unless_null, a key of the config without which all kinds
@@ -425,13 +436,13 @@ def _of_other_kinds(model: Model) -> set[int]:
     return {i for i, kind in kinds if kind not in rule["only"] and i >= first}
 
 
-def _of_null_kinds(model: Model) -> set[int]:
+def _layers_with_null_rope_dict(model: Model) -> set[int]:
     """Return the layers of kinds with null for a rope dict, in the config or, where that has no
     dicts, in the class; none in families that fill in their defaults.
 
     `transformers5`: nested, the class's dicts by kind of layer; flat, the kinds that are filled in.
     """
-    if not model.nested or model.flat_reaches:
+    if not model.has_rope_dict_per_kind or model.kinds_of_flat_rope_scaling:
         return set()
     old = model.config.get("rope_scaling")
     new = model.config.get("rope_parameters")
@@ -439,9 +450,9 @@ def _of_null_kinds(model: Model) -> set[int]:
     if not isinstance(dicts, Mapping):
         return set()
     layers: set[int] = set()
-    for kind in model.kinds:
+    for kind in model.layer_kinds:
         if dicts.get(kind, 0) is None:
-            layers.update(model.layers_of(kind))
+            layers.update(model.layers_of_kind(kind))
     return layers
 
 
@@ -449,20 +460,20 @@ def _family_of_class(architectures: Any) -> str:
     """Return the model_type of the first class in architectures; empty if it is not known."""
     if not isinstance(architectures, list) or not architectures:
         return ""
-    return by_architecture(str(architectures[0])) or ""
+    return family_of_class(str(architectures[0])) or ""
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
     """Return the model that a config.json describes."""
-    flat = flatten(config)
+    flat = with_language_model_on_top(config)
     name = flat.get("model_type")
     if not isinstance(name, str):
         name = _family_of_class(flat.get("architectures"))
-    facts = family(name) or {}
+    facts = facts_of_family(name) or {}
     if "text" in facts:  # of several modalities, without a config of the language model's
         if not facts.get("flat") or config.get("text_config") is not None:
             return Model(flat, name, {})
         name = facts["text"]
-        facts = family(name) or {}
+        facts = facts_of_family(name) or {}
         flat = {k: v for k, v in flat.items() if k not in NOT_LIFTED}
-    return Model(flat, name, facts, config if inner_key(config) else {})
+    return Model(flat, name, facts, config if language_model_key(config) else {})

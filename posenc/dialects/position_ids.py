@@ -30,7 +30,7 @@ LARGEST = 1 << 24
 Grid = tuple[int, int, int]
 
 
-class Judged(NamedTuple):
+class PositionIdReport(NamedTuple):
     """differences: a line for each row whose position ids are not those that are meant. notes:
     where the runtimes' own code makes others."""
 
@@ -38,7 +38,7 @@ class Judged(NamedTuple):
     notes: list[str]
 
 
-def judged(batch: Mapping[str, Any], model: Model) -> Judged:
+def compare_position_ids(batch: Mapping[str, Any], model: Model) -> PositionIdReport:
     """Compare a batch's position ids with those that the family's code makes.
 
     Args:
@@ -50,36 +50,38 @@ def judged(batch: Mapping[str, Any], model: Model) -> Judged:
         batch has not these lists, or they do not fit each other.
     """
     if model.model_type in MROPE:
-        return _judged_mrope(batch, model)
+        return _compare_mrope_ids(batch, model)
     given = [key for key in MULTIMODAL if batch.get(key) is not None]
     if given:
         raise UnknownFamilyError(
             f"posenc does not know the (t, h, w) positions of {model.model_type}, which "
             f"{given[0]} asks for"
         )
-    rows = _lists(batch, "position_ids", 2)
+    rows = _require_nested_lists(batch, "position_ids", 2)
     lengths = [len(row) for row in rows]
-    masks = _beside(batch, "attention_mask", lengths, 1)
-    documents = _beside(batch, "documents", lengths, None)
+    masks = _rows_beside_positions(batch, "attention_mask", lengths, 1)
+    documents = _rows_beside_positions(batch, "documents", lengths, None)
     differences: list[str] = []
     for i, (row, mask, numbers) in enumerate(zip(rows, masks, documents, strict=True)):
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [row[j] for j in seen]
         named = None if numbers[0] is None else [numbers[j] for j in seen]
-        differences += _differences(i, seen, got, _text(got, named), "the family's code")
-    return Judged(differences, [])
+        differences += _line_about_row(
+            i, seen, got, _text_positions(got, named), "the family's code"
+        )
+    return PositionIdReport(differences, [])
 
 
-def _judged_mrope(batch: Mapping[str, Any], model: Model) -> Judged:
+def _compare_mrope_ids(batch: Mapping[str, Any], model: Model) -> PositionIdReport:
     """Compare (t, h, w) of each token with those that the paper and the runtimes make."""
-    axes = _lists(batch, "position_ids", 3)
+    axes = _require_nested_lists(batch, "position_ids", 3)
     rows = list(zip(*axes, strict=True))  # of each row of the batch its (t, h, w)
     lengths = [len(times) for times, _, _ in rows]
-    masks = _beside(batch, "attention_mask", lengths, 1)
-    kinds = _beside(batch, "mm_token_type_ids", lengths, TEXT)
-    documents = _beside(batch, "documents", lengths, None)
-    grids = _grids_of(batch, model)
-    merge = _merge_of(model)
+    masks = _rows_beside_positions(batch, "attention_mask", lengths, 1)
+    kinds = _rows_beside_positions(batch, "mm_token_type_ids", lengths, TEXT)
+    documents = _rows_beside_positions(batch, "documents", lengths, None)
+    grids = _grids_by_kind(batch, model)
+    merge = _patches_per_side(model)
     # Each row takes its images' grids from where the row before it stopped.
     grids_left = {kind: iter(each) for kind, each in grids.items()}
     grids_left_later = {kind: iter(each) for kind, each in grids.items()}
@@ -89,17 +91,17 @@ def _judged_mrope(batch: Mapping[str, Any], model: Model) -> Judged:
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [tuple(axis[j] for axis in row) for j in seen]
         tokens = [(documents[i][j], kinds[i][j]) for j in seen]
-        wanted = _documents(tokens, grids_left, merge, sides_only=False)
-        later = _documents(tokens, grids_left_later, merge, sides_only=True)
+        wanted = _mrope_positions_of_documents(tokens, grids_left, merge, sides_only=False)
+        later = _mrope_positions_of_documents(tokens, grids_left_later, merge, sides_only=True)
         who = "the family's code" if wanted == later else AUTHORS
-        differences += _differences(i, seen, got, wanted, who)
+        differences += _line_about_row(i, seen, got, wanted, who)
         if wanted != later:
             notes.append(f"row {i}: {_note_on_runtimes(seen, got, wanted, later)}")
     for kind, rest in grids_left.items():
         count = len(list(rest))
         if count:
             raise ValueError(f"{count} grids of the kind {kind} have no tokens.")
-    return Judged(differences, notes)
+    return PositionIdReport(differences, notes)
 
 
 def _note_on_runtimes(seen: list[int], got: list[Any], wanted: list[Any], later: list[Any]) -> str:
@@ -117,15 +119,15 @@ def _note_on_runtimes(seen: list[int], got: list[Any], wanted: list[Any], later:
     )
 
 
-def _grids_of(batch: Mapping[str, Any], model: Model) -> dict[int, list[Grid]]:
+def _grids_by_kind(batch: Mapping[str, Any], model: Model) -> dict[int, list[Grid]]:
     """Return the (t, h, w) of the batch's images and videos, in patches before they are merged."""
-    videos = _grids(batch, "video_grid_thw")
+    videos = _require_grids(batch, "video_grid_thw")
     if MROPE[model.model_type]:  # each frame of a video is a grid of its own
         videos = [(1, h, w) for t, h, w in videos for _ in range(t)]
-    return {IMAGE: _grids(batch, "image_grid_thw"), VIDEO: videos}
+    return {IMAGE: _require_grids(batch, "image_grid_thw"), VIDEO: videos}
 
 
-def _merge_of(model: Model) -> int:
+def _patches_per_side(model: Model) -> int:
     """Return how many patches in a row, and how many in a column, become one token."""
     vision = model.config.get("vision_config")
     merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
@@ -136,7 +138,7 @@ def _merge_of(model: Model) -> int:
     return merge
 
 
-def _text(got: list[int], documents: list[Any] | None) -> list[int]:
+def _text_positions(got: list[int], documents: list[Any] | None) -> list[int]:
     """Return positions that count on, and start again with a document: where its number changes,
     or at a 0 if no numbers are given."""
     wanted: list[int] = []
@@ -153,7 +155,7 @@ def _text(got: list[int], documents: list[Any] | None) -> list[int]:
     return wanted
 
 
-def _documents(
+def _mrope_positions_of_documents(
     tokens: list[tuple[Any, int]],
     grids: Mapping[int, Iterator[Grid]],
     merge: int,
@@ -163,11 +165,11 @@ def _documents(
     """Return (t, h, w) of a row's tokens, given as (document, kind); each document starts again."""
     wanted = []
     for _, own in groupby(tokens, lambda token: token[0]):
-        wanted += _mrope([kind for _, kind in own], grids, merge, sides_only=sides_only)
+        wanted += _mrope_positions([kind for _, kind in own], grids, merge, sides_only=sides_only)
     return wanted
 
 
-def _mrope(
+def _mrope_positions(
     kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int, *, sides_only: bool
 ) -> list[Any]:
     """Return (t, h, w) of each token: text has three equal numbers, an image or a video its grid.
@@ -184,7 +186,7 @@ def _mrope(
             position += count
             continue
         while count > 0:
-            t, h, w = _merged_grid(grids, kind, count, merge)
+            t, h, w = _next_grid_in_tokens(grids, kind, count, merge)
             for a, b, c in product(range(t), range(h), range(w)):
                 wanted.append((position + a, position + b, position + c))
             position += max(h, w) if sides_only else max(t, h, w)
@@ -192,7 +194,9 @@ def _mrope(
     return wanted
 
 
-def _merged_grid(grids: Mapping[int, Iterator[Grid]], kind: int, count: int, merge: int) -> Grid:
+def _next_grid_in_tokens(
+    grids: Mapping[int, Iterator[Grid]], kind: int, count: int, merge: int
+) -> Grid:
     """Return the (t, h, w) in tokens of the next image or video of a kind.
 
     count: the tokens of the kind that are left in a row. merge: patches a token, along each side.
@@ -211,7 +215,7 @@ def _merged_grid(grids: Mapping[int, Iterator[Grid]], kind: int, count: int, mer
     return t, h, w
 
 
-def _differences(
+def _line_about_row(
     row: int, seen: list[int], got: list[Any], wanted: list[Any], who: str
 ) -> list[str]:
     """Return a line if the positions of a row's tokens, of which `seen` are the places, differ."""
@@ -225,7 +229,7 @@ def _differences(
     ]
 
 
-def _lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
+def _require_nested_lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
     """Return nested lists of whole numbers of one depth. Raises: ValueError for anything else."""
     value: Any = batch.get(name)
     level = [value]  # all lists at one depth, one after the other
@@ -243,19 +247,21 @@ def _lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
     return value
 
 
-def _beside(batch: Mapping[str, Any], name: str, shape: list[int], usual: Any) -> list[Any]:
+def _rows_beside_positions(
+    batch: Mapping[str, Any], name: str, shape: list[int], usual: Any
+) -> list[Any]:
     """Return the rows of a list beside the positions; rows of `usual` where there is none."""
     if batch.get(name) is None:
         return [[usual] * count for count in shape]
-    value = _lists(batch, name, 2)
+    value = _require_nested_lists(batch, name, 2)
     if [len(row) for row in value] != shape:
         raise ValueError(f"{name} has rows of other lengths than position_ids.")
     return value
 
 
-def _grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
+def _require_grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
     """Return the (t, h, w) of each grid of a name; empty without any."""
-    value = [] if batch.get(name) is None else _lists(batch, name, 2)
+    value = [] if batch.get(name) is None else _require_nested_lists(batch, name, 2)
     if not all(len(grid) == 3 and min(grid) > 0 for grid in value):
         raise ValueError(f"{name} must have (t, h, w) of each, above 0.")
     return [tuple(grid) for grid in value]

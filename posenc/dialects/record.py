@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posenc.dialects.computed import Computed, Switch
+from posenc.dialects.computed import ComputedPositions, Switch
 from posenc.dialects.files.gguf_metadata import KEYS, Metadata
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import Model
-from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ def record_of(source: Source, length: int | None = None) -> Record:
     Raises: ValueError where the keys' meaning is unclear.
     """
     if source.metadata is not None:
-        return _of_gguf(source.metadata, length)
-    return of_meaning(meaning_of(source.config, length), source.spelling, length)
+        return _record_of_gguf(source.metadata, length)
+    return record_of_meaning(meaning_of(source.config, length), source.spelling, length)
 
 
-def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
+def record_of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
     """Return the record of a config's meaning."""
     model, computed = meaning.model, meaning.computed
     return Record(
         model.model_type,
         spelling,
-        model.interleaved if model.known else None,
-        _kinds(model, computed),
+        model.interleaved if model.is_known else None,
+        _layer_kinds(model, computed),
         computed.softmax_scale,
         computed.switch,
         length or meaning.max_length,
@@ -83,14 +83,14 @@ def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
     )
 
 
-def _kinds(model: Model, computed: Computed) -> tuple[LayerKind, ...]:
+def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, ...]:
     window = model.config.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
     if model.config.get("use_sliding_window") is False:
         window = None
     found = []
     for name, layer in computed.layers.items():
-        indices = tuple(i for i in model.layers_of(name) if i not in computed.without_rotation)
+        indices = tuple(i for i in model.layers_of_kind(name) if i not in computed.without_rotation)
         seen = window if name == "sliding_attention" or (name == "all" and window) else None
         found.append(
             LayerKind(
@@ -100,8 +100,8 @@ def _kinds(model: Model, computed: Computed) -> tuple[LayerKind, ...]:
     return tuple(found)
 
 
-def _of_gguf(meta: Metadata, length: int | None) -> Record:
-    computed = from_metadata(meta, length)
+def _record_of_gguf(meta: Metadata, length: int | None) -> Record:
+    computed = compute_from_metadata(meta, length)
     layers = tuple(range(meta.num_layers))
     kinds = tuple(
         LayerKind(name, layers, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier)
@@ -118,11 +118,11 @@ def _of_gguf(meta: Metadata, length: int | None) -> Record:
         int(meta.original_length),
         meta.context_length,
         computed.without_rotation,
-        tuple(_taken_for_missing(meta)) if kinds else (),
+        tuple(_defaults_for_missing_keys(meta)) if kinds else (),
     )
 
 
-def _taken_for_missing(meta: Metadata) -> Iterator[str]:
+def _defaults_for_missing_keys(meta: Metadata) -> Iterator[str]:
     """Yield a sentence for each key that decides the rotation, is missing from a GGUF file, and has
     a default in libllama."""
     stretched = meta.scaling_factor != 1

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.families import table
-from posenc.dialects.model import Model, flatten
+from posenc.dialects.families import json_table
+from posenc.dialects.model import Model, with_language_model_on_top
 
 ABOUT_POSITIONS = re.compile(
     r"rope|rotary|rotate|yarn|theta|position|mscale|(?<!layer_)freq|ntk|alibi|swa_|nope|logn"
@@ -13,7 +13,7 @@ ABOUT_POSITIONS = re.compile(
 ROTATION = re.compile(r"(\w+_)?(rope|rotary)(_pos\w*)?(_emb\w*)?")
 """Flags that turn the rotation itself off, so that false is no default."""
 OTHERS = ("rotary", "text_config", "layer kinds", "layer types")
-READ = {use: frozenset(keys) for use, keys in table("keys").items() if use not in OTHERS}
+READ = {use: frozenset(keys) for use, keys in json_table("keys").items() if use not in OTHERS}
 """The keys that a type of rope dict reads, beyond the common ones."""
 KEYS, COMMON, NO_EFFECT = (READ.pop(use) for use in ("any", "rope dict", "no effect"))
 """Keys of a config of any family; those of a rope dict of any type; those that a fix may drop,
@@ -22,7 +22,7 @@ since their effect is known, or is none."""
 
 def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
     """Return the keys about positions that posenc does not understand in this family."""
-    flat, own = flatten(config), model.facts.get("keys", ())
+    flat, own = with_language_model_on_top(config), model.facts.get("keys", ())
     found = [
         key
         for key, value in flat.items()
@@ -37,23 +37,23 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
     return found + [
         key
         for name in ("rope_scaling", "rope_parameters")
-        for key in _in_dict(flat.get(name), name)
+        for key in _unread_keys_of_dict(flat.get(name), name)
     ]
 
 
-def _in_dict(given: Any, where: str) -> Iterator[str]:
+def _unread_keys_of_dict(given: Any, where: str) -> Iterator[str]:
     """Yield the path of each key in the dict `given`, and in those inside, that nobody reads."""
     if not isinstance(given, Mapping):
         return
     every = COMMON | NO_EFFECT | frozenset().union(*READ.values())
     for key, value in given.items():
         if isinstance(value, Mapping):
-            yield from _in_dict(value, f"{where}.{key}")
+            yield from _unread_keys_of_dict(value, f"{where}.{key}")
         elif key not in every and value is not None:
             yield f"{where}.{key}"
 
 
-def require_understood(config: Mapping[str, Any], model: Model) -> None:
+def require_understood_keys(config: Mapping[str, Any], model: Model) -> None:
     """Raise ValueError naming a key about positions that posenc does not understand."""
     if found := unknown_keys(config, model):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from posenc.dialects.ask import Asked, AskError, ask, installed, row_of
+from posenc.dialects.ask import Asked, AskError, ask, installed_version, runtime_name_of
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 
@@ -22,7 +22,7 @@ def interpreters(asked_for: Sequence[str] | None) -> list[str | None]:
     Raises: ValueError for `none` beside an interpreter.
     """
     if asked_for is None:
-        return [None] if installed(RUNTIME) is not None else []
+        return [None] if installed_version(RUNTIME) is not None else []
     if NOBODY in asked_for:
         if len(asked_for) > 1:
             raise ValueError("--ask none asks nobody: it goes with no other --ask.")
@@ -73,7 +73,7 @@ def _add(answers_to_one: dict[str, Asked], answer: Asked) -> None:
 
     Raises: ValueError if one has answered for the same runtime.
     """
-    row = row_of(answer)
+    row = runtime_name_of(answer)
     if row in answers_to_one:
         raise ValueError(
             f"--ask: two interpreters have {row}: {answers_to_one[row].version} and "

@@ -6,15 +6,21 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from posenc.dialects.ask import Asked, as_computed
-from posenc.dialects.computed import Computed, Known, Layer, NotReadError, RefusedError
+from posenc.dialects.computed import (
+    ComputedPositions,
+    Known,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+)
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source
-from posenc.dialects.meaning import Meaning, UnknownFamilyError, known_family, meaning_of
+from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.dialects.model import BadConfigError, Model, model_of
-from posenc.dialects.record import Record, of_meaning, record_of
+from posenc.dialects.record import Record, record_of, record_of_meaning
 from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
-from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.dialects.runtimes.running import unrecorded
+from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
+from posenc.dialects.runtimes.running import unrecorded_version
 from posenc.dialects.runtimes.versions import is_recorded
 
 Aspect = Literal[
@@ -59,7 +65,7 @@ class Case:
         return self.source.metadata
 
     @cached_property
-    def _meaning(self) -> tuple[Meaning | None, str]:
+    def _meaning_and_reason(self) -> tuple[Meaning | None, str]:
         if self.metadata is not None:
             return None, ""
         try:
@@ -75,11 +81,11 @@ class Case:
 
         Raises: UnknownFamilyError, BadConfigError.
         """
-        return self._meaning[0]
+        return self._meaning_and_reason[0]
 
     @property
     def why_unclear(self) -> str:
-        return self._meaning[1]
+        return self._meaning_and_reason[1]
 
     @cached_property
     def record(self) -> Record | None:
@@ -90,47 +96,49 @@ class Case:
                 return None
         if self.meaning is None:
             return None
-        return of_meaning(self.meaning, self.source.spelling, self.length)
+        return record_of_meaning(self.meaning, self.source.spelling, self.length)
 
     @cached_property
-    def computed(self) -> dict[str, Computed]:
+    def computed(self) -> dict[str, ComputedPositions]:
         """Return what each of the six runtimes computes from the file: asked where it is at hand,
         else as posenc knows it."""
-        known = self.known
-        answers = {n: as_computed(asked, known[n]).when_run for n, asked in self.asked.items()}
+        known = self.known_results
+        answers = {
+            n: as_computed(asked, known[n]).with_stop_as_refusal for n, asked in self.asked.items()
+        }
         return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
 
     @cached_property
-    def known(self) -> dict[str, Computed]:
+    def known_results(self) -> dict[str, ComputedPositions]:
         """Return what posenc knows of each of the six runtimes."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
             answers = emulate(served, self.length, versions=self.versions)
-            return {name: computed.when_run for name, computed in answers.items()}
+            return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
         name = "llama.cpp"
         version = self.versions.get(name)
         try:
             if version is not None and not is_recorded(name, version):
-                own = unrecorded(name, version)
+                own = unrecorded_version(name, version)
             else:
-                own = from_metadata(self.metadata, self.length)
+                own = compute_from_metadata(self.metadata, self.length)
         except RefusedError as refused:
             known = "unknown" if isinstance(refused, NotReadError) else "yes"
-            own = Computed(str(refused), known=known, version=RECORD[name][2])
+            own = ComputedPositions(str(refused), known=known, version=RECORD[name][2])
         others = {
-            r: Computed(f"{r} reads no GGUF files", known="no model", version=RECORD[r][2])
+            r: ComputedPositions(f"{r} reads no GGUF files", known="no model", version=RECORD[r][2])
             for r in RUNTIMES
         }
         return {**others, name: own}
 
     @cached_property
-    def contradicted(self) -> dict[str, frozenset[Aspect]]:
+    def contradicted_aspects(self) -> dict[str, frozenset[Aspect]]:
         """Return the aspects in which a runtime answers otherwise than posenc has recorded for the
         same version."""
         found = {}
         for name, answer in self.computed.items():
-            known = self.known[name]
-            if not (answer.asked and known.knows and answer.version == known.version):
+            known = self.known_results[name]
+            if not (answer.asked and known.is_known and answer.version == known.version):
                 continue
             if (answer.error is None) != (known.error is None):
                 found[name] = frozenset[Aspect]({"error"})
@@ -143,11 +151,11 @@ class Case:
         return found
 
     @property
-    def judges(self) -> tuple[str, ...]:
+    def judged_runtimes(self) -> tuple[str, ...]:
         """Return the named runtimes of which posenc knows what they compute."""
-        return tuple(name for name in self.named if self.computed[name].knows)
+        return tuple(name for name in self.named if self.computed[name].is_known)
 
-    def among(self, known: Known) -> tuple[str, ...]:
+    def named_runtimes_known_as(self, known: Known) -> tuple[str, ...]:
         """Return the named runtimes without such a model, or those that nobody has read."""
         return tuple(name for name in self.named if self.computed[name].known == known)
 
@@ -155,10 +163,12 @@ class Case:
         """Raise UnknownFamilyError if nothing can be judged: the family is not known, or no named
         runtime is known to have it."""
         if self.metadata is None:
-            known_family(self.model)
-        if not self.judges:
+            require_known_family(self.model)
+        if not self.judged_runtimes:
             answers = [(name, self.computed[name]) for name in self.named]
-            said = [f"{n}: {c.error if n in self.versions else c.answer}" for n, c in answers]
+            said = [
+                f"{n}: {c.error if n in self.versions else c.answer_in_words}" for n, c in answers
+            ]
             own = self.model.model_type if self.metadata is None else self.metadata.architecture
             raise UnknownFamilyError(f"{own}: {'; '.join(said)}")
 
@@ -166,10 +176,12 @@ class Case:
     def differences(self) -> dict[str, frozenset[Aspect]]:
         """Return, by runtime, the aspects that differ from the meaning; empty if it agrees or has
         no such model."""
-        return {name: self._differs(computed) for name, computed in self.computed.items()}
+        return {
+            name: self._aspects_that_differ(computed) for name, computed in self.computed.items()
+        }
 
-    def _differs(self, computed: Computed) -> frozenset[Aspect]:
-        if not computed.knows:
+    def _aspects_that_differ(self, computed: ComputedPositions) -> frozenset[Aspect]:
+        if not computed.is_known:
             return frozenset()
         if (error := computed.error) is not None:
             # mlx-lm stops for any missing key of its dataclass.
@@ -181,7 +193,7 @@ class Case:
             return frozenset()
         return differences(computed, self.meaning.computed)
 
-    def affected(
+    def runtimes_that_differ(
         self, among: Sequence[str], *aspects: Aspect, nothing_else: bool = False
     ) -> tuple[str, ...]:
         """Return those of these runtimes, named or not, that differ from the meaning.
@@ -197,29 +209,32 @@ class Case:
             and not (nothing_else and seen - wanted)
         )
 
-    def only_named(self, runtimes: Sequence[str]) -> tuple[str, ...]:
+    def named_and_known(self, runtimes: Sequence[str]) -> tuple[str, ...]:
         """Return those of these runtimes that the user named and posenc knows."""
-        return tuple(name for name in runtimes if name in self.judges)
+        return tuple(name for name in runtimes if name in self.judged_runtimes)
 
-    def concerned(self, among: Sequence[str], *aspects: Aspect) -> tuple[str, ...]:
+    def named_runtimes_that_differ(self, among: Sequence[str], *aspects: Aspect) -> tuple[str, ...]:
         """Return the named runtimes among these that differ from the meaning."""
-        return self.only_named(self.affected(among, *aspects))
+        return self.named_and_known(self.runtimes_that_differ(among, *aspects))
 
     @property
-    def old(self) -> Mapping[str, Any] | None:
+    def rope_scaling(self) -> Mapping[str, Any] | None:
         """rope_scaling; None if missing, null or empty."""
         value = self.config.get("rope_scaling")
         return value if isinstance(value, Mapping) and value else None
 
     @property
-    def new(self) -> Mapping[str, Any] | None:
+    def rope_parameters(self) -> Mapping[str, Any] | None:
         """rope_parameters; None if missing, null or empty."""
         value = self.config.get("rope_parameters")
         return value if isinstance(value, Mapping) and value else None
 
-    def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def flat_rope_dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield every flat rope dict of the file with its name."""
-        for name, given in (("rope_scaling", self.old), ("rope_parameters", self.new)):
+        for name, given in (
+            ("rope_scaling", self.rope_scaling),
+            ("rope_parameters", self.rope_parameters),
+        ):
             if given is None:
                 continue
             inner = {k: v for k, v in given.items() if isinstance(v, Mapping)}
@@ -232,16 +247,16 @@ class Case:
         """Return a rope dict's original length, else the top level's; None if there is none."""
         return p.get(ORIGINAL, self.config.get(ORIGINAL))
 
-    def pairs(self, p: Mapping[str, Any]) -> int:
+    def rotated_pairs(self, p: Mapping[str, Any]) -> int:
         """Return how many pairs of channels a rope dict rotates."""
         share = p.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0))
         share = share if isinstance(share, int | float) else 1.0
         return (int(self.model.head_dim * share) + 1) // 2
 
-    def of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def rope_dicts_of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the flat dicts of these types that most runtimes read."""
-        for name, p in self.dicts():
-            if self.old is not None and name.startswith("rope_parameters"):
+        for name, p in self.flat_rope_dicts():
+            if self.rope_scaling is not None and name.startswith("rope_parameters"):
                 continue
             if type_of(p) in kinds:
                 yield name, p
@@ -253,11 +268,11 @@ def type_of(p: Mapping[str, Any]) -> str:
     return "default" if kind is None else str(kind)
 
 
-def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
+def differences(computed: ComputedPositions, meant: ComputedPositions) -> frozenset[Aspect]:
     """Return the aspects in which one result differs from another."""
     found: set[Aspect] = set()
     for kind, layer in meant.layers.items():
-        same_kind = computed.of_kind(kind)
+        same_kind = computed.rotations_of_kind(kind)
         if not same_kind:
             found.add("layers")
         for other in same_kind:
@@ -270,7 +285,7 @@ def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
     return frozenset(found)
 
 
-def layer_differences(layer: Layer, meant: Layer) -> set[Aspect]:
+def layer_differences(layer: LayerRotation, meant: LayerRotation) -> set[Aspect]:
     """Return the aspects in which one rotation differs from another."""
     found: set[Aspect] = set()
     if len(layer.inv_freq) != len(meant.inv_freq):

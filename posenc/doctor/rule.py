@@ -78,18 +78,18 @@ class Rule:
     def title(self) -> str:
         return self.page.partition("\n")[0].partition(": ")[2]
 
-    def part(self, name: str) -> str:
+    def section(self, name: str) -> str:
         """Return a section of the page: Why, Example, Cure or Threads."""
         return self.page.partition(f"\n## {name}\n")[2].partition("\n## ")[0].strip()
 
     @property
     def why(self) -> str:
-        return " ".join(self.part("Why").split())
+        return " ".join(self.section("Why").split())
 
     @property
     def cure(self) -> str:
         """Return the first paragraph of the cure, without the example's fixed lines."""
-        return " ".join(self.part("Cure").partition("```")[0].split())
+        return " ".join(self.section("Cure").partition("```")[0].split())
 
     def judge(self, case: Case) -> Iterator[Finding]:
         """Yield findings. An E becomes W if no named runtime is concerned."""
@@ -97,7 +97,7 @@ class Rule:
             severity: Severity = self.severity
             if severity == "E" and not hit.concerned and not hit.contradiction:
                 severity = "W"
-            runtimes = hit.concerned or tuple(r for r in hit.affected if case.computed[r].knows)
+            runtimes = hit.concerned or tuple(r for r in hit.affected if case.computed[r].is_known)
             cure = hit.cure or self.cure
             yield Finding(self.code, severity, hit.message, runtimes, cure, hit.contradiction)
 

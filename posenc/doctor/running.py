@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 from posenc.dialects.ask import Asked
 from posenc.dialects.computed import RefusedError
-from posenc.dialects.files.attached import refuse_attached
+from posenc.dialects.files.attached import refuse_attached_encoding
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of, naming
+from posenc.dialects.meaning import UnknownFamilyError, meaning_of, path_in_errors
 from posenc.dialects.model import BadConfigError
 from posenc.dialects.record import Record, record_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.runtimes.versions import asked_for
+from posenc.dialects.runtimes.versions import runtime_and_version
 from posenc.dialects.writers.overrides import (
     SERVERS,
     check_override,
+    config_after_override,
     intended,
-    overridden,
-    override,
+    override_options,
 )
 from posenc.doctor import asking, comparing
 from posenc.doctor.answer import terminal
@@ -124,7 +124,7 @@ def _overrides(source: Source, options: Options) -> tuple[str, int]:
 
     meaning = meaning_of(source.config, options.length)
     require_no_guess(source, meaning, "no options can say it")
-    command_line = override(source.raw, meaning, options.overrides)
+    command_line = override_options(source.raw, meaning, options.overrides)
     answer = {"server": options.overrides, "options": command_line}
     return _json(answer) if options.as_json else command_line, 0
 
@@ -307,7 +307,7 @@ def _named(options: Options) -> tuple[str, ...]:
 
 
 def _asked(options: Options) -> list[tuple[str, str | None]]:
-    return [asked_for(part) for part in (options.for_ or "").split(",") if part.strip()]
+    return [runtime_and_version(part) for part in (options.for_ or "").split(",") if part.strip()]
 
 
 def _versions(options: Options) -> dict[str, str]:
@@ -332,11 +332,11 @@ def _need_config(source: Source, what: str) -> None:
 
 def _compare_positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
     """Return how a batch's position ids differ from the family's own, and 1 if they do."""
-    from posenc.dialects.position_ids import judged
+    from posenc.dialects.position_ids import compare_position_ids
 
     _need_config(case.source, "--positions")
-    with naming(path):
-        lines, notes = judged(read_json(path, LARGEST_INDEX), case.model)
+    with path_in_errors(path):
+        lines, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
     code = int(bool(lines))
     if as_json:
         return _json({"same": not lines, "differences": lines, "notes": notes}), code
@@ -362,7 +362,7 @@ def _case(source: Source, options: Options) -> Case:
         raise ValueError(f"--with: expected a JSON object, got {type(overrides).__name__}.")
     server = "sglang" if runtimes == ("sglang",) else "vllm"
     check_override(source.config, overrides, server)
-    served = overridden(source.config, overrides, server)
+    served = config_after_override(source.config, overrides, server)
     raw = {**source.raw, OVERRIDES: overrides}
     source = replace(source, raw=raw, config=intended(source.config, overrides))
     return Case(source, (server,), options.length, served, _versions(options))
@@ -373,14 +373,14 @@ def _loaded(path: Path) -> Source:
     encoding attached, of which the config says nothing. A GGUF file beside it is another model."""
     source = load(path)
     if source.path.name == "config.json":
-        refuse_attached(source.folder)
+        refuse_attached_encoding(source.folder)
     return source
 
 
 def _compare(options: Options) -> tuple[str, int]:
     sources = []
     for path in options.paths:
-        with naming(path):
+        with path_in_errors(path):
             sources.append(_loaded(path))
     one, other = sources
     one_path, other_path = options.paths
@@ -411,7 +411,7 @@ def _compare(options: Options) -> tuple[str, int]:
 
 def _record(source: Source, path: Path, length: int | None) -> Record:
     """Return what a file means at a length. Errors name it as the user did."""
-    with naming(path):
+    with path_in_errors(path):
         try:
             return record_of(source, length)
         except RefusedError as refused:

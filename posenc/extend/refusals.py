@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.families import all_families
-from posenc.dialects.files.json_object import require_json
+from posenc.dialects.files.json_object import require_strict_json
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.export.folder import SERVE
 from posenc.extend.export.pooling import sentence_files, settings_text
@@ -88,7 +88,7 @@ def _check_copied(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
     sentences = [path for _, path in sentence_files(folder)]
     for path in (*tokenizer_files(folder), *sentences):
         if path.suffix == ".json":
-            require_json(path)
+            require_strict_json(path)
     if isinstance(raw.get("text_config"), dict) and not tuned:
         # This config.json is written as it was read; any other one is written by transformers, in
         # a spelling of infinities that is JSON.

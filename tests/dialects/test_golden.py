@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from posenc.dialects.formulas import yarn
+from posenc.dialects.formulas import yarn_frequencies
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.golden_cases import TRIED, cells, config
 
@@ -128,5 +128,5 @@ def test_mlx_lm_assumes_an_original_length_of_4096():
     """The golden heads are too small to tell 4096 from 2048."""
     raw = {**config("09_"), "head_dim": 128}
     got = RUNTIMES["mlx-lm"](raw, None).layers["all"].inv_freq
-    assert got == pytest.approx(yarn(128, 10000.0, 4.0, 4096))
-    assert got != pytest.approx(yarn(128, 10000.0, 4.0, 2048))
+    assert got == pytest.approx(yarn_frequencies(128, 10000.0, 4.0, 4096))
+    assert got != pytest.approx(yarn_frequencies(128, 10000.0, 4.0, 2048))

@@ -7,7 +7,7 @@ import pytest
 
 from posenc.dialects.meaning import UnknownFamilyError
 from posenc.dialects.model import model_of
-from posenc.dialects.position_ids import judged
+from posenc.dialects.position_ids import compare_position_ids
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.threads import BASE
@@ -22,7 +22,7 @@ def model(name):
 
 
 def problems(batch, own):
-    return judged(batch, own).differences
+    return compare_position_ids(batch, own).differences
 
 
 def test_plain_packed_and_padded_text_is_right():
@@ -137,7 +137,7 @@ def test_m_rope_positions_are_those_of_the_paper(name):
             "image_grid_thw": images or None,
             "video_grid_thw": videos or None,
         }
-        differences, notes = judged(batch, model(name))
+        differences, notes = compare_position_ids(batch, model(name))
         assert differences == []
         noted += bool(notes)
     assert noted > 20 if name == "qwen2_vl" else not noted
@@ -157,14 +157,14 @@ def after_video(first):
 
 def test_text_after_a_video_goes_on_at_the_largest_number_plus_1():
     """Run in transformers 4.57.3: 11; in 5.12.1 and 5.23.0: 5, and 11 for a generated token."""
-    differences, (note,) = judged(after_video(11), model("qwen2_vl"))
+    differences, (note,) = compare_position_ids(after_video(11), model("qwen2_vl"))
     assert differences == []
     assert "token 35 has (11, 11, 11) in the paper, transformers 4.57 and vLLM 0.33" in note
     assert "(5, 5, 5) in transformers 5.12 to 5.24" in note
-    (line,), (note,) = judged(after_video(5), model("qwen2_vl"))
+    (line,), (note,) = compare_position_ids(after_video(5), model("qwen2_vl"))
     assert "token 35 has the position (5, 5, 5), (11, 11, 11) is made by the paper" in line
     assert "these are the numbers of transformers 5.12 to 5.24, whose own decoding" in note
-    (line,), (note,) = judged(after_video(4), model("qwen2_vl"))
+    (line,), (note,) = compare_position_ids(after_video(4), model("qwen2_vl"))
     assert "(4, 4, 4), (11, 11, 11)" in line and "runtimes differ after a video" in note
 
 
@@ -205,11 +205,11 @@ def test_m_rope_positions_are_those_of_transformers(name):
             "image_grid_thw": images or None,
             "video_grid_thw": videos or None,
         }
-        differences, notes = judged(batch, model(name))
+        differences, notes = compare_position_ids(batch, model(name))
         assert len(differences) == sum("these are the numbers" in note for note in notes)
         at = mask[1].index(1)
         batch["position_ids"][draw.randrange(3)][1][at + draw.randrange(sum(mask[1]))] += 1
-        changed, notes = judged(batch, model(name))
+        changed, notes = compare_position_ids(batch, model(name))
         assert any("row 1: " in line for line in changed)
         assert not any("row 1: these" in note for note in notes)
 

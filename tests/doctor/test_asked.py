@@ -45,7 +45,9 @@ def doctor(call, tmp_path, monkeypatch):
             return [given] * len(questions)
 
         monkeypatch.setattr(asking, "ask", ask)
-        monkeypatch.setattr(asking, "installed", lambda runtime: "5" if None in answers else None)
+        monkeypatch.setattr(
+            asking, "installed_version", lambda runtime: "5" if None in answers else None
+        )
         path = tmp_path / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
         run.asked = asked

@@ -10,8 +10,8 @@ import pytest
 from posenc.dialects.files.source import load
 from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import meaning_of
-from posenc.dialects.writers.overrides import override
-from posenc.dialects.writers.recipes import best, require_static
+from posenc.dialects.writers.overrides import override_options
+from posenc.dialects.writers.recipes import best_recipe, require_static
 from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
@@ -110,8 +110,8 @@ def test_nonsense_is_judged_or_refused(seed):
         try:
             meaning = meaning_of(as_transformers(raw))
             require_static(meaning, None)
-            best(raw, meaning)
-            override(raw, meaning, "vllm")
+            best_recipe(raw, meaning)
+            override_options(raw, meaning, "vllm")
         except ValueError as error:
             assert str(error)
     assert judged > 10

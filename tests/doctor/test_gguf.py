@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer
+from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.files.gguf_metadata import KEYS
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.files.source import load
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes.gguf_converter import convert
-from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.runtimes.gguf_converter import converted_metadata
+from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
 from posenc.doctor.cures.fixing import fix
@@ -67,8 +67,8 @@ def test_the_keys_are_read(tmp_path):
     meta = read_metadata(write(tmp_path / "a.gguf", **YARN))
     assert (meta.architecture, meta.head_dim, meta.dimension_count) == ("llama", 16, 16)
     assert (meta.freq_base, meta.original_length, meta.context_length) == (10000, 1024, 4096)
-    got = from_metadata(meta, None).layers["all"]
-    assert got.inv_freq == pytest.approx(formulas.yarn(16, 10000.0, 4.0, 1024))
+    got = compute_from_metadata(meta, None).layers["all"]
+    assert got.inv_freq == pytest.approx(formulas.yarn_frequencies(16, 10000.0, 4.0, 1024))
     assert got.multiplier == pytest.approx(1.1386294)
 
 
@@ -97,7 +97,7 @@ def test_a_sound_file_has_nothing_to_complain_about(tmp_path):
     assert code == 0
     layer = json.loads(text)["runtimes"]["llama.cpp"]["layers"]["all"]
     assert layer["inv_freq"] == pytest.approx(
-        [p / f for p, f in zip(formulas.plain(16, 1e4), EIGHT, strict=True)]
+        [p / f for p, f in zip(formulas.rope_frequencies(16, 1e4), EIGHT, strict=True)]
     )
 
 
@@ -122,8 +122,10 @@ def test_ignored_keys_become_ones_that_are_read(tmp_path):
     text, code = fix(load(path), tmp_path / "b.gguf", ALL)
     assert code == 0 and "rope_freqs.weight" in text and "- llama.rope.scaling.type" in text
     meta = read_metadata(tmp_path / "b.gguf")
-    got = from_metadata(meta, None).layers["all"]
-    assert got.inv_freq == pytest.approx(formulas.yarn(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6)
+    got = compute_from_metadata(meta, None).layers["all"]
+    assert got.inv_freq == pytest.approx(
+        formulas.yarn_frequencies(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6
+    )
     assert got.multiplier == pytest.approx(1.0, rel=1e-6)
     assert codes(tmp_path / "b.gguf") == []
     tensors = {t.name: t for t in gguf.GGUFReader(str(tmp_path / "b.gguf")).tensors}
@@ -136,8 +138,8 @@ def test_a_temperature_alone_keeps_yarn(tmp_path):
     fix(load(path), tmp_path / "b.gguf", ALL)
     meta = read_metadata(tmp_path / "b.gguf")
     assert meta.scaling_type == "yarn" and meta.rope_freqs is None
-    assert meta.attn_factor == pytest.approx(1 / formulas.yarn_scale(4.0))
-    assert from_metadata(meta, None).layers["all"].multiplier == pytest.approx(1.0)
+    assert meta.attn_factor == pytest.approx(1 / formulas.yarn_mscale(4.0))
+    assert compute_from_metadata(meta, None).layers["all"].multiplier == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("number", ["30", "31", "34", "74", "82", "12", "18", "68", "42"])
@@ -163,10 +165,12 @@ def test_what_an_architecture_cannot_is_said(tmp_path):
 
 def test_a_failed_proof_leaves_nothing(tmp_path):
     path = write(tmp_path / "a.gguf", freq_base=10000.0)
-    wanted = Computed(None, {"all": Layer(formulas.plain(16, 20000.0))}, 16**-0.5)
+    wanted = ComputedPositions(
+        None, {"all": LayerRotation(formulas.rope_frequencies(16, 20000.0))}, 16**-0.5
+    )
     edit = gguf_edit.Edit({"freq_base": 30000.0})
     with pytest.raises(ValueError, match="proof failed"):
-        gguf_edit.write(path, tmp_path / "b.gguf", edit, wanted)
+        gguf_edit.write_edited_copy(path, tmp_path / "b.gguf", edit, wanted)
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]
 
 
@@ -208,7 +212,7 @@ def test_the_converters_keys_are_the_recorded_ones():
         recorded = cell.recorded.get("metadata")
         if cell.runtime != "llama.cpp" or recorded is None:
             continue
-        meta = convert(model_of(cell.config))
+        meta = converted_metadata(model_of(cell.config))
         assert meta.architecture == recorded["general.architecture"]
         ours = {
             f"{meta.architecture}.{KEYS[name]}": getattr(meta, name)
@@ -292,8 +296,8 @@ def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
     both = write(tmp_path / "both.gguf", **keys, scaling__factor=4.0, scale_linear=2.0)
     for path in (new, both):
         assert call("doctor", old, path)[0] == 0
-    plain = from_metadata(read_metadata(write(tmp_path / "a.gguf", **keys)), None)
-    assert from_metadata(read_metadata(old), None).layers != plain.layers
+    plain = compute_from_metadata(read_metadata(write(tmp_path / "a.gguf", **keys)), None)
+    assert compute_from_metadata(read_metadata(old), None).layers != plain.layers
     for path in (old, both):
         out = tmp_path / f"fixed-{path.name}"
         assert call("doctor", path, "--fix", "--out", out)[0] == 0
@@ -301,7 +305,7 @@ def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
     like, out = tmp_path / "config.json", tmp_path / "plain.gguf"
     like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
     assert call("doctor", old, "--like", like, "--fix", "--out", out)[0] == 0
-    assert from_metadata(read_metadata(out), None).layers == plain.layers
+    assert compute_from_metadata(read_metadata(out), None).layers == plain.layers
 
 
 LONGROPE = {
@@ -348,7 +352,11 @@ def test_the_sentence_about_lost_factors_agrees_with_the_numbers(tmp_path):
     assert "divided by 2" in halved and "plain" not in halved
     assert "beyond 1024 tokens, plain RoPE" in beyond and LONG in beyond
     for name, factor in {"a": 1.0, "b": 2.0}.items():
-        got = from_metadata(read_metadata(tmp_path / f"{name}.gguf"), None).layers["all"].inv_freq
+        got = (
+            compute_from_metadata(read_metadata(tmp_path / f"{name}.gguf"), None)
+            .layers["all"]
+            .inv_freq
+        )
         wanted = [10000.0 ** (-2 * i / 16) / factor for i in range(8)]
         assert got == pytest.approx(wanted, rel=1e-12)
 
@@ -362,7 +370,7 @@ def test_a_sound_file_with_two_lists_keeps_both(long, architecture, tmp_path, ca
     code, said, _ = call("doctor", path, "--fix", "--out", out)
     assert code == 0 and "nothing to change" in said
     for length in (512, 4096):
-        before, after = (from_metadata(read_metadata(p), length) for p in (path, out))
+        before, after = (compute_from_metadata(read_metadata(p), length) for p in (path, out))
         assert before.layers == after.layers
     like = tmp_path / "config.json"
     like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))

@@ -7,7 +7,7 @@ import pytest
 from posenc.dialects import formulas
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import read_metadata
-from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.test_gguf import gguf, write
@@ -43,13 +43,15 @@ def metadata(architecture, **more):
 def test_windowed_layers_have_their_architectures_base_and_scale(architecture, base, factor):
     """gemma3.cpp: 10000 and 1; olmo2.cpp: the full base and 1; openai-moe.cpp: both of the full."""
     meta = metadata(architecture, scaling_factor=8.0, attn_factor=1.2)
-    layers = from_metadata(meta, None).layers
+    layers = compute_from_metadata(meta, None).layers
     full = layers.get(FULL) or layers["all"]
-    assert full.inv_freq == pytest.approx([f / 8 for f in formulas.plain(16, 1e6)])
+    assert full.inv_freq == pytest.approx([f / 8 for f in formulas.rope_frequencies(16, 1e6)])
     if base is None or (base, factor) == (1e6, 8.0):
         assert set(layers) == {"all"}
         return
-    assert layers[SLIDING].inv_freq == pytest.approx([f / factor for f in formulas.plain(16, base)])
+    assert layers[SLIDING].inv_freq == pytest.approx(
+        [f / factor for f in formulas.rope_frequencies(16, base)]
+    )
     assert layers[SLIDING].multiplier == (1.0 if architecture == "olmo2" else 1.2)
 
 
@@ -57,8 +59,8 @@ def test_yarns_temperature_stays_with_the_full_layers():
     meta = metadata(
         "gemma3", scaling_type="yarn", scaling_factor=4.0, original_length=1024.0, attn_factor=1.1
     )
-    layers = from_metadata(meta, None).layers
-    assert layers[FULL].multiplier == pytest.approx(1.1 * formulas.yarn_scale(4.0))
+    layers = compute_from_metadata(meta, None).layers
+    assert layers[FULL].multiplier == pytest.approx(1.1 * formulas.yarn_mscale(4.0))
     assert layers[SLIDING].multiplier == pytest.approx(1.1)
 
 
@@ -71,9 +73,11 @@ def test_a_file_is_given_the_positions_of_a_config_with_two_kinds(tmp_path):
     assert "gemma3.rope.scaling.type: linear" in text
     meta = read_metadata(out)
     assert (meta.freq_base, meta.freq_base_swa, meta.scaling_factor) == (1e6, 10000.0, 8.0)
-    layers = from_metadata(meta, None).layers
-    assert layers[FULL].inv_freq == pytest.approx([f / 8 for f in formulas.plain(16, 1e6)])
-    assert layers[SLIDING].inv_freq == pytest.approx(formulas.plain(16, 10000.0))
+    layers = compute_from_metadata(meta, None).layers
+    assert layers[FULL].inv_freq == pytest.approx(
+        [f / 8 for f in formulas.rope_frequencies(16, 1e6)]
+    )
+    assert layers[SLIDING].inv_freq == pytest.approx(formulas.rope_frequencies(16, 10000.0))
     assert run(Options((out, like)))[1] == 0
 
 

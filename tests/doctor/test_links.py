@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from posenc.dialects.files.inside import inside, listed
+from posenc.dialects.files.inside import path_inside, paths_inside
 from posenc.dialects.files.source import load
 from posenc.dialects.writers import copies
 from tests.doctor.test_gguf_hostile import SOUND, header
@@ -149,12 +149,12 @@ def test_a_link_that_comes_after_the_check_is_not_copied(tmp_path, monkeypatch):
 def test_what_is_listed_is_inside(tmp_path):
     (tmp_path / "a.x").write_text("")
     (tmp_path / "b.x").symlink_to("a.x")
-    assert [path.name for path in listed(tmp_path, "*.x")] == ["a.x", "b.x"]
+    assert [path.name for path in paths_inside(tmp_path, "*.x")] == ["a.x", "b.x"]
     (tmp_path / "c.x").symlink_to("/etc/hostname")
     with pytest.raises(ValueError, match=r"c\.x: a link to"):
-        listed(tmp_path, "*.x")
+        paths_inside(tmp_path, "*.x")
     with pytest.raises(ValueError, match="which is not there"):
-        inside(tmp_path, "none", "its listing")
+        path_inside(tmp_path, "none", "its listing")
     (tmp_path / "config.json").symlink_to("gone")
     with pytest.raises(ValueError, match="which is not there"):
         load(tmp_path)

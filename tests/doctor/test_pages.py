@@ -27,7 +27,7 @@ LLAMA = {("llama.cpp",)}
 def blocks(code):
     """The example and the cured example of a page, as text."""
     rule = RULES[code]
-    return [re.findall(r"```\w*\n(.*?)```", rule.part(p), re.S)[0] for p in ("Example", "Cure")]
+    return [re.findall(r"```\w*\n(.*?)```", rule.section(p), re.S)[0] for p in ("Example", "Cure")]
 
 
 def test_every_rule_has_a_page_and_every_page_a_rule():
@@ -41,7 +41,7 @@ def test_a_page_has_all_its_parts(code):
     headings = re.findall(r"^#+ (.*)$", rule.page, re.M)
     assert headings == [f"{code}: {rule.title}", "Why", "Example", "Cure", "Threads"]
     for part in ("Why", "Cure", "Threads"):
-        assert len(rule.part(part)) > 10
+        assert len(rule.section(part)) > 10
     assert len(rule.page.split("\n\n")[1]) > 20  # what it finds
     assert all(len(line) <= 100 for line in rule.page.split("## Threads")[0].splitlines())
 

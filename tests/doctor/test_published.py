@@ -60,7 +60,7 @@ def test_a_runtime_without_the_outer_class_has_no_such_model():
     got = emulate(raw)["mlx-lm"]
     assert (got.known, got.error) == ("no model", "mlx-lm has no model for 'idefics3'")
     assert emulate({**raw, "model_type": "lighton_ocr"})["transformers-4"].known == "no model"
-    assert emulate({**raw, "model_type": "mistral3"})["mlx-lm"].knows
+    assert emulate({**raw, "model_type": "mistral3"})["mlx-lm"].is_known
 
 
 @pytest.mark.parametrize(

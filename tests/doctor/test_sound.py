@@ -46,7 +46,7 @@ def sound():
         if "mrope_section" in (facts.get("transformers4") or {}).get("required", ()):
             pairs = len(meaning.computed.layers["all"].inv_freq)
             parameters["all"]["mrope_section"] = [pairs - 2 * (pairs // 3), *[pairs // 3] * 2]
-        found[name] = dual.write(raw, meaning, parameters, meaning.max_length)
+        found[name] = dual.config_in_both_dialects(raw, meaning, parameters, meaning.max_length)
     return found
 
 

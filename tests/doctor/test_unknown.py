@@ -9,7 +9,7 @@ from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.runtimes.running import CELLS
-from posenc.dialects.understood import require_understood
+from posenc.dialects.understood import require_understood_keys
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.threads import BASE
@@ -246,7 +246,7 @@ def test_a_key_about_positions_is_reported_whatever_its_value(file, key, value):
     said, _ = run(Options((path,)))
     assert "PD055" in said and f"{key} {value!r}" in said and "Nothing to complain" not in said
     with pytest.raises(ValueError, match=f"does not know what {key} means"):
-        require_understood({**SIMPLE, key: value}, model_of(SIMPLE))
+        require_understood_keys({**SIMPLE, key: value}, model_of(SIMPLE))
 
 
 @pytest.mark.parametrize(

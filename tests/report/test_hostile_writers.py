@@ -25,7 +25,7 @@ from posenc.compare.trial.checkpoint import (
 )
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import Cursor, is_done, save_result
-from posenc.dialects.weights.tensors import rewrite
+from posenc.dialects.weights.tensors import rewrite_tensors
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.extend.restart import write_sealed
 from posenc.extend.tune.tuning import save_tuning
@@ -316,7 +316,7 @@ def test_weights_are_changed_in_no_linked_file(home, victim, tmp_path):
     save_file({"a": torch.ones(2)}, outside)
     (home / "model.safetensors").symlink_to(outside)
     with pytest.raises(ValueError, match="a link"):
-        rewrite(home / "model.safetensors", ["a"], lambda name, value: 2 * value)
+        rewrite_tensors(home / "model.safetensors", ["a"], lambda name, value: 2 * value)
     with safe_open(outside, "pt") as opened:
         assert opened.get_tensor("a").tolist() == [1.0, 1.0]
 

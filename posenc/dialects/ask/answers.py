@@ -3,32 +3,32 @@
 from dataclasses import replace
 
 from posenc.dialects.ask.asking import Asked, Rotation
-from posenc.dialects.computed import Computed, Layer, RefusedError
+from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError
 
 EVERY_KIND = "all"
 FULL = "full_attention"
 
 
-def row_of(asked: Asked) -> str:
+def runtime_name_of(asked: Asked) -> str:
     """Return the name under which posenc speaks of the runtime: transformers 4 and 5 apart."""
     if asked.runtime != "transformers":
         return asked.runtime
     return f"transformers-{4 if asked.version.startswith('4.') else 5}"
 
 
-def as_computed(asked: Asked, known: Computed) -> Computed:
+def as_computed(asked: Asked, known: ComputedPositions) -> ComputedPositions:
     """Return an answer as a result.
 
     known: what posenc knows of the runtime. Which layers rotate, and the softmax scale, are taken
     from it where the modules do not tell them, and posenc knows them.
     """
-    answer = Computed(version=asked.version, asked=True)
+    answer = ComputedPositions(version=asked.version, asked=True)
     if asked.refuses:
         return replace(answer, error=asked.refuses)
     if asked.unmeasured:
         return replace(answer, error=asked.unmeasured, known="unknown")
     try:
-        layers = _layers(asked.rotations)
+        layers = _rotations_by_kind(asked.rotations)
     except RefusedError as nothing:
         return replace(answer, error=str(nothing), known="unknown")
     without_rotation, scale = asked.without_rotation, None
@@ -36,7 +36,7 @@ def as_computed(asked: Asked, known: Computed) -> Computed:
         without_rotation = known.without_rotation
     if len(asked.softmax_scales) == 1:
         (scale,) = asked.softmax_scales
-    elif known.knows:
+    elif known.is_known:
         scale = known.softmax_scale
     return replace(
         answer,
@@ -48,7 +48,7 @@ def as_computed(asked: Asked, known: Computed) -> Computed:
     )
 
 
-def _layers(rotations: tuple[Rotation, ...]) -> dict[str, Layer]:
+def _rotations_by_kind(rotations: tuple[Rotation, ...]) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layers.
 
     Raises: RefusedError where there are several and nothing says which layers have which.
@@ -60,6 +60,6 @@ def _layers(rotations: tuple[Rotation, ...]) -> dict[str, Layer]:
     # Where one kind has a module of its own, the unnamed module serves the others.
     unnamed = EVERY_KIND if len(kinds) == 1 else FULL
     return {
-        rotation.kind or unnamed: Layer(rotation.inv_freq, rotation.multiplier)
+        rotation.kind or unnamed: LayerRotation(rotation.inv_freq, rotation.multiplier)
         for rotation in rotations
     }

@@ -85,7 +85,7 @@ class Asked:
     admits: int | None = None
 
 
-def installed(runtime: str) -> str | None:
+def installed_version(runtime: str) -> str | None:
     """Return the version of a runtime that can be imported beside posenc; None without one."""
     needed = (runtime, "torch") if runtime == "transformers" else (runtime,)
     if any(util.find_spec(name) is None for name in needed):
@@ -132,11 +132,11 @@ def ask(
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
         seconds = SECONDS + SECONDS_MORE * (len(cases) - 1)
-    said = _run(interpreter, probe, question, seconds, own_packages=own)
-    return _read(said, runtime, interpreter, len(cases))
+    said = _run_probe(interpreter, probe, question, seconds, own_packages=own)
+    return _parse_answers(said, runtime, interpreter, len(cases))
 
 
-def _run(
+def _run_probe(
     interpreter: str, probe: str, question: str, seconds: float, *, own_packages: bool
 ) -> bytes:
     """Return what the interpreter prints to the standard output."""
@@ -178,14 +178,14 @@ def _run(
             except BrokenPipeError:
                 process.wait()
             finally:
-                _end(process)
+                _kill_process_group(process)
         if process.returncode:
             raise AskError(_why_ended(interpreter, process.returncode, _last_line(err)))
         with out.open("rb") as answer:
             return answer.read(LARGEST_ANSWER)
 
 
-def _end(process: subprocess.Popen) -> None:
+def _kill_process_group(process: subprocess.Popen) -> None:
     """Stop the interpreter and everything that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -209,7 +209,7 @@ def _why_ended(interpreter: str, code: int, last: str) -> str:
     return f"--ask {interpreter}: {how}: {last or 'it said nothing'}"
 
 
-def _read(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked]:
+def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked]:
     """Return the answers. What an interpreter prints is a stranger's, and every part is checked."""
     wrong = AskError(
         f"--ask {interpreter}: expected the answer of {runtime}, got {said[:60]!r}; is it a Python "
@@ -221,12 +221,12 @@ def _read(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked
         version = str(answer["version"])[:WORDS]
         if answer["runtime"] != runtime or len(cases) != count:
             raise wrong
-        return [_asked(case, runtime, version) for case in cases]
+        return [_parse_answer(case, runtime, version) for case in cases]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise wrong from None
 
 
-def _asked(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
+def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
     if "refuses" in case:
         return Asked(runtime, version, refuses=str(case["refuses"])[:WORDS])
     if "unmeasured" in case:
@@ -238,26 +238,26 @@ def _asked(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
         version,
         stops=str(case["stops"])[:WORDS],
         model=str(case["class"])[:WORDS],
-        rotations=tuple(_rotation(row) for row in case["rotations"]),
+        rotations=tuple(_parse_rotation(row) for row in case["rotations"]),
         changes=bool(case["changes"]),
-        softmax_scales=tuple(_finite(value) for value in case["softmax_scales"]),
+        softmax_scales=tuple(_finite_number(value) for value in case["softmax_scales"]),
         without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
         interleaved=None if interleaved is None else bool(interleaved),
         admits=admits if isinstance(admits, int) else None,
     )
 
 
-def _rotation(row: Mapping[str, Any]) -> Rotation:
+def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
     return Rotation(
         str(row["module"])[:WORDS],
         str(row["kind"])[:WORDS],
-        tuple(_finite(value) for value in row["inv_freq"]),
-        _finite(row["multiplier"]),
+        tuple(_finite_number(value) for value in row["inv_freq"]),
+        _finite_number(row["multiplier"]),
         bool(row["called"]),
     )
 
 
-def _finite(value: Any) -> float:
+def _finite_number(value: Any) -> float:
     """Return a number. Raises: ValueError for one that is not finite."""
     number = float(value)
     if not math.isfinite(number):

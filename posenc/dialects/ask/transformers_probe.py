@@ -51,17 +51,17 @@ PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
 def main():
     question = json.load(sys.stdin)
     answer_to, sys.stdout = sys.stdout, sys.stderr  # libraries print where they like
-    bounded(question["memory"])
+    limit_process(question["memory"])
     import transformers
 
     transformers.logging.set_verbosity(logging.CRITICAL)
-    cases = [answered(case) for case in question["cases"]]
+    cases = [answer_case(case) for case in question["cases"]]
     answer = {"runtime": "transformers", "version": transformers.__version__, "cases": cases}
     json.dump(answer, answer_to)
     answer_to.write("\n")
 
 
-def bounded(memory):
+def limit_process(memory):
     """Allow the process so many bytes of data, and no connection."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
@@ -72,30 +72,30 @@ def bounded(memory):
     warnings.filterwarnings("ignore")
 
 
-def answered(case):
+def answer_case(case):
     """Return the answer to one case."""
     try:
-        config = read(case["config"])
+        config = read_config(case["config"])
     except Exception as error:  # whatever transformers raises is its answer
-        return {"refuses": words(error)}
+        return {"refuses": error_in_one_line(error)}
     try:
-        model = built(config)
+        model = build_model(config)
     except Exception as error:  # whatever transformers raises is its answer
         if not needs_a_library(error):
-            return {"refuses": words(error)}
+            return {"refuses": error_in_one_line(error)}
         try:
             config = config.get_text_config()
-            model = built(config)
+            model = build_model(config)
         except Exception as error:
-            return {"unmeasured": words(error)}
+            return {"unmeasured": error_in_one_line(error)}
     if model is None:
         return {"unmeasured": f"transformers has no model of {type(config).__name__}"}
     try:
-        return answer_of(model, config, case["lengths"])
+        return measure_model(model, config, case["lengths"])
     except StopsInForward as stop:
         return {"refuses": str(stop)}
     except Exception as error:
-        return {"unmeasured": words(error)}
+        return {"unmeasured": error_in_one_line(error)}
 
 
 class StopsInForward(Exception):
@@ -107,7 +107,7 @@ def needs_a_library(error):
     return isinstance(error, ImportError)
 
 
-def built(config):
+def build_model(config):
     """Return the model of a config, whose large weights take no memory (see `WithoutWeights`); None
     if transformers has none."""
     try:
@@ -120,13 +120,13 @@ def built(config):
         return kind(config)
 
 
-def words(error):
+def error_in_one_line(error):
     """Return an error in one line."""
     said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
     return f"{type(error).__name__}: {said}"[:WORDS]
 
 
-def read(config):
+def read_config(config):
     """Return the config as `from_pretrained` reads it from a folder. Code of the folder is never
     run."""
     from transformers import AutoConfig
@@ -170,7 +170,7 @@ class WithoutWeights(contextlib.ExitStack):
         class Mode(TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
                 kwargs = dict(kwargs or {})
-                if function is torch.empty or (function in filled and large(args)):
+                if function is torch.empty or (function in filled and is_large_shape(args)):
                     kwargs["device"] = "meta"
                 return function(*args, **kwargs)
 
@@ -180,14 +180,14 @@ class WithoutWeights(contextlib.ExitStack):
         return self
 
 
-def large(args):
+def is_large_shape(args):
     """Whether the shape that is given to a function of torch is that of a weight."""
     shape = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     sizes = [size for size in shape if isinstance(size, int)]
     return math.prod(sizes) > LARGEST_ARRAY
 
 
-def answer_of(model, config, lengths):
+def measure_model(model, config, lengths):
     """Return what the model computes at the first length.
 
     class, config_class    names
@@ -200,32 +200,32 @@ def answer_of(model, config, lengths):
     admits                 max_position_embeddings of the text model, or null
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    modules = of_text(dict(model.named_modules()))
+    modules = language_modules(dict(model.named_modules()))
     attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith(ATTENTION)}
-    rows = rotations(modules, lengths[0])
-    if not rows and any(names_a_rotation(module) for module in attentions.values()):
+    rows = distinct_rotations(modules, lengths[0])
+    if not rows and any(rotates_by_table(module) for module in attentions.values()):
         return {"unmeasured": f"{type(model).__name__} rotates by tables, which are not read"}
     return {
         "class": type(model).__name__,
         "config_class": type(config).__name__,
-        "stops": "" if of_a_grid(text) else stop_of_rotating(attentions, rows),
+        "stops": "" if has_grid_positions(text) else why_rotating_stops(attentions, rows),
         "rotations": rows,
-        "changes": any(rotations(modules, length) != rows for length in lengths[1:]),
+        "changes": any(distinct_rotations(modules, length) != rows for length in lengths[1:]),
         "softmax_scales": softmax_scales(attentions),
-        "without_rotation": without_rotation(attentions),
-        "interleaved": interleaved(attentions),
+        "without_rotation": layers_without_rotation(attentions),
+        "interleaved": has_interleaved_pairs(attentions),
         "admits": getattr(text, "max_position_embeddings", None),
     }
 
 
-def of_text(modules):
+def language_modules(modules):
     """Leave out what reads images or sound, if a rotary module is anywhere else."""
     kept = {name: m for name, m in modules.items() if not OF_IMAGES_OR_SOUND.search(name)}
     rotate = any(kinds_of_frequencies(module) for module in kept.values())
     return kept if rotate or len(kept) > 1 else modules
 
 
-def rotations(modules, length):
+def distinct_rotations(modules, length):
     """Return each rotation once: where it is, for which kind of layers ("" for all), its
     frequencies in radians per token, the multiplier of cos and sin, and whether a call has shown
     them.
@@ -235,7 +235,7 @@ def rotations(modules, length):
     rows, known = [], []
     for where, module in modules.items():
         for kind in kinds_of_frequencies(module):
-            row = measured(module, kind, length)
+            row = measure_rotation(module, kind, length)
             row.update(module=where, kind=kind or kind_of_layers(where, modules))
             key = (row["kind"], row["inv_freq"], row["multiplier"])
             if key not in known:
@@ -273,12 +273,12 @@ def kind_of_layers(where, modules):
     return ""
 
 
-def measured(module, kind, length):
+def measure_rotation(module, kind, length):
     """Return the frequencies and the multiplier of one kind, as a call shows them, else as the
     module keeps them."""
     prefix = f"{kind}_" if kind else ""
     module = copy.deepcopy(module)  # a call may change what it keeps
-    called = cos_and_sin(module, kind, length)
+    called = call_rotary_module(module, kind, length)
     kept = getattr(module, f"{prefix}inv_freq").double().flatten().tolist()
     multiplier = float(getattr(module, f"{prefix}attention_scaling", 1.0) or 1.0)
     row = {"inv_freq": kept, "multiplier": multiplier, "called": False}
@@ -287,19 +287,19 @@ def measured(module, kind, length):
     row["multiplier"], row["called"] = called["multiplier"], True
     # The call decides, as a module may keep frequencies that it does not apply, or not in this
     # order. It shows them to float32 only, and beyond half a turn a token only up to whole turns.
-    if not same(kept, called["inv_freq"]) and max(kept) < math.pi:
+    if not nearly_equal(kept, called["inv_freq"]) and max(kept) < math.pi:
         row["inv_freq"] = called["inv_freq"]
     return row
 
 
-def same(one, other):
+def nearly_equal(one, other):
     if len(one) != len(other):
         return False
     pairs = zip(one, other, strict=True)
     return all(abs(a - b) <= 1e-6 + 1e-4 * abs(b) for a, b in pairs)
 
 
-def cos_and_sin(module, kind, length):
+def call_rotary_module(module, kind, length):
     """Call a rotary module at positions 0, 1 and the last of `length`, and return the frequencies,
     one a pair, and the multiplier; None where it is not called so.
 
@@ -314,15 +314,15 @@ def cos_and_sin(module, kind, length):
             out = module(x, ids, kind) if kind else module(x, ids)
         except Exception as error:  # it is called otherwise
             if "split_sizes" in str(error):
-                raise StopsInForward(words(error)) from error
+                raise StopsInForward(error_in_one_line(error)) from error
             continue
-        shown = frequencies_of(out)
+        shown = frequencies_of_tables(out)
         if shown is not None:
             return shown
     return None
 
 
-def frequencies_of(out):
+def frequencies_of_tables(out):
     """Return the frequencies and the multiplier that a rotary module's result shows."""
     import torch
 
@@ -337,10 +337,10 @@ def frequencies_of(out):
         return None
     multiplier = float(cos[0].max())
     angles = torch.atan2(sin[1], cos[1])
-    return {"inv_freq": one_a_pair(angles.tolist()), "multiplier": multiplier}
+    return {"inv_freq": one_angle_per_pair(angles.tolist()), "multiplier": multiplier}
 
 
-def one_a_pair(angles):
+def one_angle_per_pair(angles):
     """Return one angle a pair, of a row that may name each twice: one after the other, or in its
     second half again."""
     half = len(angles) // 2
@@ -358,7 +358,7 @@ def softmax_scales(attentions):
         for name in ("scaling", "softmax_scale", "scale"):
             value = getattr(module, name, None)
             if isinstance(value, float):
-                source = source_of(module)
+                source = forward_source(module)
                 if SCALES_KEYS.search(source):
                     value = value**2
                 if value not in values and not SCALES_QUERIES.search(source):
@@ -367,7 +367,7 @@ def softmax_scales(attentions):
     return values
 
 
-def without_rotation(attentions):
+def layers_without_rotation(attentions):
     """Return the layers whose attention says that it does not rotate; None where none says it."""
     rotates = {}
     for module in attentions.values():
@@ -379,13 +379,13 @@ def without_rotation(attentions):
     return sorted(index for index, does in rotates.items() if not does)
 
 
-def names_a_rotation(module):
+def rotates_by_table(module):
     """Whether an attention rotates q and k by a table of sines, as GPT-J's does."""
     has_table = hasattr(module, "embed_positions")
-    return has_table and bool(PAIRED_FUNCTIONS.search(source_of(module)))
+    return has_table and bool(PAIRED_FUNCTIONS.search(forward_source(module)))
 
 
-def source_of(module):
+def forward_source(module):
     try:
         return inspect.getsource(type(module).forward)
     except (OSError, TypeError):  # compiled, or made at runtime
@@ -395,9 +395,9 @@ def source_of(module):
 def rotating_functions(attentions):
     """Yield one attention of each class and width, with the function by which its forward rotates q
     and k. Those that rotate by a method, or nothing, are left out."""
-    each = {(type(module), rotated_part(module)): module for module in attentions.values()}
+    each = {(type(module), rotated_channels(module)): module for module in attentions.values()}
     for module in each.values():
-        source = source_of(module)
+        source = forward_source(module)
         names = PAIRED_FUNCTIONS.findall(source)
         if "rope_interleave" in source and len(names) > 1:
             wanted = bool(getattr(getattr(module, "config", None), "rope_interleave", False))
@@ -409,50 +409,50 @@ def rotating_functions(attentions):
                 yield module, function
 
 
-def of_a_grid(config):
+def has_grid_positions(config):
     """Whether a config is of patches of an image, whose positions have several components: a row
     of frequencies is then that of one of them."""
     return any(hasattr(config, name) for name in ("patch_size", "image_size"))
 
 
-def stop_of_rotating(attentions, rows):
+def why_rotating_stops(attentions, rows):
     """Return the words with which a forward pass stops, where cos and sin of a module are narrower
     or wider than what every attention rotates by them, of those that tell; "" if none does."""
-    each = [pair for pair in rotating_functions(attentions) if rotated_part(pair[0])]
+    each = [pair for pair in rotating_functions(attentions) if rotated_channels(pair[0])]
     for row in rows:
         width = 2 * len(row["inv_freq"])
-        stops = [stop_at_width(module, function, width) for module, function in each]
+        stops = [why_width_stops(module, function, width) for module, function in each]
         if stops and all(stops):
             return stops[0]
     return ""
 
 
-def stop_at_width(module, function, width):
+def why_width_stops(module, function, width):
     """Return the words with which the function stops at the channels that an attention gives it,
     by cos and sin of `width` channels; "" if it runs, or nothing is known.
 
     It is called with zeros, in a way in which it runs for as many channels as cos and sin have.
     """
-    part = rotated_part(module)
+    part = rotated_channels(module)
     if part == width:
         return ""
-    for arguments in ways_to_call(width):
-        if not stop_of_call(function, width, arguments):
-            return stop_of_call(function, part, arguments)
+    for arguments in argument_variants(width):
+        if not error_of_call(function, width, arguments):
+            return error_of_call(function, part, arguments)
     return ""
 
 
-def rotated_part(attention):
+def rotated_channels(attention):
     """Return how many channels of each head an attention rotates at once; None if none tells."""
     for name in ROTATED_PART:
         if hasattr(attention, name):
             return getattr(attention, name)
-    if SLICED.search(source_of(attention)):
+    if SLICED.search(forward_source(attention)):
         return None
     return getattr(attention, "head_dim", None)
 
 
-def ways_to_call(width):
+def argument_variants(width):
     """Return what functions that rotate take after q: k too or not, and cos and sin of `width`
     channels, of one a pair, of three axes, or as complex numbers."""
     import torch
@@ -464,7 +464,7 @@ def ways_to_call(width):
     return [("k", *given) for given in (*of_both, (turns,))] + of_both[:2]
 
 
-def stop_of_call(function, channels, arguments):
+def error_of_call(function, channels, arguments):
     """Return the words with which a function stops that rotates so many channels; "" if it runs."""
     import torch
 
@@ -473,11 +473,11 @@ def stop_of_call(function, channels, arguments):
     try:
         function(q, *given)
     except Exception as error:
-        return words(error)
+        return error_in_one_line(error)
     return ""
 
 
-def interleaved(attentions):
+def has_interleaved_pairs(attentions):
     """Return whether attention turns channels (2i, 2i + 1) together, by calling the function that
     its forward names with cos 0 and sin 1: the first channel then shows its partner."""
     import torch

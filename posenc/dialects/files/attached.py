@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posenc.dialects.files.inside import listed
+from posenc.dialects.files.inside import paths_inside
 from posenc.dialects.files.safetensors_header import read_header
 
 RECORD = "posenc.json"
@@ -13,12 +13,12 @@ weights saved after `detach`, beside which an older record may stand, and a load
 know the encoding reports it as left over."""
 
 
-def refuse_attached(folder: Path) -> None:
+def refuse_attached_encoding(folder: Path) -> None:
     """Raise ValueError for a folder whose model has an encoding attached: the config and the
     weights by themselves are another model."""
     if not (folder / RECORD).is_file():
         return
-    if any(MARK in read_header(path)[0] for path in listed(folder, "*.safetensors")):
+    if any(MARK in read_header(path)[0] for path in paths_inside(folder, "*.safetensors")):
         raise ValueError(
             f"{folder}: its model has an encoding attached by posenc ({RECORD}), which stock "
             "transformers and the other runtimes leave out: they compute another model. "

@@ -102,7 +102,7 @@ def read_header(file: BinaryIO, path: Path) -> Header:
     return _Reader(file, path).header()
 
 
-def floats_of(file: BinaryIO, path: Path, header: Header, tensor: Tensor) -> tuple[float, ...]:
+def read_floats(file: BinaryIO, path: Path, header: Header, tensor: Tensor) -> tuple[float, ...]:
     """Return the elements of a small tensor of floats. Raises: ValueError for another one."""
     if tensor.elements > MOST_FACTORS:
         raise ValueError(f"{path}: {tensor.name} has more than {MOST_FACTORS} elements.")
@@ -136,7 +136,7 @@ class _Reader:
         alignment = fields["general.alignment"].value if "general.alignment" in fields else 32
         if type(alignment) is not int or not _is_alignment(alignment):
             raise self.damaged(f"general.alignment is {alignment!r:.40}")
-        data = aligned(self.file.tell(), alignment)
+        data = round_up(self.file.tell(), alignment)
         self.check_places(tensors, data, alignment)
         return Header(self.order, version, fields, tensors, alignment, data, self.whole)
 
@@ -263,6 +263,6 @@ def _is_alignment(value: int) -> bool:
     return power and SMALLEST_ALIGNMENT <= value <= LARGEST_ALIGNMENT
 
 
-def aligned(place: int, alignment: int) -> int:
+def round_up(place: int, alignment: int) -> int:
     """Return the next multiple of the alignment."""
     return -(-place // alignment) * alignment

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posenc.dialects.files.gguf_header import Header, floats_of, read_header
+from posenc.dialects.files.gguf_header import Header, read_floats, read_header
 from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
 from posenc.report.files.opened import open_ordinary
 
@@ -42,7 +42,7 @@ def read_metadata(path: Path) -> Metadata:
     """
     with open_ordinary(path) as file:
         header = read_header(file, path)
-        factors = _factors(file, path, header)
+        factors = _read_factor_tensors(file, path, header)
     said = {name: field.value for name, field in header.fields.items()}
     architecture = said.get("general.architecture")
     if not isinstance(architecture, str):
@@ -53,7 +53,7 @@ def read_metadata(path: Path) -> Metadata:
         old = f"{architecture}.{OLD_KEYS.get(name, key)}"
         value = values.get(f"{architecture}.{key}", values.get(old))
         if value is not None:
-            fields[name] = _checked(path, f"{architecture}.{key}", name, value)
+            fields[name] = _require_valid(path, f"{architecture}.{key}", name, value)
     fields.setdefault("context_length", 0)
     if not fields["context_length"]:
         raise ValueError(f"{path}: the GGUF file has no {architecture}.context_length.")
@@ -64,14 +64,14 @@ def read_metadata(path: Path) -> Metadata:
     return Metadata(
         architecture,
         head_dim=head_dim,
-        num_layers=_layers(values, architecture, path),
+        num_layers=_num_layers(values, architecture, path),
         width_per_head=_width_per_head(values, architecture) or 0,
         given=given,
         **fields,
     )
 
 
-def _layers(values: dict[str, Any], architecture: str, path: Path) -> int:
+def _num_layers(values: dict[str, Any], architecture: str, path: Path) -> int:
     """Return the number of layers without those that predict further tokens, which come last
     (llama-hparams.cpp:348)."""
     layers = values.get(f"{architecture}.block_count", 0)
@@ -87,7 +87,9 @@ def _layers(values: dict[str, Any], architecture: str, path: Path) -> int:
     return layers - predicting
 
 
-def _factors(file: BinaryIO, path: Path, header: Header) -> dict[str, tuple[float, ...]]:
+def _read_factor_tensors(
+    file: BinaryIO, path: Path, header: Header
+) -> dict[str, tuple[float, ...]]:
     """Return the elements of the factor tensors that the file has, by their names in Metadata. A
     tensor may stand by itself or in the first block."""
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -96,27 +98,27 @@ def _factors(file: BinaryIO, path: Path, header: Header) -> dict[str, tuple[floa
         tensor = tensors.get(own, tensors.get(f"blk.0.{own}"))
         if tensor is None:
             continue
-        factors[name] = floats_of(file, path, header, tensor)
+        factors[name] = read_floats(file, path, header, tensor)
         for value in factors[name]:
             if not 0 < value < math.inf:
                 raise ValueError(f"{path}: {tensor.name} must be numbers above 0, got {value:g}.")
     return factors
 
 
-def _checked(path: Path, key: str, name: str, value: Any) -> Any:
+def _require_valid(path: Path, key: str, name: str, value: Any) -> Any:
     """Return a value of the header. Raises: ValueError unless it is a word where one is wanted, and
     a finite number above 0 elsewhere."""
     if name in FLAGS and isinstance(value, list):
         wanted = "" if all(_is_flag(item) for item in value) else "a list of flags"
         value = tuple(value)
     else:
-        wanted = _wanted(name, value)
+        wanted = _what_value_must_be(name, value)
     if wanted:
         raise ValueError(f"{path}: {key} must be {wanted}, got {value!r:.60}.")
     return int(value) if name in WHOLE else value
 
 
-def _wanted(name: str, value: Any) -> str:
+def _what_value_must_be(name: str, value: Any) -> str:
     """Return what a single value must be; empty if it is."""
     if name == "rope_pattern":
         return "a list of flags"

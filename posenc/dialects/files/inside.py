@@ -13,7 +13,7 @@ TOKENIZER_FILES = tuple(
 """Files copied next to exported weights: data, never code."""
 
 
-def inside(folder: Path, name: str, asked: str) -> Path:
+def path_inside(folder: Path, name: str, asked: str) -> Path:
     """Return the path of a file in the folder. Links of the Hub's cache from a snapshot to its
     blobs count as inside.
 
@@ -33,7 +33,7 @@ def inside(folder: Path, name: str, asked: str) -> Path:
     return path
 
 
-def listed(folder: Path, pattern: str) -> list[Path]:
+def paths_inside(folder: Path, pattern: str) -> list[Path]:
     """Return the files of the folder whose names match, in order. Raises: ValueError as `inside`,
     also for a name that is no file's."""
-    return [inside(folder, path.name, "its listing") for path in sorted(folder.glob(pattern))]
+    return [path_inside(folder, path.name, "its listing") for path in sorted(folder.glob(pattern))]

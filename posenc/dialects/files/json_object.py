@@ -23,7 +23,9 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     content = bytes_of(path, largest)
     try:
         text = content.decode("utf-8-sig")
-        found = bounded_json(text, object_pairs_hook=_one_value_each, parse_float=_in_range)
+        found = bounded_json(
+            text, object_pairs_hook=_object_without_contradictions, parse_float=_finite_float
+        )
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
     except ValueError as error:
@@ -34,7 +36,7 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     return found
 
 
-def require_json(path: Path) -> None:
+def require_strict_json(path: Path) -> None:
     """Check that a file is JSON that strict readers accept.
 
     Raises: ValueError naming the file where it is none, or has NaN or an infinity, which Python
@@ -42,24 +44,24 @@ def require_json(path: Path) -> None:
     """
     content = bytes_of(path, LARGEST_INDEX)
     try:
-        bounded_json(content.decode("utf-8-sig"), parse_constant=_no_word)
+        bounded_json(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}).") from error
 
 
-def _no_word(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(
         f"it has {name}, which JSON has no word for; give a number there, or delete the key"
     )
 
 
-def _in_range(digits: str) -> float:
+def _finite_float(digits: str) -> float:
     if math.isinf(number := float(digits)):
         raise ValueError(f"expected a finite number, got {digits:.20}")
     return number
 
 
-def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result and result[key] != value:

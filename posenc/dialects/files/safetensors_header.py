@@ -29,7 +29,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         raise ValueError(f"{path}: damaged safetensors file, its header is no object.")
     tensors = {k: v for k, v in value.items() if k != "__metadata__"}
     for name, info in tensors.items():
-        if not _has_place(info, whole - 8 - size):
+        if not _is_tensor_info(info, whole - 8 - size):
             raise ValueError(
                 f"{path}: damaged safetensors file, {name!r} has no place, or one that ends "
                 "outside of the file."
@@ -37,7 +37,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return tensors, 8 + size
 
 
-def _has_place(info: Any, end: int) -> bool:
+def _is_tensor_info(info: Any, end: int) -> bool:
     """Return True for a tensor's dtype, shape, and two offsets in order up to `end`."""
     if not isinstance(info, dict) or not isinstance(info.get("dtype"), str):
         return False

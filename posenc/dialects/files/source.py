@@ -8,11 +8,11 @@ from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.inside import inside
+from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
-from posenc.dialects.meaning import naming
-from posenc.dialects.model import flatten
+from posenc.dialects.meaning import path_in_errors
+from posenc.dialects.model import with_language_model_on_top
 from posenc.report.files.opened import open_ordinary
 
 NAMES = ("config.json", "params.json")
@@ -54,7 +54,7 @@ def load(path: Path) -> Source:
     """
     path = Path(path)
     if path.is_dir():
-        path = _in_folder(path)
+        path = _config_path_in_folder(path)
     if not path.exists():
         raise ValueError(f"{path}: no such file.")
     with open_ordinary(path) as file:
@@ -64,28 +64,28 @@ def load(path: Path) -> Source:
 
         return Source(path, "gguf", metadata=read_metadata(path))
     raw = read_json(path)
-    name = flatten(raw).get("model_type")
+    name = with_language_model_on_top(raw).get("model_type")
     if isinstance(name, str) and name in WITHOUT_ROTATION and not _says_that_it_rotates(raw):
         raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
-    with naming(path):
+    with path_in_errors(path):
         return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
 
 
-def _in_folder(folder: Path) -> Path:
+def _config_path_in_folder(folder: Path) -> Path:
     """Return the config in a folder, else its one GGUF file.
 
     Raises: ValueError where there is neither, or it is a link out of the folder.
     """
     for name in NAMES:
         if os.path.lexists(folder / name):
-            return inside(folder, name, "its listing")
+            return path_inside(folder, name, "its listing")
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) != 1:
         raise ValueError(
             f"{folder}: expected {' or '.join(NAMES)} or one .gguf file, found "
             f"{len(ggufs)} .gguf files."
         )
-    return inside(folder, ggufs[0].name, "its listing")
+    return path_inside(folder, ggufs[0].name, "its listing")
 
 
 def _says_that_it_rotates(raw: dict[str, Any]) -> bool:

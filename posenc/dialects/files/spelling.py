@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from posenc.dialects.computed import LLAMA3
-from posenc.dialects.model import flatten
+from posenc.dialects.model import with_language_model_on_top
 from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
 
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
@@ -56,11 +56,15 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
     """
-    translators = {"meta": _meta, "mistral": _mistral, "deepseek": _deepseek}
+    translators = {
+        "meta": _translate_meta,
+        "mistral": _translate_mistral,
+        "deepseek": _translate_deepseek,
+    }
     if translate := translators.get(spelling := name_of_spelling(raw)):
-        unread = _unread(raw, spelling).items()
+        unread = _untranslated_keys(raw, spelling).items()
         return translate(raw) | {k: v for k, v in unread if ABOUT_POSITIONS.search(k)}
-    _check_values(flatten(raw))
+    _check_values(with_language_model_on_top(raw))
     return dict(raw)
 
 
@@ -72,17 +76,17 @@ def _check_values(flat: Mapping[str, Any]) -> None:
             f"{', '.join(sorted(flat)[:8]) or 'of an empty object'}."
         )
     lists = ("rope_theta", "partial_rotary_factor") if flat.get("model_type") in PER_LAYER else ()
-    for place, values in _dicts(flat):
+    for place, values in _config_and_rope_dicts(flat):
         for key in (*DICTS, *NUMBERS, *LISTS, *WORDS, "layer_types"):
             value = values.get(key)
             if value is None or (not place and key in lists):
                 continue
-            if expected := _expected(key, value):
+            if expected := _what_value_must_be(key, value):
                 shown = repr(value)[:60]
                 raise ValueError(f"config.json: {place}{key} must be {expected}, got {shown}.")
 
 
-def _expected(key: str, value: Any) -> str:
+def _what_value_must_be(key: str, value: Any) -> str:
     """Return what the value of a rotary key must be; empty if it is."""
     for keys, is_right, expected in (
         (DICTS, _is_dict, "an object or null"),
@@ -108,19 +112,19 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_list_of_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(_plain_number(item) for item in value)
+    return isinstance(value, list) and all(_is_bounded_number(item) for item in value)
 
 
 def _is_list_of_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _plain_number(value: Any) -> bool:
+def _is_bounded_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and abs(value) <= LARGEST_NUMBER
 
 
-def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _config_and_rope_dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "", flat
     for name in DICTS:
         given = flat.get(name)
@@ -131,7 +135,7 @@ def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"{name}.{kind}.", inner
 
 
-def with_vendors_names(config: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+def with_vendors_keys_renamed(config: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
     """Copy vendors' keys, such as rotary_emb_base, to transformers' name where it is missing: what
     their author means. own: keys that the family's code reads itself."""
     for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
@@ -144,7 +148,7 @@ def with_vendors_names(config: dict[str, Any], own: Collection[str]) -> dict[str
     return config
 
 
-def _unread(given: Mapping[str, Any], spelling: str) -> dict[str, Any]:
+def _untranslated_keys(given: Mapping[str, Any], spelling: str) -> dict[str, Any]:
     """Return the keys that are not translated, for the rules that report them; text under another
     name for those that a config.json may have."""
     left = {k: v for k, v in given.items() if k not in TRANSLATED[spelling]}
@@ -152,49 +156,49 @@ def _unread(given: Mapping[str, Any], spelling: str) -> dict[str, Any]:
     return {**left, **known}
 
 
-def _size(raw: Mapping[str, Any], name: str) -> int:
+def _require_size(raw: Mapping[str, Any], name: str) -> int:
     value = raw[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"params.json: {name} must be an integer of at least 1, got {value!r}.")
     return value
 
 
-def _number(raw: Mapping[str, Any], name: str, default: float) -> float:
+def _require_positive(raw: Mapping[str, Any], name: str, default: float) -> float:
     value = raw.get(name, default)
-    if not _plain_number(value) or value <= 0:
+    if not _is_bounded_number(value) or value <= 0:
         raise ValueError(f"params.json: {name} must be a positive number, got {value!r}.")
     return float(value)
 
 
-def _common(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    dim, heads = _size(raw, "dim"), _size(raw, "n_heads")
+def _translated_sizes(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    dim, heads = _require_size(raw, "dim"), _require_size(raw, "n_heads")
     config: dict[str, Any] = {
         "model_type": model_type,
         "hidden_size": dim,
         "num_attention_heads": heads,
-        "num_hidden_layers": _size(raw, "n_layers"),
+        "num_hidden_layers": _require_size(raw, "n_layers"),
         "num_key_value_heads": raw.get("n_kv_heads", heads),
     }
     names = {"vocab_size": "vocab_size", "norm_eps": "rms_norm_eps"}
     return config | {names[key]: raw[key] for key in names if key in raw}
 
 
-def _meta(raw: Mapping[str, Any]) -> dict[str, Any]:
-    config = _common(raw, "llama")
-    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
+def _translate_meta(raw: Mapping[str, Any]) -> dict[str, Any]:
+    config = _translated_sizes(raw, "llama")
+    config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
     config["max_position_embeddings"] = raw.get("max_seq_len", 2048)
     if raw.get("use_scaled_rope"):
-        factor = _number(raw, "rope_scaling_factor", 8.0)  # 32 of Llama 3.2
-        high = _number(raw, "high_freq_factor", 4.0)
+        factor = _require_positive(raw, "rope_scaling_factor", 8.0)  # 32 of Llama 3.2
+        high = _require_positive(raw, "high_freq_factor", 4.0)
         own = {"rope_type": "llama3", "factor": factor, "high_freq_factor": high}
         config["rope_scaling"] = {**LLAMA3, **own}
         config["max_position_embeddings"] = int(8192 * factor)
     return config
 
 
-def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
-    config = _common(raw, "mistral")
-    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
+def _translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
+    config = _translated_sizes(raw, "mistral")
+    config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
     longest = raw.get("max_position_embeddings", raw.get("max_seq_len", 128000))
     config["max_position_embeddings"] = longest
     config |= {name: raw[name] for name in ("head_dim", "sliding_window") if name in raw}
@@ -208,25 +212,29 @@ def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
         scaling = {ours.get(k, k): yarn[k] for k in TRANSLATED["yarn"] if k in yarn}
         if not scaling.pop("apply_scale", True):
             scaling["attention_factor"] = 1.0
-        config["rope_scaling"] = {"rope_type": "yarn", **scaling, **_unread(yarn, "yarn")}
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            **scaling,
+            **_untranslated_keys(yarn, "yarn"),
+        }
     return config
 
 
-def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _translate_deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Translate DeepSeek's inference config. It applies YaRN beyond the original length and
     multiplies the softmax scale by the squared temperature, which transformers spells mscale =
     mscale_all_dim."""
-    config = _common(raw, "deepseek_v3")
+    config = _translated_sizes(raw, "deepseek_v3")
     names = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
     config |= {name: raw[name] for name in names.split() if name in raw}
-    original = int(_number(raw, "original_seq_len", 4096))
-    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
-    config["max_position_embeddings"] = int(_number(raw, "max_seq_len", 4096 * 4))
+    original = int(_require_positive(raw, "original_seq_len", 4096))
+    config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
+    config["max_position_embeddings"] = int(_require_positive(raw, "max_seq_len", 4096 * 4))
     if config["max_position_embeddings"] > original:
-        mscale = _number(raw, "mscale", 1.0)
+        mscale = _require_positive(raw, "mscale", 1.0)
         config["rope_scaling"] = {
             "rope_type": "yarn",
-            "factor": _number(raw, "rope_factor", 40.0),
+            "factor": _require_positive(raw, "rope_factor", 40.0),
             "original_max_position_embeddings": original,
             "beta_fast": raw.get("beta_fast", 32),
             "beta_slow": raw.get("beta_slow", 1),

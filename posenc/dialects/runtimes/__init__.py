@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posenc.dialects.computed import Computed
+from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.runtimes import llama_cpp, mlx_lm, sglang, transformers4, transformers5, vllm
 from posenc.dialects.runtimes.running import Emulator
 from posenc.dialects.runtimes.versions import NEWEST, RECORD, VERSIONS
@@ -24,7 +24,7 @@ def emulate(
     length: int | None = None,
     names: Iterable[str] | None = None,
     versions: Mapping[str, str] = NEWEST,
-) -> dict[str, Computed]:
+) -> dict[str, ComputedPositions]:
     """Return what each of these runtimes (default: all six) computes from a config.json's dict.
 
     versions: runtime -> its version, if it is not the one that was read.

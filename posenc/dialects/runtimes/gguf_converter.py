@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, number
+from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, require_number
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
@@ -15,78 +15,85 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
 
-def convert(model: Model) -> Metadata:
+def converted_metadata(model: Model) -> Metadata:
     """Return the metadata that the converter writes, with transformers 5 installed.
 
     Raises: RefusedError where it stops; NotReadError where posenc does not know.
     """
-    if model.nested and not set(model.kinds) <= {"full_attention", "sliding_attention"}:
+    if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= {
+        "full_attention",
+        "sliding_attention",
+    }:
         raise NotReadError(model.model_type)
     facts = model.facts["gguf"]
-    parameters, sliding_theta = _parameters(model)
+    parameters, sliding_theta = _rope_settings(model)
     fields: dict[str, Any] = {"context_length": model.max_positions}
     theta = parameters.get("rope_theta")
     if theta is not None:
-        fields["freq_base"] = _float32(theta)
+        fields["freq_base"] = _require_float(theta)
     if sliding_theta is not None:
-        fields["freq_base_swa"] = _float32(sliding_theta)
-    full = model.of_kind("full_attention") if model.nested else model
+        fields["freq_base_swa"] = _require_float(sliding_theta)
+    full = model.with_sizes_of_kind("full_attention") if model.has_rope_dict_per_kind else model
     dims = _dimension_count(full, parameters)
-    if model.nested and model.uneven_heads:
+    if model.has_rope_dict_per_kind and model.head_dims_differ:
         fields["dimension_count_swa"] = model.head_dim
-    fields.update(_scaled(model, parameters, dims))
-    fields.update(_log_multiplier(parameters, facts["architecture"]))
-    fields.update(_attention(model, facts["architecture"]))
+    fields.update(_scaling_fields(model, parameters, dims))
+    fields.update(_log_multiplier_field(parameters, facts["architecture"]))
+    fields.update(_attention_fields(model, facts["architecture"]))
     return Metadata(
         facts["architecture"],
         dimension_count=dims,
-        head_dim=full.latent_width if full.mla else full.head_dim,
+        head_dim=full.latent_query_width if full.is_mla else full.head_dim,
         num_layers=model.num_layers,
         given=frozenset(fields),
         **fields,
     )
 
 
-def _scaled(model: Model, parameters: Mapping[str, Any], dims: int) -> dict[str, Any]:
+def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> dict[str, Any]:
     """Return the keys and factor tensors of the type of scaling."""
     facts = model.facts["gguf"]
     kind = str(parameters.get("rope_type", "default"))
     if model.model_type in transformers5.ALPHA and kind == "dynamic":
-        return _fixed_alpha(model, parameters, dims)
+        return _hunyuan_fields(model, parameters, dims)
     if facts["architecture"] in WRITES_FACTORS:
-        return _own_factors(model, parameters, kind, dims)
-    fields = _scaling(parameters, kind)
+        return _longrope_fields(model, parameters, kind, dims)
+    fields = _common_scaling_fields(parameters, kind)
     if kind == "llama3" and facts["llama3"]:
         asserts = not facts["read"].startswith("conversion/llama.py")
-        fields["rope_freqs"] = _llama3_freqs(parameters, dims, asserts=asserts)
+        fields["rope_freqs"] = _llama3_divisors(parameters, dims, asserts=asserts)
     if kind == "proportional" and facts["architecture"] == "gemma4":
-        fields["rope_freqs"] = _stopping_freqs(parameters, dims)
+        fields["rope_freqs"] = _divisors_that_stop_unrotated_pairs(parameters, dims)
     return fields
 
 
-def _stopping_freqs(parameters: Mapping[str, Any], dims: int) -> tuple[float, ...]:
+def _divisors_that_stop_unrotated_pairs(
+    parameters: Mapping[str, Any], dims: int
+) -> tuple[float, ...]:
     """Return what Gemma 4's frequencies are divided by: 1, and so much for the pairs outside of the
     rotated share that they stand still."""
     share = float(parameters["partial_rotary_factor"])
-    proportional = formulas.proportional(dims, 2.0, share)  # 0 where a pair does not rotate
+    proportional = formulas.proportional_frequencies(
+        dims, 2.0, share
+    )  # 0 where a pair does not rotate
     return tuple(1.0 if frequency else 1e30 for frequency in proportional)
 
 
-def _log_multiplier(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return the key of latent attention's temperature; Mistral's class writes it ten times as
     large as DeepSeek's."""
     all_dim = parameters.get("mscale_all_dim")
     if all_dim is None or architecture not in ("deepseek2", "deepseek32", "mistral3"):
         return {}
     unit = 1.0 if architecture == "mistral3" else 0.1
-    return {"log_multiplier": unit * number(all_dim, "mscale_all_dim")}
+    return {"log_multiplier": unit * require_number(all_dim, "mscale_all_dim")}
 
 
-def _attention(model: Model, architecture: str) -> dict[str, Any]:
+def _attention_fields(model: Model, architecture: str) -> dict[str, Any]:
     """Return what decides which layers rotate and what multiplies q.k, for the architectures whose
     converter writes it: conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84,
     llama.py:396."""
-    window = _window(model)
+    window = _window_size(model)
     types = model.layer_types
     windowed = tuple(int(kind == "sliding_attention") for kind in types)
     if architecture.startswith("granite"):  # granite.py:39
@@ -107,20 +114,20 @@ def _attention(model: Model, architecture: str) -> dict[str, Any]:
     return {}
 
 
-def _window(model: Model) -> int | None:
+def _window_size(model: Model) -> int | None:
     """Return the keys that windowed layers see; None where the config has no such number."""
     window = model.get("sliding_window")
     return window if isinstance(window, int) and window > 0 else None
 
 
-def _float32(value: Any) -> float:
+def _require_float(value: Any) -> float:
     """Return a number that the converter packs. Raises: RefusedError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RefusedError("struct.error: required argument is not a float")
     return value
 
 
-class _Loaded(NamedTuple):
+class _RopeSettings(NamedTuple):
     """What the converter finds in a config."""
 
     parameters: Mapping[str, Any]
@@ -129,52 +136,54 @@ class _Loaded(NamedTuple):
     """The base of windowed layers; None where nothing says one."""
 
 
-def _parameters(model: Model) -> _Loaded:
+def _rope_settings(model: Model) -> _RopeSettings:
     """Return the rope dict of the full-attention layers, and theta of the windowed layers.
 
     The config is loaded by transformers 5 where that works, and read raw otherwise. The top-level
     original length counts only for families whose config class has the field.
     """
     try:
-        if not model.nested:
-            return _Loaded(_loaded(model), None)
-        resolved = transformers5.resolve(model)
+        if not model.has_rope_dict_per_kind:
+            return _RopeSettings(_flat_rope_dict(model), None)
+        resolved = transformers5.resolve_rope_dicts(model)
         full = resolved.get("full_attention") or next(iter(resolved.values()))
-        return _Loaded(full, resolved.get("sliding_attention", {}).get("rope_theta"))
+        return _RopeSettings(full, resolved.get("sliding_attention", {}).get("rope_theta"))
     except RefusedError:
         raw = model.config.get("rope_parameters", model.config.get("rope_scaling")) or {}
         p = dict(raw) if isinstance(raw, Mapping) else {}
         p.setdefault("rope_theta", model.config.get("rope_theta"))
         p.setdefault("rope_type", p.get("type", "default"))
-        return _Loaded(p, None)
+        return _RopeSettings(p, None)
 
 
-def _loaded(model: Model) -> Mapping[str, Any]:
+def _flat_rope_dict(model: Model) -> Mapping[str, Any]:
     """Return the flat rope dict, without the top level's original length where no class has it."""
     if model.facts.get("original_field"):
-        return transformers5.resolve(model)["all"]
+        return transformers5.resolve_rope_dicts(model)["all"]
     config = {k: v for k, v in model.config.items() if k != "original_max_position_embeddings"}
-    return transformers5.resolve(Model(config, model.model_type, model.facts))["all"]
+    return transformers5.resolve_rope_dicts(Model(config, model.model_type, model.facts))["all"]
 
 
 def _dimension_count(model: Model, parameters: Mapping[str, Any]) -> int:
     """Return how many channels of a head rotate, or have frequencies that may be 0."""
-    if not model.owns_partial or parameters.get("rope_type") == "proportional":
+    if not model.supports_partial_rotation or parameters.get("rope_type") == "proportional":
         return model.head_dim
-    share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     return int(model.head_dim * share)
 
 
-def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _common_scaling_fields(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the keys that most converters write for a type; none for one that they do not know."""
     factor = p.get("factor")
     if kind == "linear" and factor is not None:
-        return {"scaling_type": "linear", "scaling_factor": _float32(factor)}
+        return {"scaling_type": "linear", "scaling_factor": _require_float(factor)}
     if kind == "yarn" and factor is not None:
         fields: dict[str, Any] = {
             "scaling_type": "yarn",
-            "scaling_factor": _float32(factor),
-            "original_length": number(p["original_max_position_embeddings"], "original length"),
+            "scaling_factor": _require_float(factor),
+            "original_length": require_number(
+                p["original_max_position_embeddings"], "original length"
+            ),
         }
         optional = {
             "yarn_ext_factor": p.get("extrapolation_factor"),
@@ -182,18 +191,18 @@ def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
             "beta_fast": p.get("beta_fast"),
             "beta_slow": p.get("beta_slow"),
         }
-        fields.update({k: _float32(v) for k, v in optional.items() if v is not None})
+        fields.update({k: _require_float(v) for k, v in optional.items() if v is not None})
         return fields
     if kind in ("su", "longrope"):
         return {"scaling_type": "longrope"}
     return {}
 
 
-def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
+def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
     """Stretch HunYuan's base. The converter refuses any other values than the published ones."""
     dense = model.model_type == "hunyuan_v1_dense"
-    alpha = number(p.get("alpha", 50 if dense else 1000), "alpha")
-    base = number(p.get("rope_theta", 10000.0), "rope_theta")
+    alpha = require_number(p.get("alpha", 50 if dense else 1000), "alpha")
+    base = require_number(p.get("rope_theta", 10000.0), "rope_theta")
     length_is_published = model.max_positions in (32 << 10, HUNYUAN_LENGTH)
     alpha_is_published = dense or (alpha == 1000 and dims == 128)
     if base != 10000.0 or not length_is_published or not alpha_is_published:
@@ -207,12 +216,12 @@ def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any
     }
 
 
-def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
+def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
     """Return the keys and the two lists of longrope, and its temperature."""
     original = p.get("original_max_position_embeddings")
     if original is None:
         original = model.get("original_max_position_embeddings", model.max_positions)
-    original = number(original, "original length")
+    original = require_number(original, "original length")
     fields: dict[str, Any] = {"original_length": original}
     long = p.get("long_factor")
     short = p.get("short_factor")
@@ -220,9 +229,9 @@ def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> di
         return fields
     scale = model.max_positions / original
     if kind in ("su", "longrope"):
-        fields["attn_factor"] = formulas.longrope_scale(scale, original)
+        fields["attn_factor"] = formulas.longrope_multiplier(scale, original)
     elif kind == "yarn":
-        fields["attn_factor"] = formulas.yarn_scale(scale)
+        fields["attn_factor"] = formulas.yarn_mscale(scale)
     else:
         raise RefusedError(
             f"NotImplementedError: The rope scaling type {kind} is not supported yet"
@@ -237,11 +246,13 @@ def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> di
     return fields
 
 
-def _llama3_freqs(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
+def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
     """Return what the frequencies are divided by. Llama's converter accepts equal bounds, which
     Llama 4 has; the others assert that they differ."""
     p = {"rope_theta": 10000.0, **LLAMA3, **p}
-    factor, low, high, original, theta = (number(p[key], key) for key in (*LLAMA3, "rope_theta"))
+    factor, low, high, original, theta = (
+        require_number(p[key], key) for key in (*LLAMA3, "rope_theta")
+    )
     if asserts and math.isclose(low, high):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
-    return formulas.llama3_factors(dims, theta, factor, low, high, original)
+    return formulas.llama3_divisors(dims, theta, factor, low, high, original)

@@ -4,16 +4,22 @@ from dataclasses import replace
 from functools import cache
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer, NotReadError, RefusedError, Switch
-from posenc.dialects.families import all_families, table
+from posenc.dialects.computed import (
+    ComputedPositions,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+    Switch,
+)
+from posenc.dialects.families import all_families, json_table
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import llama_cpp_attention as attention
-from posenc.dialects.runtimes.gguf_converter import convert
+from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.versions import RECORD
 
-ARCHITECTURES = table("architectures")
+ARCHITECTURES = json_table("architectures")
 LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
 """The others refuse a file that has it."""
 LOADS_FACTORS = ARCHITECTURES["loads rope_factors"]
@@ -37,67 +43,73 @@ SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 @emulator("llama.cpp")
-def emulate(model: Model, length: int | None) -> Computed:
+def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what libllama computes, at a context of `length` tokens, from the file that its
     converter makes of a config.json."""
-    return from_metadata(convert(model), length, model)
+    return compute_from_metadata(converted_metadata(model), length, model)
 
 
-def from_metadata(meta: Metadata, length: int | None, model: Model | None = None) -> Computed:
+def compute_from_metadata(
+    meta: Metadata, length: int | None, model: Model | None = None
+) -> ComputedPositions:
     """Return what libllama computes from a GGUF file's keys and factor tensors.
 
     Raises: NotReadError for an architecture that posenc has not read; RefusedError where the file
     fails to load.
     """
-    if meta.architecture not in read_architectures():
+    if meta.architecture not in known_architectures():
         raise NotReadError(f"posenc does not know the architecture {meta.architecture!r}")
-    check_tensors(meta)
+    refuse_tensors_or_scaling(meta)
     try:
-        return _loaded(meta, length, model)
+        return _compute_from_accepted_file(meta, length, model)
     except ArithmeticError as error:
         raise RefusedError(f"the frequencies cannot be computed ({error})") from error
 
 
-def _loaded(meta: Metadata, length: int | None, model: Model | None) -> Computed:
+def _compute_from_accepted_file(
+    meta: Metadata, length: int | None, model: Model | None
+) -> ComputedPositions:
     """Return what libllama computes from a file that it accepts. model: what it was converted from,
     where that is known."""
-    layers = _layers(meta, length, model)
+    layers = _rotations_by_kind(meta, length, model)
     if model is not None and meta.architecture not in attention.CONVERTED:
         without_rotation = model.without_rotation
     else:
         without_rotation = attention.without_rotation(meta)
         if meta.num_layers and len(without_rotation) == meta.num_layers:
             layers = {}
-    return Computed(
+    return ComputedPositions(
         None,
         layers,
         _softmax_scale(meta, model),
-        _switch(meta),
+        _frequency_switch(meta),
         None,
         without_rotation,
         version=RECORD["llama.cpp"][2],
     )
 
 
-def _layers(meta: Metadata, length: int | None, model: Model | None) -> dict[str, Layer]:
+def _rotations_by_kind(
+    meta: Metadata, length: int | None, model: Model | None
+) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer: by the model's kinds, or by the file's keys alone
     where nothing but the file is there."""
-    full = rotation(meta, length or meta.context_length)
+    full = full_attention_rotation(meta, length or meta.context_length)
     if model is not None:
-        if not model.nested:
+        if not model.has_rope_dict_per_kind:
             return {"all": full}
-        windowed = sliding(meta)
-        return {kind: windowed if "sliding" in kind else full for kind in model.kinds}
+        windowed = sliding_window_rotation(meta)
+        return {kind: windowed if "sliding" in kind else full for kind in model.layer_kinds}
     has_windows = meta.freq_base_swa is not None or meta.sliding_window
     if meta.architecture in TWO_KINDS and has_windows:
-        windowed = sliding(meta)
+        windowed = sliding_window_rotation(meta)
         if windowed != full:
             return {"full_attention": full, "sliding_attention": windowed}
     return {"all": full}
 
 
 @cache
-def read_architectures() -> frozenset[str]:
+def known_architectures() -> frozenset[str]:
     """Return the architectures whose source was read."""
     cells = [
         facts["gguf"]["architecture"] for facts in all_families().values() if facts.get("gguf")
@@ -105,7 +117,7 @@ def read_architectures() -> frozenset[str]:
     return frozenset((*cells, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
 
 
-def check_tensors(meta: Metadata) -> None:
+def refuse_tensors_or_scaling(meta: Metadata) -> None:
     """Raise RefusedError if libllama does not accept a tensor or the scaling of the file."""
     if meta.scaling_type not in SCALINGS:
         raise RefusedError(
@@ -135,22 +147,22 @@ def check_tensors(meta: Metadata) -> None:
             )
 
 
-def rotation(meta: Metadata, length: int) -> Layer:
+def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
     """Return frequencies and multiplier of the full-attention layers."""
     dim = meta.dimension_count
     theta = meta.freq_base
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
     if meta.scaling_type != "yarn":
-        plain = formulas.divided(formulas.plain(dim, theta), divisors)
-        return Layer(formulas.linear(plain, factor), meta.attn_factor)
+        plain = formulas.divide_each(formulas.rope_frequencies(dim, theta), divisors)
+        return LayerRotation(formulas.linear_frequencies(plain, factor), meta.attn_factor)
     fast = 32.0
     slow = 1.0
     if meta.architecture in READS_BETAS:
         fast = meta.beta_fast or fast
         slow = meta.beta_slow or slow
-    inv_freq = formulas.yarn(dim, theta, factor, meta.original_length, fast, slow)
-    return Layer(formulas.divided(inv_freq, divisors), _yarn_multiplier(meta, factor))
+    inv_freq = formulas.yarn_frequencies(dim, theta, factor, meta.original_length, fast, slow)
+    return LayerRotation(formulas.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor))
 
 
 def sliding_base(meta: Metadata) -> float:
@@ -162,24 +174,26 @@ def sliding_base(meta: Metadata) -> float:
     return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
 
 
-def sliding(meta: Metadata) -> Layer:
+def sliding_window_rotation(meta: Metadata) -> LayerRotation:
     """Return the rotation of the windowed layers: usually no scaling, and the same attn_factor."""
     base = sliding_base(meta)
     scaled = meta.architecture in SCALED_SLIDING
     dims = meta.dimension_count_swa or meta.dimension_count
     if scaled:
         like_full = replace(meta, freq_base=base, dimension_count=dims)
-        return rotation(like_full, meta.context_length)
+        return full_attention_rotation(like_full, meta.context_length)
     if meta.architecture in PLAIN_SLIDING:
-        return Layer(formulas.plain(dims, base))
+        return LayerRotation(formulas.rope_frequencies(dims, base))
     multiplier = meta.attn_factor
     if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
         factor = meta.scaling_factor
-        multiplier = _yarn_multiplier(meta, factor) / formulas.yarn_scale(factor)
+        multiplier = _yarn_multiplier(meta, factor) / formulas.yarn_mscale(factor)
     freqs = meta.rope_freqs
     if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
         freqs = (1.0,) * ((dims + 1) // 2)
-    return Layer(formulas.divided(formulas.plain(dims, base), freqs), multiplier)
+    return LayerRotation(
+        formulas.divide_each(formulas.rope_frequencies(dims, base), freqs), multiplier
+    )
 
 
 def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
@@ -190,7 +204,7 @@ def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
     return factors if factors is not None else (1.0,) * ((meta.dimension_count + 1) // 2)
 
 
-def _log_multiplier(meta: Metadata) -> float:
+def _mscale_all_dim(meta: Metadata) -> float:
     """Return mscale_all_dim, of which DeepSeek's converter writes a tenth; 0 if it is not read."""
     value = meta.log_multiplier or 0.0
     if meta.architecture not in READS_LOG_MULTIPLIER:
@@ -200,23 +214,23 @@ def _log_multiplier(meta: Metadata) -> float:
 
 def _yarn_multiplier(meta: Metadata, factor: float) -> float:
     """Return yarn's multiplier of cos and sin, times attn_factor."""
-    all_dim = _log_multiplier(meta)
+    all_dim = _mscale_all_dim(meta)
     mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
-    upper = formulas.yarn_scale(factor, mscale)
-    return upper / formulas.yarn_scale(factor, all_dim) * meta.attn_factor
+    upper = formulas.yarn_mscale(factor, mscale)
+    return upper / formulas.yarn_mscale(factor, all_dim) * meta.attn_factor
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
-    base = attention.softmax_scale(meta) if model is None else model.scale
+    base = attention.softmax_scale(meta) if model is None else model.softmax_scale
     if meta.architecture not in ("deepseek2", "deepseek32"):
         return base
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
     rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
-    return base * (rotation * formulas.yarn_scale(factor, _log_multiplier(meta))) ** 2
+    return base * (rotation * formulas.yarn_mscale(factor, _mscale_all_dim(meta))) ** 2
 
 
-def _switch(meta: Metadata) -> Switch:
+def _frequency_switch(meta: Metadata) -> Switch:
     """Return when the frequencies change: those of two lists, with the context's length."""
     if meta.rope_freqs is not None or meta.factors_long is None:
         return "static"

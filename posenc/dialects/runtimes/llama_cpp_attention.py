@@ -50,45 +50,45 @@ def without_rotation(meta: Metadata) -> tuple[int, ...]:
     """Return the layers that the graph does not rotate."""
     if meta.architecture in SWITCHED_BY_A_KEY and not meta.rotates:
         return tuple(range(meta.num_layers))
-    rule = STILL.get(meta.architecture)
+    rule = UNROTATED_LAYERS.get(meta.architecture)
     return () if rule is None else tuple(rule(meta))
 
 
-def _every(step: int, meta: Metadata) -> Iterator[int]:
+def _last_of_each(step: int, meta: Metadata) -> Iterator[int]:
     return (i for i in range(meta.num_layers) if (i + 1) % step == 0)
 
 
-def _all(meta: Metadata) -> Iterator[int]:
+def _all_layers(meta: Metadata) -> Iterator[int]:
     return iter(range(meta.num_layers))
 
 
-def _llama4(meta: Metadata) -> Iterator[int]:
+def _unrotated_in_llama4(meta: Metadata) -> Iterator[int]:
     """Every 4th; without a window every n-th of n layers, which is the last one."""
-    return _every(meta.num_layers if meta.sliding_window == 0 else 4, meta)
+    return _last_of_each(meta.num_layers if meta.sliding_window == 0 else 4, meta)
 
 
-def _smallthinker(meta: Metadata) -> Iterator[int]:
+def _unrotated_in_smallthinker(meta: Metadata) -> Iterator[int]:
     """The first of each 4, and none without a window."""
     return (i for i in range(meta.num_layers) if meta.sliding_window and i % 4 == 0)
 
 
-def _exaone4(meta: Metadata) -> Iterator[int]:
+def _unrotated_in_exaone4(meta: Metadata) -> Iterator[int]:
     """Those with full attention; only a model of 64 layers has windows, whatever the file says."""
-    return _full(meta) if meta.num_layers == 64 else iter(())
+    return _layers_without_window(meta) if meta.num_layers == 64 else iter(())
 
 
-def _cohere2moe(meta: Metadata) -> Iterator[int]:
+def _unrotated_in_cohere2moe(meta: Metadata) -> Iterator[int]:
     """Those with full attention, the first of each 4, behind the dense layers at the start."""
-    return (i for i in _full(meta, first=True) if i >= meta.leading_dense)
+    return (i for i in _layers_without_window(meta, first=True) if i >= meta.leading_dense)
 
 
-def _granite_swa(meta: Metadata) -> Iterator[int]:
+def _unrotated_in_granite_swa(meta: Metadata) -> Iterator[int]:
     """Those for which attention.rope_pattern has a 0."""
     pattern = meta.rope_pattern or ()
     return (i for i in range(min(meta.num_layers, len(pattern))) if not pattern[i])
 
 
-def _full(meta: Metadata, first: bool = False) -> Iterator[int]:
+def _layers_without_window(meta: Metadata, first: bool = False) -> Iterator[int]:
     """Yield the layers without a window: by a list of flags, or the last (`first`: the first) of
     each n layers, of each 4 where the file says no n: llama-model.cpp:3434, llama-hparams.cpp:8."""
     pattern = 4 if meta.window_pattern is None else meta.window_pattern
@@ -101,18 +101,18 @@ def _full(meta: Metadata, first: bool = False) -> Iterator[int]:
             yield i
 
 
-STILL: dict[str, Callable[[Metadata], Iterator[int]]] = {
-    "afmoe": partial(_every, 4),  # afmoe.cpp:135
-    "cohere2": _full,  # cohere2.cpp:89
-    "cohere2moe": _cohere2moe,  # cohere2moe.cpp:29, :171, :184
-    "exaone-moe": _full,  # exaone-moe.cpp:131
-    "exaone4": _exaone4,  # exaone4.cpp:4, :111
-    "granite_swa": _granite_swa,  # granite-swa.cpp:41, :211
-    "llama4": _llama4,  # llama4.cpp:11, :143
-    "muse-glimmer": _full,  # muse-glimmer.cpp:88
-    "refact": _all,  # refact.cpp: ALiBi
-    "smallthinker": _smallthinker,  # smallthinker.cpp:16, :106
-    "smollm3": partial(_every, 4),  # smollm3.cpp:5, :69
+UNROTATED_LAYERS: dict[str, Callable[[Metadata], Iterator[int]]] = {
+    "afmoe": partial(_last_of_each, 4),  # afmoe.cpp:135
+    "cohere2": _layers_without_window,  # cohere2.cpp:89
+    "cohere2moe": _unrotated_in_cohere2moe,  # cohere2moe.cpp:29, :171, :184
+    "exaone-moe": _layers_without_window,  # exaone-moe.cpp:131
+    "exaone4": _unrotated_in_exaone4,  # exaone4.cpp:4, :111
+    "granite_swa": _unrotated_in_granite_swa,  # granite-swa.cpp:41, :211
+    "llama4": _unrotated_in_llama4,  # llama4.cpp:11, :143
+    "muse-glimmer": _layers_without_window,  # muse-glimmer.cpp:88
+    "refact": _all_layers,  # refact.cpp: ALiBi
+    "smallthinker": _unrotated_in_smallthinker,  # smallthinker.cpp:16, :106
+    "smollm3": partial(_last_of_each, 4),  # smollm3.cpp:5, :69
 }
 """Architecture -> the rule of its layers that do not rotate."""
 CONVERTED = ("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "llama4", "smollm3")

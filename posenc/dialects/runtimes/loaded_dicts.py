@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from posenc.dialects.computed import NotReadError, RefusedError, required
+from posenc.dialects.computed import NotReadError, RefusedError, require_key
 from posenc.dialects.model import Model
 
 NEEDED = {
@@ -26,37 +26,37 @@ NO_LENGTH = "AttributeError: no attribute 'max_position_embeddings'"
 Parameters = dict[str, Any]
 
 
-def resolve(model: Model) -> dict[str, Parameters]:
+def resolve_rope_dicts(model: Model) -> dict[str, Parameters]:
     """Return the flat rope dict of each kind of layer after loading.
 
     Raises: RefusedError where loading stops.
     """
-    return _resolve_nested(model) if model.nested else {"all": _resolve_flat(model)}
+    return _resolve_nested(model) if model.has_rope_dict_per_kind else {"all": _resolve_flat(model)}
 
 
 def _resolve_flat(model: Model) -> Parameters:
     """Return the one rope dict of a family whose layers rotate alike."""
     config = model.config
     facts = model.facts["transformers5"]
-    parameters = _read_flat(model)
+    parameters = _flat_rope_dict(model)
     if facts.get("declares_kinds") and parameters.keys() & set(model.layer_types):
         # A class that declares kinds of layers takes a dict with such a key for nested (:764).
         raise RefusedError("KeyError: 'rope_type'")
     if model.facts.get("latent_sum") and not _older_dict(model):
-        share = model.size("qk_rope_head_dim", default=64) / model.latent_width
+        share = model.size("qk_rope_head_dim", default=64) / model.latent_query_width
         parameters.setdefault("partial_rotary_factor", share)
     theta = config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
-    _fill(parameters, model, theta, model.share)
-    _rename_type(parameters, model)
+    _fill_missing_keys(parameters, model, theta, model.rotated_share)
+    _use_class_name_of_type(parameters, model)
     if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
         outer = (model if model.facts.get("original_field") else config).get(ORIGINAL)
         if outer is not None:
             parameters[ORIGINAL] = outer
     if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
         raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
-    check(parameters)
+    check_required_keys(parameters)
     for key in facts.get("required", ()):
-        required(parameters, key)
+        require_key(parameters, key)
     return parameters
 
 
@@ -66,7 +66,7 @@ def _older_dict(model: Model) -> Any:
     return model.config.get("rope_scaling") if reads_older else None
 
 
-def _read_flat(model: Model) -> Parameters:
+def _flat_rope_dict(model: Model) -> Parameters:
     """Return a copy of the file's rope dict, the older name first; of the class's own where the
     file has none, or where the class does not look at it."""
     facts = model.facts["transformers5"]
@@ -85,21 +85,21 @@ def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
     if written.get("rope_type", written.get("type")) not in STRETCHED:
         return
     if model.facts["transformers5"].get("needs_original"):
-        required(written, ORIGINAL)
+        require_key(written, ORIGINAL)
     if not model.get("max_position_embeddings"):
         raise RefusedError(NO_LENGTH)
 
 
-def _rename_type(parameters: Parameters, model: Model) -> None:
+def _use_class_name_of_type(parameters: Parameters, model: Model) -> None:
     """Give a type the name that the class of the family takes it for."""
     if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
         parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
-        check(parameters, (ORIGINAL,))  # filled in for types of the newer names only
+        check_required_keys(parameters, (ORIGINAL,))  # filled in for types of the newer names only
 
 
-class _Written(NamedTuple):
+class _WrittenDicts(NamedTuple):
     """What a config says in a family that has a rope dict for each kind of layer."""
 
     by_kind: dict[str, Parameters]
@@ -114,20 +114,22 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
     """Return one dict per kind of layer. A family that takes no flat rope_scaling, see
     `refuse_nested`, can mean only its full-attention layers by it."""
     _refuse_nulls(model)
-    written = _read_nested(model)
+    written = _written_dicts(model)
     given = dict(written.by_kind)
     if written.flat is not None:
-        for kind in model.flat_reaches or ("full_attention",):
+        for kind in model.kinds_of_flat_rope_scaling or ("full_attention",):
             if written.has_nested and kind not in given:
                 raise RefusedError(f"KeyError: {kind!r}")
-            given[kind] = _with_flat(given.get(kind, {}), written.flat, model)
+            given[kind] = _merge_flat_into_kind(given.get(kind, {}), written.flat, model)
     resolved: dict[str, Parameters] = {}
     for kind in model.facts["transformers5"]["nested"]:
-        if kind in model.kinds and set(model.layers_of(kind)) & set(model.without_rotation):
+        if kind in model.layer_kinds and set(model.layers_of_kind(kind)) & set(
+            model.without_rotation
+        ):
             continue  # its layers rotate by nothing
         has_flat = written.flat is not None
         resolved[kind] = _resolve_kind(kind, given.get(kind), model, has_flat=has_flat)
-    return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
+    return {kind: resolved[kind] for kind in model.layer_kinds if kind in resolved}
 
 
 def _refuse_nulls(model: Model) -> None:
@@ -138,7 +140,7 @@ def _refuse_nulls(model: Model) -> None:
             raise RefusedError(f"TypeError: {key} is None")
 
 
-def _read_nested(model: Model) -> _Written:
+def _written_dicts(model: Model) -> _WrittenDicts:
     """Return the dicts of a config, before they are merged.
 
     Raises: RefusedError for numbers beside the dicts where the class validates strictly;
@@ -147,29 +149,29 @@ def _read_nested(model: Model) -> _Written:
     facts = model.facts["transformers5"]
     nested = model.config.get("rope_parameters")
     flat = model.config.get("rope_scaling")
-    by_kind = _dicts_in(nested)
+    by_kind = _nested_dicts(nested)
     if facts.get("flat_new") and nested and not by_kind:
         flat = flat or nested
         nested = None
     if facts.get("strict") and isinstance(nested, Mapping) and len(by_kind) < len(nested):
         raise RefusedError("StrictDataclassFieldValidationError: field 'rope_parameters'")
-    if facts.get("nested_wins") and set(model.kinds) <= by_kind.keys():
+    if facts.get("nested_wins") and set(model.layer_kinds) <= by_kind.keys():
         flat = None
     if not isinstance(flat, Mapping):
-        return _Written(by_kind, None, nested is not None)
-    if _dicts_in(flat):
+        return _WrittenDicts(by_kind, None, nested is not None)
+    if _nested_dicts(flat):
         raise NotReadError("a dict per kind in rope_scaling")  # classes differ in what they do
-    return _Written(by_kind, flat, nested is not None)
+    return _WrittenDicts(by_kind, flat, nested is not None)
 
 
-def _dicts_in(rope_dict: Any) -> dict[str, Parameters]:
+def _nested_dicts(rope_dict: Any) -> dict[str, Parameters]:
     """Return copies of the dicts nested in a rope dict; empty for anything else."""
     if not isinstance(rope_dict, Mapping):
         return {}
     return {kind: dict(p) for kind, p in rope_dict.items() if isinstance(p, Mapping)}
 
 
-def _with_flat(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:
+def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:
     """Return a kind's dict with the keys of the flat one, which win over its own."""
     facts = model.facts["transformers5"]
     # The class's own rope_type stands here already, so that a `type` beside it means
@@ -191,8 +193,8 @@ def _resolve_kind(
     given: what the config says of the kind; None: nothing, so that the class's own dict counts.
     """
     facts = model.facts["transformers5"]
-    theta = _base_beside(kind, model, by_flat=given is not None and has_flat)
-    share = _share_beside(kind, model)
+    theta = _base_for_dict_without_one(kind, model, by_flat=given is not None and has_flat)
+    share = _share_for_dict_without_one(kind, model)
     parameters = given
     if parameters is None:
         own = facts["nested"][kind] or {}
@@ -200,18 +202,18 @@ def _resolve_kind(
         parameters = {key: value for key, value in own.items() if key != "rope_theta"}
     if facts.get("whole"):
         parameters["partial_rotary_factor"] = 1.0
-    if given is not None and _filled_when_built(parameters, model):
+    if given is not None and _is_filled_when_built(parameters, model):
         theta = model.config.get("rope_theta", theta)
         share = model.config.get("partial_rotary_factor")
-    _fill(parameters, model, theta, share)
+    _fill_missing_keys(parameters, model, theta, share)
     parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
-    check(parameters)
+    check_required_keys(parameters)
     if parameters["rope_type"] == "yarn" and not facts.get("nested_yarn", True):
         raise RefusedError("KeyError: 'original_max_position_embeddings'")
     return parameters
 
 
-def _base_beside(kind: str, model: Model, *, by_flat: bool) -> Any:
+def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any:
     """Return the base of a kind whose dict has none: by the family's key for this kind, else the
     class's own. by_flat: the kind has a flat dict, with which another key may go."""
     facts = model.facts["transformers5"]
@@ -223,33 +225,33 @@ def _base_beside(kind: str, model: Model, *, by_flat: bool) -> Any:
     null_is_replaced = facts.get("null_base")
     if model.config.get(key) is not None or not null_is_replaced:
         theta = model.config.get(key, theta)
-    return _of_first_layer(theta, kind, model)
+    return _entry_of_first_layer(theta, kind, model)
 
 
-def _share_beside(kind: str, model: Model) -> Any:
+def _share_for_dict_without_one(kind: str, model: Model) -> Any:
     """Return the rotated share of a kind whose dict has none; None where none is filled in."""
     facts = model.facts["transformers5"]
-    share = None if model.flat_reaches is None else model.share
-    share = _of_first_layer(share, kind, model)
+    share = None if model.kinds_of_flat_rope_scaling is None else model.rotated_share
+    share = _entry_of_first_layer(share, kind, model)
     if facts.get("own_shares"):  # the class's, whatever stands at the top level
         share = (facts["nested"][kind] or {}).get("partial_rotary_factor")
     return share
 
 
-def _of_first_layer(value: Any, kind: str, model: Model) -> Any:
+def _entry_of_first_layer(value: Any, kind: str, model: Model) -> Any:
     """Return a kind's entry of a list with one for each layer; any other value as it is."""
-    return value[min(model.layers_of(kind), default=0)] if isinstance(value, list) else value
+    return value[min(model.layers_of_kind(kind), default=0)] if isinstance(value, list) else value
 
 
-def _filled_when_built(parameters: Mapping[str, Any], model: Model) -> bool:
+def _is_filled_when_built(parameters: Mapping[str, Any], model: Model) -> bool:
     """Return True if a nested dict gets the top level's base and share only when its rotary module
     is built. Loading fills nothing in for newer families; the functions of all types but default
     call standardize_rope_params first (:173)."""
     is_scaled = parameters.get("rope_type", parameters.get("type", "default")) != "default"
-    return is_scaled and model.flat_reaches is None
+    return is_scaled and model.kinds_of_flat_rope_scaling is None
 
 
-def _fill(parameters: Parameters, model: Model, theta: Any, share: Any) -> None:
+def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: Any) -> None:
     """Fill in what a dict does not say: the base, the share, the type and the original length."""
     parameters.setdefault("rope_theta", theta)
     if share is not None:
@@ -257,11 +259,11 @@ def _fill(parameters: Parameters, model: Model, theta: Any, share: Any) -> None:
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
         if model.facts["transformers5"].get("needs_original"):
-            required(parameters, ORIGINAL)
+            require_key(parameters, ORIGINAL)
         parameters.setdefault(ORIGINAL, model.max_positions)
 
 
-def check(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
+def check_required_keys(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
     """Raise RefusedError if a key that the rope_type needs, or one of `needed`, is missing."""
     kind = parameters["rope_type"]
     missing = [key for key in needed or NEEDED.get(kind, ()) if key not in parameters]
@@ -269,7 +271,7 @@ def check(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
         raise RefusedError(f"KeyError: Missing required keys in `rope_parameters`: {set(missing)}")
 
 
-def refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
+def refuse_unloadable_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
     """Raise RefusedError where loading a family with nested rope dicts fails. Newer families accept
     no flat dict and fill nothing in. Where head dimensions differ between layers, validating
     longrope fails.
@@ -277,13 +279,13 @@ def refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
     Raises: RefusedError.
     """
     given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    if given and not model.flat_reaches:
+    if given and not model.kinds_of_flat_rope_scaling:
         for kind, parameters in resolved.items():
             if kind not in given:
                 raise RefusedError(f"KeyError: {kind!r}")
-            if model.flat_reaches is None:
+            if model.kinds_of_flat_rope_scaling is None:
                 _require_complete(given[kind], parameters, model)
-    if model.uneven_heads and any(p["rope_type"] == "longrope" for p in resolved.values()):
+    if model.head_dims_differ and any(p["rope_type"] == "longrope" for p in resolved.values()):
         raise RefusedError("AmbiguousGlobalPerLayerAttributeError: 'head_dim'")
 
 
@@ -295,7 +297,7 @@ def _require_complete(given: Mapping[str, Any], parameters: Parameters, model: M
     needed = {"rope_theta"}
     if parameters["rope_type"] in STRETCHED:
         needed.add(ORIGINAL)
-    if _filled_when_built(parameters, model) and model.config.get("rope_theta") is not None:
+    if _is_filled_when_built(parameters, model) and model.config.get("rope_theta") is not None:
         needed.remove("rope_theta")
     missing = sorted(needed - given.keys())
     if missing:

@@ -7,15 +7,15 @@ from typing import Any
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
-    Computed,
-    Layer,
+    ComputedPositions,
+    LayerRotation,
     NotReadError,
     RefusedError,
     Switch,
-    factors,
-    llama3,
-    number,
-    required,
+    llama3_rotation,
+    require_factors,
+    require_key,
+    require_number,
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.running import emulator
@@ -25,7 +25,7 @@ Scaling = Mapping[str, Any] | None
 
 
 @emulator("mlx-lm")
-def emulate(model: Model, length: int | None) -> Computed:
+def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
     facts = model.facts["mlx"]
     _check_arguments(model, facts)
@@ -34,15 +34,15 @@ def emulate(model: Model, length: int | None) -> Computed:
     model = replace(model, config=config, facts={**model.facts, **own})
     length = length or model.max_positions
     if facts.get("by_kind"):
-        scaling, layers = None, _by_kind(model, facts)
+        scaling, layers = None, _rotations_of_nested_dicts(model, facts)
     else:
-        theta, scaling = _settings(model, facts)
-        layers = _layers(model, facts, rotation(model, facts, theta, scaling, length))
-    return Computed(
+        theta, scaling = _theta_and_scaling(model, facts)
+        layers = _rotations_by_kind(model, facts, rotation(model, facts, theta, scaling, length))
+    return ComputedPositions(
         None,
         layers,
         _softmax_scale(model, scaling),
-        _switch(facts, scaling),
+        _frequency_switch(facts, scaling),
         None,
         model.without_rotation,
     )
@@ -60,7 +60,7 @@ def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
+def _theta_and_scaling(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
     """Return theta and the scaling dict. Only some model files read rope_parameters."""
     if "fixed_theta" in facts:
         return facts["fixed_theta"], None
@@ -68,18 +68,18 @@ def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
     scaling = model.config.get("rope_scaling")
     modern = model.config.get("rope_parameters")
     if file == "ministral3":
-        return _ministral(modern)
+        return _ministral_theta_and_scaling(modern)
     if file == "olmo_hybrid" and isinstance(modern, Mapping):
-        return number(modern.get("rope_theta", 10000.0), "rope_theta"), None
+        return require_number(modern.get("rope_theta", 10000.0), "rope_theta"), None
     _refuse_null(model, file)
     theta = _outer_base(model, facts)
     if facts.get("parameters") and isinstance(modern, Mapping) and modern:
         full = modern.get("full_attention", modern)
-        theta = _base_of_both(theta, full, file)
+        theta = _base_of_dict_or_outer(theta, full, file)
         scaling = full if scaling is None else scaling
     if theta is None:
         raise RefusedError("ValueError: rope_theta is missing from the model config.")
-    return number(theta, "rope_theta"), scaling if isinstance(scaling, Mapping) else None
+    return require_number(theta, "rope_theta"), scaling if isinstance(scaling, Mapping) else None
 
 
 def _refuse_null(model: Model, file: str) -> None:
@@ -98,39 +98,43 @@ def _outer_base(model: Model, facts: Mapping[str, Any]) -> Any:
     return model.config.get("rope_theta", facts.get("rope_theta"))
 
 
-def _base_of_both(outer: Any, rope_dict: Any, file: str) -> Any:
+def _base_of_dict_or_outer(outer: Any, rope_dict: Any, file: str) -> Any:
     """Return the base of a rope dict, else the one at the top level; in Qwen 3's file that wins."""
     inner = rope_dict.get("rope_theta") if isinstance(rope_dict, Mapping) else None
     outer_wins = inner is None or file == "qwen3"
     return outer if outer_wins and outer is not None else inner
 
 
-def _ministral(modern: Any) -> tuple[float, Scaling]:
+def _ministral_theta_and_scaling(modern: Any) -> tuple[float, Scaling]:
     """Return Ministral 3's theta and scaling dict, both of which are rope_parameters' alone."""
     if not isinstance(modern, Mapping):
         raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
     for key in ("rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"):
-        required(modern, key)
-    return number(modern["rope_theta"], "rope_theta"), modern
+        require_key(modern, key)
+    return require_number(modern["rope_theta"], "rope_theta"), modern
 
 
-def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, Layer]:
+def _rotations_by_kind(
+    model: Model, facts: Mapping[str, Any], full: LayerRotation
+) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer. mlx-lm decides kinds by sliding_window_pattern,
     never by layer_types."""
-    if not model.nested:
+    if not model.has_rope_dict_per_kind:
         return {"all": full}
     if facts["file"] == "olmo3":
-        theta = number(model.config["rope_theta"], "rope_theta")
-        sliding = Layer(formulas.plain(model.head_dim, theta))
-        return {kind: sliding if "sliding" in kind else full for kind in model.kinds}
+        theta = require_number(model.config["rope_theta"], "rope_theta")
+        sliding = LayerRotation(formulas.rope_frequencies(model.head_dim, theta))
+        return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
     local = model.config.get("rope_local_base_freq", facts.get("rope_local_base_freq"))
     if local is None:
-        return _from_parameters(model, full)
-    sliding = Layer(formulas.plain(model.head_dim, number(local, "rope_local_base_freq")))
+        return _rotations_of_dicts_with_base(model, full)
+    sliding = LayerRotation(
+        formulas.rope_frequencies(model.head_dim, require_number(local, "rope_local_base_freq"))
+    )
     every = model.config.get("sliding_window_pattern", facts.get("sliding_window_pattern", 6))
-    layers: dict[str, Layer] = {}
+    layers: dict[str, LayerRotation] = {}
     for i, kind in enumerate(model.layer_types):
-        layer = sliding if (i + 1) % int(number(every, "sliding_window_pattern")) else full
+        layer = sliding if (i + 1) % int(require_number(every, "sliding_window_pattern")) else full
         name = kind
         if kind in layers and layers[kind] != layer:
             name = f"{kind} (layer {i} and others)"
@@ -138,48 +142,48 @@ def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, La
     return layers
 
 
-def _by_kind(model: Model, facts: Mapping[str, Any]) -> dict[str, Layer]:
+def _rotations_of_nested_dicts(model: Model, facts: Mapping[str, Any]) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer of a file that reads nothing but nested rope
     dicts. whole: a share counts within the type, which gets the whole head."""
     if "sliding_window_pattern" in facts and not model.config.get("layer_types"):
         raise NotReadError("which layers are windowed differs from transformers")
     modern = model.config.get("rope_parameters")
     dicts = modern if isinstance(modern, Mapping) else facts.get("kinds", {})
-    layers: dict[str, Layer] = {}
-    for kind in model.kinds:
+    layers: dict[str, LayerRotation] = {}
+    for kind in model.layer_kinds:
         inner = dicts.get(kind, {})
         if inner is None:
             raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
-        theta = number(inner.get("rope_theta", 10000.0), "rope_theta")
+        theta = require_number(inner.get("rope_theta", 10000.0), "rope_theta")
         outer = model.config.get("partial_rotary_factor")
         share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)
-        dim = model.of_kind(kind).head_dim
+        dim = model.with_sizes_of_kind(kind).head_dim
         if not facts.get("whole"):
-            dim = int(dim * number(share, "partial_rotary_factor"))
-        layers[kind] = initialize(model, inner, theta, dim, model.max_positions)
+            dim = int(dim * require_number(share, "partial_rotary_factor"))
+        layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
     return layers
 
 
-def _from_parameters(model: Model, full: Layer) -> dict[str, Layer]:
+def _rotations_of_dicts_with_base(model: Model, full: LayerRotation) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer by its nested dict; where it has none with a base,
     the full layers' one."""
     modern = model.config.get("rope_parameters")
-    layers: dict[str, Layer] = {}
-    for kind in model.kinds:
+    layers: dict[str, LayerRotation] = {}
+    for kind in model.layer_kinds:
         inner = modern.get(kind) if isinstance(modern, Mapping) else None
         if not isinstance(inner, Mapping) or "rope_theta" not in inner:
             layers[kind] = full
             continue
-        share = number(inner.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
-        head_dim = model.of_kind(kind).head_dim
+        share = require_number(inner.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        head_dim = model.with_sizes_of_kind(kind).head_dim
         whole = inner.get("rope_type") == "proportional"
         dim = head_dim if whole else int(head_dim * share)
-        theta = number(inner["rope_theta"], "rope_theta")
-        layers[kind] = initialize(model, inner, theta, dim, model.max_positions)
+        theta = require_number(inner["rope_theta"], "rope_theta")
+        layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
     return layers
 
 
-def _switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
+def _frequency_switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
     """Return when the frequencies change: only those of dynamic NTK do, with the length."""
     if not scaling or facts["scaling"] != "initialize":
         return "static"
@@ -189,63 +193,65 @@ def _switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
 
 def _softmax_scale(model: Model, scaling: Scaling) -> float:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
-    if not model.mla or not scaling:
-        return model.scale
-    all_dim = number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    if not model.is_mla or not scaling:
+        return model.softmax_scale
+    all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
     if not all_dim:
-        return model.scale
-    factor = number(required(scaling, "factor"), "factor")
-    return model.scale * formulas.yarn_scale(factor, all_dim) ** 2
+        return model.softmax_scale
+    factor = require_number(require_key(scaling, "factor"), "factor")
+    return model.softmax_scale * formulas.yarn_mscale(factor, all_dim) ** 2
 
 
-def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+def _rotated_channels(model: Model, facts: Mapping[str, Any]) -> int:
     """Return how many channels of a head rotate."""
     if "dims_share" in facts:
         return int(model.head_dim * facts["dims_share"])
     if "dims_key" in facts:
-        return int(number(model.config[facts["dims_key"]], facts["dims_key"]))
-    reads_share = model.owns_partial or "partial_rotary_factor" in facts
-    if model.mla or not reads_share or facts["file"] == "glm":
+        return int(require_number(model.config[facts["dims_key"]], facts["dims_key"]))
+    reads_share = model.supports_partial_rotation or "partial_rotary_factor" in facts
+    if model.is_mla or not reads_share or facts["file"] == "glm":
         return model.head_dim
-    return int(model.head_dim * number(_share(model, facts), "partial_rotary_factor"))
+    return int(
+        model.head_dim * require_number(_rotated_share(model, facts), "partial_rotary_factor")
+    )
 
 
-def _share(model: Model, facts: Mapping[str, Any]) -> Any:
+def _rotated_share(model: Model, facts: Mapping[str, Any]) -> Any:
     """Return the share of a head that the file's key says, or the rope dict that it reads."""
     share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))
     if facts["file"] == "gpt_neox":
         share = model.config.get("rotary_pct")
     modern = model.config.get("rope_parameters")
-    if facts.get("parameters") and isinstance(modern, Mapping) and not model.nested:
+    if facts.get("parameters") and isinstance(modern, Mapping) and not model.has_rope_dict_per_kind:
         share = modern.get("partial_rotary_factor", share)
     return share
 
 
 def rotation(
     model: Model, facts: Mapping[str, Any], theta: float, scaling: Scaling, length: int
-) -> Layer:
+) -> LayerRotation:
     """Return frequencies and multiplier of one of mlx-lm's rotary modules."""
-    dim = _dims(model, facts)
+    dim = _rotated_channels(model, facts)
     if dim % 2:
         raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
     if scaling and "only_types" in facts:
         _check_type(scaling, facts["only_types"])
     way = facts["scaling"]
-    plain = formulas.plain(dim, theta)
+    plain = formulas.rope_frequencies(dim, theta)
     if way == "minicpm3" and scaling is not None:
-        return _minicpm3(model, scaling, plain)
+        return _minicpm3_rotation(model, scaling, plain)
     if not scaling or way == "none":
-        return Layer(plain)
+        return LayerRotation(plain)
     if way == "initialize":
-        return initialize(model, scaling, theta, dim, length)
+        return initialize_rope(model, scaling, theta, dim, length)
     if way == "linear":
-        scaled = _linear_only(scaling, plain)
-        return scaled if facts.get("applies", True) else Layer(plain)  # checked, not used
+        scaled = _linear_rotation(scaling, plain)
+        return scaled if facts.get("applies", True) else LayerRotation(plain)  # checked, not used
     if way == "alpha":
-        return _by_alpha(scaling, theta, dim)
+        return _hunyuan_rotation(scaling, theta, dim)
     if way == "deepseek_v2":
-        return _yarn(scaling, theta, dim)
-    return _su(model, facts, scaling, plain)
+        return _yarn_rotation(scaling, theta, dim)
+    return _phi3_rotation(model, facts, scaling, plain)
 
 
 def _check_type(scaling: Mapping[str, Any], only_types: Sequence[str]) -> None:
@@ -257,7 +263,7 @@ def _check_type(scaling: Mapping[str, Any], only_types: Sequence[str]) -> None:
         )
 
 
-def _by_alpha(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
+def _hunyuan_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
     """Return HunYuan's rotation, whose base alpha stretches. The factor must be there, unused."""
     missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
     if missing:
@@ -265,110 +271,114 @@ def _by_alpha(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
             "ValueError: rope_scaling must contain keys {'type', 'alpha', 'factor'}; missing: "
             f"{', '.join(missing)}"
         )
-    alpha = number(scaling["alpha"], "alpha")
-    return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
+    alpha = require_number(scaling["alpha"], "alpha")
+    return LayerRotation(formulas.rope_frequencies(dim, formulas.ntk_theta(theta, alpha, dim)))
 
 
-def initialize(
+def initialize_rope(
     model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
-) -> Layer:
+) -> LayerRotation:
     """Return the rotation that mlx-lm's initialize_rope builds for a dict's type.
 
     Raises: RefusedError for a type that it does not know.
     """
     kind = scaling.get("type") or scaling.get("rope_type", "default")
-    plain = formulas.plain(dim, theta)
+    plain = formulas.rope_frequencies(dim, theta)
     if kind == "default":
-        return Layer(plain)
+        return LayerRotation(plain)
     if kind in ("linear", "dynamic", "llama3"):
-        return _by_factor(kind, model, scaling, theta, dim, length)
+        return _rotation_by_factor(kind, model, scaling, theta, dim, length)
     if kind in YARN_TYPES:
-        return _yarn(scaling, theta, dim)
+        return _yarn_rotation(scaling, theta, dim)
     if kind == "longrope":
-        original = number(required(scaling, "original_max_position_embeddings"), "original length")
-        return _always_long(scaling, plain, model.max_positions, original, None)
+        original = require_number(
+            require_key(scaling, "original_max_position_embeddings"), "original length"
+        )
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original, None)
     if kind == "proportional":
-        share = number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
-        factor = number(scaling.get("factor", 1.0), "factor")
-        return Layer(formulas.proportional(dim, theta, share, factor))
+        share = require_number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        factor = require_number(scaling.get("factor", 1.0), "factor")
+        return LayerRotation(formulas.proportional_frequencies(dim, theta, share, factor))
     if kind == "mrope":
         sections = scaling.get("mrope_section", [])
         if len(sections) != 3:
             raise RefusedError(
                 f"AssertionError: MRoPE currently only supports 3 sections, got {len(sections)}."
             )
-        return Layer(plain)
+        return LayerRotation(plain)
     raise RefusedError(f"ValueError: Unsupported RoPE type {kind}")
 
 
-def _by_factor(
+def _rotation_by_factor(
     kind: str, model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
-) -> Layer:
+) -> LayerRotation:
     """Return the rotation of a type that cannot do without a factor."""
-    factor = required(scaling, "factor")
+    factor = require_key(scaling, "factor")
     if kind == "llama3":
-        return llama3({**LLAMA3, **scaling}, dim, theta)
-    factor = number(factor, "factor")
+        return llama3_rotation({**LLAMA3, **scaling}, dim, theta)
+    factor = require_number(factor, "factor")
     if kind == "linear":
-        return Layer(formulas.linear(formulas.plain(dim, theta), factor))
+        return LayerRotation(
+            formulas.linear_frequencies(formulas.rope_frequencies(dim, theta), factor)
+        )
     base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
-    return Layer(formulas.plain(dim, base))
+    return LayerRotation(formulas.rope_frequencies(dim, base))
 
 
-def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
+def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
     """Compute mlx-lm's YaRN. It ignores truncate, attention_factor and attn_factor; its default
     original length is 4096."""
-    factor = number(required(scaling, "factor"), "factor")
-    mscale = number(scaling.get("mscale", 1), "mscale")
-    all_dim = number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
-    inv_freq = formulas.yarn(
+    factor = require_number(require_key(scaling, "factor"), "factor")
+    mscale = require_number(scaling.get("mscale", 1), "mscale")
+    all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
+    inv_freq = formulas.yarn_frequencies(
         dim,
         theta,
         factor,
-        number(scaling.get("original_max_position_embeddings", 4096), "original length"),
-        number(scaling.get("beta_fast", 32), "beta_fast"),
-        number(scaling.get("beta_slow", 1), "beta_slow"),
+        require_number(scaling.get("original_max_position_embeddings", 4096), "original length"),
+        require_number(scaling.get("beta_fast", 32), "beta_fast"),
+        require_number(scaling.get("beta_slow", 1), "beta_slow"),
     )
-    multiplier = formulas.yarn_scale(factor, mscale) / formulas.yarn_scale(factor, all_dim)
-    return Layer(inv_freq, multiplier)
+    multiplier = formulas.yarn_mscale(factor, mscale) / formulas.yarn_mscale(factor, all_dim)
+    return LayerRotation(inv_freq, multiplier)
 
 
-def _always_long(
+def _rotation_by_long_list(
     scaling: Mapping[str, Any], plain: tuple[float, ...], trained: int, original: float, mscale: Any
-) -> Layer:
+) -> LayerRotation:
     """Return longrope's rotation by its long list at any length. mscale: the multiplier, where the
     file has one of its own."""
-    long = required(scaling, "long_factor")
+    long = require_key(scaling, "long_factor")
     if isinstance(long, list) and len(long) != len(plain):
         raise RefusedError(
             f"ValueError: [broadcast_shapes] Shapes ({len(long)}) and ({len(plain)}) cannot be "
             "broadcast."
         )
-    required(scaling, "short_factor")
-    scale = formulas.longrope_scale(trained / original, original)
-    inv_freq = formulas.divided(plain, factors(scaling, "long_factor", len(plain)))
-    return Layer(inv_freq, number(mscale, "long_mscale") if mscale else scale)
+    require_key(scaling, "short_factor")
+    scale = formulas.longrope_multiplier(trained / original, original)
+    inv_freq = formulas.divide_each(plain, require_factors(scaling, "long_factor", len(plain)))
+    return LayerRotation(inv_freq, require_number(mscale, "long_mscale") if mscale else scale)
 
 
-def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+def _linear_rotation(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> LayerRotation:
     """Return the rotation of a file that scales by a linear factor and refuses other types."""
-    required(scaling, "type")
+    require_key(scaling, "type")
     if "factor" not in scaling or scaling["type"] != "linear":
         raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
-    factor = number(scaling["factor"], "factor")
-    return Layer(formulas.linear(plain, factor))
+    factor = require_number(scaling["factor"], "factor")
+    return LayerRotation(formulas.linear_frequencies(plain, factor))
 
 
-def _su(
+def _phi3_rotation(
     model: Model, facts: Mapping[str, Any], scaling: Mapping[str, Any], plain: tuple[float, ...]
-) -> Layer:
+) -> LayerRotation:
     """Compute the rotation of phi3 and phimoe. It reads the top-level original length and always
     uses the long factors."""
     outer = model.config.get("original_max_position_embeddings")
-    original = number(outer or facts["original_max_position_embeddings"], "original length")
+    original = require_number(outer or facts["original_max_position_embeddings"], "original length")
     if facts["scaling"] == "phimoe":
-        mscale = required(scaling, "long_mscale")
-        return _always_long(scaling, plain, model.max_positions, original, mscale)
+        mscale = require_key(scaling, "long_mscale")
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original, mscale)
     missing = [key for key in ("long_factor", "type") if key not in scaling]
     if missing:
         raise RefusedError(
@@ -376,20 +386,26 @@ def _su(
             f"{', '.join(missing)}"
         )
     if scaling["type"] in ("longrope", "su"):
-        return _always_long(scaling, plain, model.max_positions, original, None)
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original, None)
     if scaling["type"] == "linear":
         factor = scaling.get("factor")
         if not isinstance(factor, float):
             raise RefusedError(f"AssertionError: factor is {factor!r}, expected a float")
-        return Layer(formulas.linear(plain, factor))
-    return Layer(plain)
+        return LayerRotation(formulas.linear_frequencies(plain, factor))
+    return LayerRotation(plain)
 
 
-def _minicpm3(model: Model, scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+def _minicpm3_rotation(
+    model: Model, scaling: Mapping[str, Any], plain: tuple[float, ...]
+) -> LayerRotation:
     """Return MiniCPM 3's rotation: longrope's temperature whatever the type, and its long list if
     it is there."""
-    original = number(scaling.get("original_max_position_embeddings", 4096), "original length")
-    scale = formulas.longrope_scale(model.max_positions / original, original)
+    original = require_number(
+        scaling.get("original_max_position_embeddings", 4096), "original length"
+    )
+    scale = formulas.longrope_multiplier(model.max_positions / original, original)
     if "long_factor" not in scaling:
-        return Layer(plain, scale)
-    return Layer(formulas.divided(plain, factors(scaling, "long_factor", len(plain))), scale)
+        return LayerRotation(plain, scale)
+    return LayerRotation(
+        formulas.divide_each(plain, require_factors(scaling, "long_factor", len(plain))), scale
+    )

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Protocol
 
-from posenc.dialects.computed import ARITHMETIC, Computed, NotReadError, RefusedError
-from posenc.dialects.families import family
+from posenc.dialects.computed import ARITHMETIC, ComputedPositions, NotReadError, RefusedError
+from posenc.dialects.families import facts_of_family
 from posenc.dialects.model import BadConfigError, Model, model_of
-from posenc.dialects.runtimes.versions import RECORD, VERSIONS, facts_at, is_recorded
+from posenc.dialects.runtimes.versions import RECORD, VERSIONS, facts_in_version, is_recorded
 
 
 class Emulator(Protocol):
@@ -17,7 +17,7 @@ class Emulator(Protocol):
 
     def __call__(
         self, config: Mapping[str, Any], length: int | None = None, version: str | None = None
-    ) -> Computed: ...
+    ) -> ComputedPositions: ...
 
 
 CELLS = {
@@ -31,41 +31,47 @@ CELLS = {
 """The key of each runtime's facts in a line of families.json."""
 
 
-def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]], Emulator]:
+def emulator(
+    runtime: str,
+) -> Callable[[Callable[[Model, int | None], ComputedPositions]], Emulator]:
     """Decorate f(model, length): takes a config.json's dict, and returns a refusal as a result.
 
     A family whose facts of this runtime are missing is never emulated: a row is null if the runtime
     has no such model, and absent if nobody has read it.
     """
 
-    def decorate(compute: Callable[[Model, int | None], Computed]) -> Emulator:
+    def decorate(compute: Callable[[Model, int | None], ComputedPositions]) -> Emulator:
         @wraps(compute)
         def emulate(
             config: Mapping[str, Any], length: int | None = None, version: str | None = None
-        ) -> Computed:
+        ) -> ComputedPositions:
             model = model_of(config)
             cell = CELLS[runtime]
             facts = _facts_of(model, cell)
             if version is not None:
                 if not is_recorded(runtime, version):
-                    return unrecorded(runtime, version)
-                facts = facts_at(facts, version)
+                    return unrecorded_version(runtime, version)
+                facts = facts_in_version(facts, version)
                 model = replace(model, facts={**model.facts, cell: facts})
             version = version or RECORD[runtime][2]
             if facts is None:
-                name = model.outer.get("model_type", model.model_type)
+                name = model.outer_config.get("model_type", model.model_type)
                 why = f"{runtime} has no model for {name!r}"
-                return Computed(why, known="no model", version=version)
+                return ComputedPositions(why, known="no model", version=version)
             name = model.model_type or "a config without model_type"
             why = f"posenc does not know what {runtime} computes for {name}"
-            unread = Computed(why, known="unknown", version=version)
-            if not facts or model.null_head or _has_any(model, facts.get("unread", ())):
+            unread = ComputedPositions(why, known="unknown", version=version)
+            if (
+                not facts
+                or model.has_null_head_dim
+                or _has_key_or_type(model, facts.get("unread", ()))
+            ):
                 return unread
             try:
-                computed = _computed(compute, model, length)
+                computed = _compute_or_refusal(compute, model, length)
             except NotReadError:
                 return unread
-            computed = _with_still_layers(computed, model, facts.get("no_rope_every"))
+            computed = _with_unrotated_layers(computed, model, facts.get("no_rope_every"))
             return replace(computed, version=version, read=facts["read"])
 
         return emulate
@@ -76,14 +82,14 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
 def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
     """Return the facts of a runtime; None if it has no such model, or none of the whole of several
     modalities that it belongs to; empty if nobody has read it."""
-    whole = family(str(model.outer.get("model_type"))) or {}
+    whole = facts_of_family(str(model.outer_config.get("model_type"))) or {}
     has_whole = whole.get(cell, 0) is not None
     return model.facts.get(cell, {}) if has_whole else None
 
 
-def _computed(
-    compute: Callable[[Model, int | None], Computed], model: Model, length: int | None
-) -> Computed:
+def _compute_or_refusal(
+    compute: Callable[[Model, int | None], ComputedPositions], model: Model, length: int | None
+) -> ComputedPositions:
     """Return what a runtime computes, or its refusal as a result.
 
     Raises: NotReadError where posenc has not read what it does; BadConfigError.
@@ -93,12 +99,14 @@ def _computed(
     except (NotReadError, BadConfigError):
         raise
     except RefusedError as refused:
-        return Computed(str(refused), max_length=refused.max_length)
+        return ComputedPositions(str(refused), max_length=refused.max_length)
     except ARITHMETIC as error:  # values that the runtime's own code stops at as well
-        return Computed(f"{type(error).__name__}: {error}")
+        return ComputedPositions(f"{type(error).__name__}: {error}")
 
 
-def _with_still_layers(computed: Computed, model: Model, every: int | None) -> Computed:
+def _with_unrotated_layers(
+    computed: ComputedPositions, model: Model, every: int | None
+) -> ComputedPositions:
     """Return a result of which the last of every so many layers does not rotate, whatever the
     config says; the result itself where a runtime's file has no such number."""
     if not every:
@@ -107,17 +115,17 @@ def _with_still_layers(computed: Computed, model: Model, every: int | None) -> C
     return replace(computed, without_rotation=still)
 
 
-def _has_any(model: Model, words: Iterable[str]) -> bool:
+def _has_key_or_type(model: Model, words: Iterable[str]) -> bool:
     """Return True if a config has one of these keys, or a rope dict of one of these types; "all" is
     true of any config."""
     words = frozenset(words)
     types: set[str] = set()
-    for rope_dict in _all_dicts(model.config):
+    for rope_dict in _flat_and_nested_rope_dicts(model.config):
         types.update(str(rope_dict.get(key)) for key in ("rope_type", "type"))
     return bool(words & ({"all"} | types | model.config.keys()))
 
 
-def _all_dicts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _flat_and_nested_rope_dicts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the rope dicts of a config, and those nested in them."""
     for name in ("rope_scaling", "rope_parameters"):
         rope_dict = config.get(name)
@@ -126,7 +134,7 @@ def _all_dicts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from (value for value in rope_dict.values() if isinstance(value, Mapping))
 
 
-def unrecorded(runtime: str, version: str) -> Computed:
+def unrecorded_version(runtime: str, version: str) -> ComputedPositions:
     """Return the answer for a version of which nothing is recorded."""
     why = f"posenc has no record of {runtime} {version}; it has {VERSIONS[runtime]}"
-    return Computed(why, known="unknown", version=version)
+    return ComputedPositions(why, known="unknown", version=version)

@@ -5,14 +5,14 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
-    Computed,
-    Layer,
+    ComputedPositions,
+    LayerRotation,
     NotReadError,
     RefusedError,
     Switch,
-    factors,
-    first_switch,
-    number,
+    first_changing_switch,
+    require_factors,
+    require_number,
 )
 from posenc.dialects.model import Model
 
@@ -28,16 +28,16 @@ SCALED_TEXT = ("linear", "dynamic", "llama3", "longrope", "proportional", "ntk")
 comes of it."""
 
 
-def serve(
+def compute_for_server(
     runtime: str,
     model: Model,
     resolved: Mapping[str, Parameters],
     length: int | None,
     largest: int,
-    rotation: Callable[[Parameters, Model, int], Layer],
+    rotation: Callable[[Parameters, Model, int], LayerRotation],
     softmax_scale: Callable[[Model, Parameters], float],
     switch: Callable[[Parameters, Model], Switch],
-) -> Computed:
+) -> ComputedPositions:
     """Return what a server computes that was started for `length` tokens and admits `largest`.
 
     Raises: RefusedError for a longer length, or what the runtime's rotation refuses.
@@ -51,7 +51,7 @@ def serve(
         )
     try:
         layers = {
-            kind: rotation(p, model.of_kind(kind), length or model.max_positions)
+            kind: rotation(p, model.with_sizes_of_kind(kind), length or model.max_positions)
             for kind, p in resolved.items()
         }
         scale = softmax_scale(model, next(iter(resolved.values())))
@@ -59,19 +59,19 @@ def serve(
         raise
     except RefusedError as refused:
         raise RefusedError(str(refused), largest) from refused
-    return Computed(
+    return ComputedPositions(
         None,
         layers,
         scale,
-        first_switch(switch(p, model) for p in resolved.values()),
+        first_changing_switch(switch(p, model) for p in resolved.values()),
         largest,
         model.without_rotation,
     )
 
 
-def longrope(
+def longrope_rotation(
     p: Parameters, model: Model, plain: tuple[float, ...], original: float, *, long: bool
-) -> Layer:
+) -> LayerRotation:
     """Return a layer whose plain frequencies are divided by one of longrope's two lists, with its
     own multiplier or the one that follows from the two lengths.
 
@@ -83,9 +83,9 @@ def longrope(
         raise RefusedError(
             "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
         )
-    lists = {name: factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
+    lists = {name: require_factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
     chosen = "long" if long else "short"
     given = p.get(f"{chosen}_mscale")
-    scale = formulas.longrope_scale(model.max_positions / original, original)
-    multiplier = scale if given is None else number(given, f"{chosen}_mscale")
-    return Layer(formulas.divided(plain, lists[chosen]), multiplier)
+    scale = formulas.longrope_multiplier(model.max_positions / original, original)
+    multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
+    return LayerRotation(formulas.divide_each(plain, lists[chosen]), multiplier)

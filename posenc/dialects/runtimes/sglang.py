@@ -6,19 +6,19 @@ from typing import Any
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
-    Computed,
-    Layer,
+    ComputedPositions,
+    LayerRotation,
     NotReadError,
     RefusedError,
     Switch,
-    llama3,
-    number,
-    required,
+    llama3_rotation,
+    require_key,
+    require_number,
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
-from posenc.dialects.runtimes.server import SCALED_TEXT, longrope, serve
+from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 
 LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
@@ -29,118 +29,130 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 
 
 @emulator("sglang")
-def emulate(model: Model, length: int | None) -> Computed:
+def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
-    resolved = transformers5.resolve(model)
+    resolved = transformers5.resolve_rope_dicts(model)
     if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(
             "SGLang rotates queries five times for dual_chunk_attention_config, and has no "
             "attention that takes them"
         )
     largest = largest_length(model, resolved)
-    return serve("sglang", model, resolved, length, largest, rotation, _softmax_scale, _switch)
+    return compute_for_server(
+        "sglang", model, resolved, length, largest, rotation, _softmax_scale, _frequency_switch
+    )
 
 
-def _first_length(model: Model) -> float:
+def _length_in_config(model: Model) -> float:
     """Return the first of LENGTH_KEYS that the config has."""
     for key in LENGTH_KEYS:
         length = model.get(key)
         if length is not None:
-            return number(length, "max_position_embeddings")
+            return require_number(length, "max_position_embeddings")
     return 2048
 
 
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the longest admitted sequence: the first length key, times the factor unless the dict
     has an original length or is llama3's."""
-    length = _first_length(model)
-    if model.nested:
+    length = _length_in_config(model)
+    if model.has_rope_dict_per_kind:
         return int(length)
     p = resolved["all"]
     if "original_max_position_embeddings" in p or p["rope_type"] == "llama3":
         return int(length)
-    return int(length * number(p.get("factor", 1), "factor"))
+    return int(length * require_number(p.get("factor", 1), "factor"))
 
 
-def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     """Return frequencies and multiplier of SGLang's own rotary classes."""
     kind = p["rope_type"]
     head_dim = model.head_dim
-    theta = number(p["rope_theta"], "rope_theta")
+    theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
-    plain = formulas.plain(dim, theta)
+    plain = formulas.rope_frequencies(dim, theta)
     if kind == "default" or not model.facts["sglang"].get("scaling", True):
-        return Layer(plain)
+        return LayerRotation(plain)
     if kind == "deepseek_yarn" or _is_latent(model):
-        return _yarn(p, model, theta, dim, latent=True)  # whatever the type is called
+        return _yarn_rotation(p, model, theta, dim, latent=True)  # whatever the type is called
     if p.get("mrope_section") and kind in SCALED_TEXT:
         raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
-        return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
+        return LayerRotation(formulas.proportional_frequencies(head_dim, theta, dim / head_dim))
     if kind == "longrope":
         original = p.get("original_max_position_embeddings", model.max_positions)
-        original = number(original, "original length")
+        original = require_number(original, "original length")
         # The largest position of the batch decides, not its length.
-        return longrope(p, model, plain, original, long=length - 1 > original)
+        return longrope_rotation(p, model, plain, original, long=length - 1 > original)
     if kind == "dynamic" and "alpha" in p:
-        base = formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim)
-        return Layer(formulas.plain(dim, base))
-    return _by_factor(p, model, theta, dim)
+        base = formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        return LayerRotation(formulas.rope_frequencies(dim, base))
+    return _rotation_by_factor(p, model, theta, dim)
 
 
 def _rotated_channels(p: Mapping[str, Any], model: Model) -> int:
     """Return how many channels of a head rotate: all, where the model's file passes no share on."""
-    share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
-    is_proportional = model.nested and p["rope_type"] == "proportional"
-    reads_share = model.owns_partial or is_proportional
+    share = require_number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    is_proportional = model.has_rope_dict_per_kind and p["rope_type"] == "proportional"
+    reads_share = model.supports_partial_rotation or is_proportional
     return int(model.head_dim * share) if reads_share else model.head_dim
 
 
 def _is_latent(model: Model) -> bool:
     """Return True if the model's file builds the rotation of DeepSeek's latent attention."""
-    return model.facts["sglang"].get("latent", model.mla)
+    return model.facts["sglang"].get("latent", model.is_mla)
 
 
-def _by_factor(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> Layer:
+def _rotation_by_factor(
+    p: Mapping[str, Any], model: Model, theta: float, dim: int
+) -> LayerRotation:
     """Return the rotation of a type that is scaled by its factor."""
     kind = p["rope_type"]
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
-    factor = number(p.get("factor", 1.0), "factor")
+    factor = require_number(p.get("factor", 1.0), "factor")
     trained = model.max_positions
     if kind == "linear":
-        return Layer(formulas.linear(formulas.plain(dim, theta), factor))
+        return LayerRotation(
+            formulas.linear_frequencies(formulas.rope_frequencies(dim, theta), factor)
+        )
     if kind == "dynamic":
         # Its table is made once, for the length that the factor reaches.
         base = formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
-        return Layer(formulas.plain(dim, base))
+        return LayerRotation(formulas.rope_frequencies(dim, base))
     if kind == "llama3":
-        original = number(p.get("original_max_position_embeddings", trained), "original length")
-        return llama3({**LLAMA3, "original_max_position_embeddings": original, **p}, dim, theta)
-    return _yarn(p, model, theta, dim, latent=False)
+        original = require_number(
+            p.get("original_max_position_embeddings", trained), "original length"
+        )
+        return llama3_rotation(
+            {**LLAMA3, "original_max_position_embeddings": original, **p}, dim, theta
+        )
+    return _yarn_rotation(p, model, theta, dim, latent=False)
 
 
-def _yarn(p: Mapping[str, Any], model: Model, theta: float, dim: int, *, latent: bool) -> Layer:
+def _yarn_rotation(
+    p: Mapping[str, Any], model: Model, theta: float, dim: int, *, latent: bool
+) -> LayerRotation:
     """Return yarn's rotation; latent: that of DeepSeek, which never ends its ramp between pairs."""
-    factor = number(p.get("factor", 1.0), "factor")
+    factor = require_number(p.get("factor", 1.0), "factor")
     trained = model.max_positions
-    original = number(p.get("original_max_position_embeddings", trained), "original length")
+    original = require_number(p.get("original_max_position_embeddings", trained), "original length")
     if not latent and "mrope_section" in p:
-        _check_mrope(p)
-    inv_freq = formulas.yarn(
+        _refuse_mscale_with_sections(p)
+    inv_freq = formulas.yarn_frequencies(
         dim,
         theta,
         factor,
         original,
-        number(p.get("beta_fast", 32), "beta_fast"),
-        number(p.get("beta_slow", 1), "beta_slow"),
+        require_number(p.get("beta_fast", 32), "beta_fast"),
+        require_number(p.get("beta_slow", 1), "beta_slow"),
         latent or bool(p.get("truncate", True)),
-        number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
+        require_number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )
-    return Layer(inv_freq, _multiplier(p, factor, latent=latent))
+    return LayerRotation(inv_freq, _yarn_multiplier(p, factor, latent=latent))
 
 
-def _check_mrope(p: Mapping[str, Any]) -> None:
+def _refuse_mscale_with_sections(p: Mapping[str, Any]) -> None:
     """Raise RefusedError if yarn with sections has a pair of mscales."""
     for key in ("mscale", "mscale_all_dim"):
         if key in p:
@@ -150,19 +162,19 @@ def _check_mrope(p: Mapping[str, Any]) -> None:
             )
 
 
-def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
+def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
     """Return the ratio of the mscale pair, else yarn's, times attn_factor; attention_factor is
     ignored."""
     mscale = p.get("mscale", 1 if latent else None)
     all_dim = p.get("mscale_all_dim", 0 if latent else None)
-    times = number(p.get("attn_factor", 1), "attn_factor")
+    times = require_number(p.get("attn_factor", 1), "attn_factor")
     if mscale is None or all_dim is None:
-        return formulas.yarn_scale(factor) * times
-    upper = formulas.yarn_scale(factor, number(mscale, "mscale"))
-    return upper / formulas.yarn_scale(factor, number(all_dim, "mscale_all_dim")) * times
+        return formulas.yarn_mscale(factor) * times
+    upper = formulas.yarn_mscale(factor, require_number(mscale, "mscale"))
+    return upper / formulas.yarn_mscale(factor, require_number(all_dim, "mscale_all_dim")) * times
 
 
-def _switch(p: Mapping[str, Any], model: Model) -> Switch:
+def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
     """Return when the frequencies change: those of longrope's two lists, with each batch."""
     if p["rope_type"] != "longrope":
         return "static"
@@ -173,7 +185,7 @@ def _switch(p: Mapping[str, Any], model: Model) -> Switch:
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
     if not _is_latent(model) or p["rope_type"] == "default":
-        return model.scale
-    factor = number(required(p, "factor"), "factor")
-    all_dim = number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
-    return model.scale * formulas.yarn_scale(factor, all_dim) ** 2
+        return model.softmax_scale
+    factor = require_number(require_key(p, "factor"), "factor")
+    all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.softmax_scale * formulas.yarn_mscale(factor, all_dim) ** 2

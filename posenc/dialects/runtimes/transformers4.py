@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
-    Computed,
-    Layer,
+    ComputedPositions,
+    LayerRotation,
     RefusedError,
     Switch,
-    factors,
-    llama3,
-    number,
-    required,
+    llama3_rotation,
+    require_factors,
+    require_key,
+    require_number,
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import loaded_dicts, transformers5
@@ -28,34 +28,37 @@ THREE_KEYS = ("phi3", "phi4_multimodal")
 
 
 @emulator("transformers-4")
-def emulate(model: Model, length: int | None) -> Computed:
+def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what transformers 4.57 computes. It never refuses a length."""
     defaults = model.facts["transformers4"].get("defaults", {})  # other ones than version 5 has
     model = replace(model, config={**defaults, **model.config})
     if len(model.without_rotation) == model.num_layers:
-        return Computed(None, {}, model.scale, without_rotation=model.without_rotation)
+        return ComputedPositions(
+            None, {}, model.softmax_scale, without_rotation=model.without_rotation
+        )
     length = length or model.max_positions
     scaling = scaling_of(model)
     full = rotation(model, scaling, theta_of(model), length)
     layers = {"all": full}
-    if model.nested:
-        sliding = _sliding(model)
-        layers = {kind: sliding if "sliding" in kind else full for kind in model.kinds}
+    if model.has_rope_dict_per_kind:
+        sliding = _sliding_window_rotation(model)
+        layers = {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
     stops = [
-        transformers5.stop_at_width(layer, model.of_kind(kind)) for kind, layer in layers.items()
+        transformers5.why_width_stops(layer, model.with_sizes_of_kind(kind))
+        for kind, layer in layers.items()
     ]
-    return Computed(
+    return ComputedPositions(
         None,
         layers,
         softmax_scale(model, scaling),
-        _switch(scaling),
+        _frequency_switch(scaling),
         None,
         model.without_rotation,
         stops=next(filter(None, stops), ""),
     )
 
 
-def _sliding(model: Model) -> Layer:
+def _sliding_window_rotation(model: Model) -> LayerRotation:
     """Return the rotation of windowed layers: never scaled, and by a base of their own if the
     config or the class has one."""
     facts = model.facts["transformers4"]
@@ -66,8 +69,10 @@ def _sliding(model: Model) -> Layer:
     if local_base is None:
         theta = theta_of(model)
     else:
-        theta = number(local_base, "rope_local_base_freq")
-    return Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
+        theta = require_number(local_base, "rope_local_base_freq")
+    return LayerRotation(
+        formulas.rope_frequencies(int(model.head_dim * _rotated_share(model)), theta)
+    )
 
 
 def theta_of(model: Model) -> float:
@@ -77,8 +82,8 @@ def theta_of(model: Model) -> float:
     name = facts.get("theta_keys", {}).get("full_attention", facts.get("theta_key", "rope_theta"))
     value = model.config.get(name, facts.get("rope_theta", 10000.0))
     if "theta_in" in model.facts:
-        value = 10000.0 if model.inner_theta is None else model.inner_theta
-    return number(value, name)
+        value = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
+    return require_number(value, name)
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
@@ -89,30 +94,30 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     facts = model.facts.get("transformers4", {})
     if facts.get("scaling") is False:
         return None
-    written = _written_scaling(model)
+    written = _scaling_in_config(model)
     if written is None:
         return None
     scaling = dict(written)
     has_three_keys = model.model_type in THREE_KEYS
     if facts.get("own_validation") and not has_three_keys:
-        _check_two_keys(scaling)
+        _check_olmo_scaling(scaling)
     if "always_type" in facts:
         scaling["rope_type"] = facts["always_type"]
     if has_three_keys:
-        _check_three_keys(scaling, model)
-    _settle_type(scaling, model)
+        _rename_and_check_phi3_scaling(scaling, model)
+    _set_rope_type(scaling, model)
     if facts.get("validates", True):
-        _check_missing(scaling)
+        _check_required_keys(scaling)
     usual_type = scaling.get("type") if facts.get("reads_type", True) else "default"
     scaling.setdefault("rope_type", usual_type)
     if scaling["rope_type"] not in NEEDED:
         raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
     for key in (*NEEDED[scaling["rope_type"]], *facts.get("required", ())):
-        required(scaling, key)
+        require_key(scaling, key)
     return scaling
 
 
-def _written_scaling(model: Model) -> Mapping[str, Any] | None:
+def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
     """Return the file's rope_scaling, else the class's; None where there is none.
 
     Raises: RefusedError where the class looks into it in any case.
@@ -128,7 +133,7 @@ def _written_scaling(model: Model) -> Mapping[str, Any] | None:
     return None
 
 
-def _settle_type(scaling: dict[str, Any], model: Model) -> None:
+def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
     """Write the type that the class reads under rope_type."""
     facts = model.facts.get("transformers4", {})
     if model.model_type in loaded_dicts.NAMED_MROPE and scaling.get("type") == "mrope":
@@ -139,10 +144,10 @@ def _settle_type(scaling: dict[str, Any], model: Model) -> None:
     if model.model_type in transformers5.OWN_MSCALES:
         scaling.setdefault("rope_type", scaling.get("type"))
         for name in ("short_mscale", "long_mscale"):
-            number(scaling.get(name), name)
+            require_number(scaling.get(name), name)
 
 
-def _check_missing(scaling: Mapping[str, Any]) -> None:
+def _check_required_keys(scaling: Mapping[str, Any]) -> None:
     """Raise RefusedError for a missing key of a known type; an unknown type only warns here."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
@@ -152,7 +157,7 @@ def _check_missing(scaling: Mapping[str, Any]) -> None:
         )
 
 
-def _check_two_keys(scaling: Mapping[str, Any]) -> None:
+def _check_olmo_scaling(scaling: Mapping[str, Any]) -> None:
     """Raise RefusedError for what OLMo's own validation refuses: anything but a linear or dynamic
     factor."""
     factor = scaling.get("factor")
@@ -173,7 +178,7 @@ def _check_two_keys(scaling: Mapping[str, Any]) -> None:
         )
 
 
-def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
+def _rename_and_check_phi3_scaling(scaling: dict[str, Any], model: Model) -> None:
     """Rename Phi-3's older types, and raise RefusedError for what its validation refuses."""
     if scaling.get("type") in ("su", "yarn"):
         scaling["type"] = "longrope"
@@ -188,27 +193,29 @@ def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
             f"{scaling.get('type')}"
         )
     for name in ("short_factor", "long_factor"):
-        factors(scaling, name, int(model.head_dim * _share(model)) // 2)
+        require_factors(scaling, name, int(model.head_dim * _rotated_share(model)) // 2)
 
 
-def _share(model: Model) -> float:
+def _rotated_share(model: Model) -> float:
     """Return the fraction of each head that rotates."""
     facts = model.facts["transformers4"]
     name = facts.get("share_key", "partial_rotary_factor")
     value = model.config.get(name, facts.get("partial_rotary_factor"))
-    return 1.0 if value is None else number(value, name)
+    return 1.0 if value is None else require_number(value, name)
 
 
-def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length: int) -> Layer:
+def rotation(
+    model: Model, scaling: dict[str, Any] | None, theta: float, length: int
+) -> LayerRotation:
     """Return frequencies and multiplier at a length."""
     facts = model.facts["transformers4"]
     head_dim = int(model.get(facts.get("head_key", "")) or model.head_dim)
-    dim = int(head_dim * _share(model))
-    plain = formulas.plain(dim, theta)
+    dim = int(head_dim * _rotated_share(model))
+    plain = formulas.rope_frequencies(dim, theta)
     if facts.get("null_head") == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if scaling is None or scaling["rope_type"] == "default":
-        return Layer(plain)
+        return LayerRotation(plain)
     kind = scaling["rope_type"]
     trained = model.max_positions
     # The function of a type multiplies a null, but for those two, which replace it.
@@ -216,17 +223,21 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
     if keeps_null and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":
-        return _with_own_mscale(_longrope(model, scaling, plain, length), model, scaling, length)
-    factor = number(scaling["factor"], "factor")
+        return _with_own_mscale(
+            _longrope_rotation(model, scaling, plain, length), model, scaling, length
+        )
+    factor = require_number(scaling["factor"], "factor")
     if kind == "linear":
-        return Layer(formulas.linear(plain, factor))
+        return LayerRotation(formulas.linear_frequencies(plain, factor))
     if kind == "dynamic":
         base = _dynamic_base(model, scaling, theta, dim, factor, length)
-        return Layer(formulas.plain(dim, base))
+        return LayerRotation(formulas.rope_frequencies(dim, base))
     if kind == "llama3":
-        return llama3(scaling, dim, theta)
+        return llama3_rotation(scaling, dim, theta)
     original = scaling.get("original_max_position_embeddings") or trained
-    return transformers5.yarn(scaling, dim, theta, factor, number(original, "original length"))
+    return transformers5.yarn_rotation(
+        scaling, dim, theta, factor, require_number(original, "original length")
+    )
 
 
 def _dynamic_base(
@@ -236,22 +247,28 @@ def _dynamic_base(
     by the length alone beyond it, where its class forgets alpha."""
     trained = model.max_positions
     if model.model_type in transformers5.ALPHA and length <= trained:
-        alpha = number(required(scaling, "alpha"), "alpha")
+        alpha = require_number(require_key(scaling, "alpha"), "alpha")
         return formulas.ntk_theta(theta, alpha, dim)
     return formulas.dynamic_theta(theta, factor, length, trained, dim)
 
 
-def _with_own_mscale(layer: Layer, model: Model, scaling: Mapping[str, Any], length: int) -> Layer:
+def _with_own_mscale(
+    layer: LayerRotation, model: Model, scaling: Mapping[str, Any], length: int
+) -> LayerRotation:
     """Return longrope's rotation with the multiplier of Phi-3.5-MoE's module, which has one of its
     own for each list; with longrope's in other families."""
     if model.model_type not in transformers5.OWN_MSCALES:
         return layer
-    original = number(required(scaling, "original_max_position_embeddings"), "original length")
+    original = require_number(
+        require_key(scaling, "original_max_position_embeddings"), "original length"
+    )
     mscale = scaling.get("long_mscale" if length > original else "short_mscale")
-    return layer if mscale is None else Layer(layer.inv_freq, number(mscale, "mscale"))
+    return (
+        layer if mscale is None else LayerRotation(layer.inv_freq, require_number(mscale, "mscale"))
+    )
 
 
-class _Original(NamedTuple):
+class _OriginalLength(NamedTuple):
     """longrope's original length."""
 
     length: float
@@ -259,36 +276,36 @@ class _Original(NamedTuple):
     """False where the config has none, and the largest length counts for it."""
 
 
-def _original(model: Model, scaling: Mapping[str, Any]) -> _Original:
+def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLength:
     """Return longrope's original length. It is read from the top level only, else the largest
     length counts; Phi-3.5-MoE's class copies the dict's there."""
     outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL)
     if model.model_type in transformers5.OWN_MSCALES:
         outer = scaling.get(ORIGINAL, outer)
     if outer is None:
-        return _Original(model.max_positions, is_given=False)
-    return _Original(number(outer, ORIGINAL), is_given=True)
+        return _OriginalLength(model.max_positions, is_given=False)
+    return _OriginalLength(require_number(outer, ORIGINAL), is_given=True)
 
 
-def _longrope(
+def _longrope_rotation(
     model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
-) -> Layer:
+) -> LayerRotation:
     """Return longrope's rotation at a length: by the list and the temperature that it decides."""
-    original = _original(model, scaling)
-    short = factors(scaling, "short_factor", len(plain))
-    long = factors(scaling, "long_factor", len(plain))
+    original = _original_length(model, scaling)
+    short = require_factors(scaling, "short_factor", len(plain))
+    long = require_factors(scaling, "long_factor", len(plain))
     temperature = scaling.get("attention_factor")
     if temperature is None:
         ratio = scaling.get("factor")
         if original.is_given:
             ratio = model.max_positions / original.length
-        temperature = formulas.longrope_scale(number(ratio, "factor"), original.length)
+        temperature = formulas.longrope_multiplier(require_number(ratio, "factor"), original.length)
     list_at_length = long if length > original.length else short
-    inv_freq = formulas.divided(plain, list_at_length)
-    return Layer(inv_freq, number(temperature, "attention_factor"))
+    inv_freq = formulas.divide_each(plain, list_at_length)
+    return LayerRotation(inv_freq, require_number(temperature, "attention_factor"))
 
 
-def _switch(scaling: dict[str, Any] | None) -> Switch:
+def _frequency_switch(scaling: dict[str, Any] | None) -> Switch:
     """Return whether the frequencies change with the current length, of which none is refused."""
     if scaling is None or scaling["rope_type"] not in ("dynamic", "longrope"):
         return "static"
@@ -300,8 +317,8 @@ def _switch(scaling: dict[str, Any] | None) -> Switch:
 def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
     """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim,
     except in DeepSeek 2."""
-    if not model.mla or scaling is None or model.model_type == "deepseek_v2":
-        return model.scale
-    factor = number(required(scaling, "factor"), "factor")
-    all_dim = number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
-    return model.scale * (formulas.yarn_scale(factor, all_dim) ** 2 if all_dim else 1.0)
+    if not model.is_mla or scaling is None or model.model_type == "deepseek_v2":
+        return model.softmax_scale
+    factor = require_number(require_key(scaling, "factor"), "factor")
+    all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.softmax_scale * (formulas.yarn_mscale(factor, all_dim) ** 2 if all_dim else 1.0)

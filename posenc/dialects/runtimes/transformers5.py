@@ -6,16 +6,16 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
-    Computed,
-    Layer,
+    ComputedPositions,
+    LayerRotation,
     NotReadError,
     RefusedError,
     Switch,
-    factors,
-    first_switch,
-    llama3,
-    number,
-    required,
+    first_changing_switch,
+    llama3_rotation,
+    require_factors,
+    require_key,
+    require_number,
 )
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.runtimes.loaded_dicts import (
@@ -24,9 +24,9 @@ from posenc.dialects.runtimes.loaded_dicts import (
     ORIGINAL,
     STRETCHED,
     Parameters,
-    check,
-    refuse_nested,
-    resolve,
+    check_required_keys,
+    refuse_unloadable_nested,
+    resolve_rope_dicts,
 )
 from posenc.dialects.runtimes.running import emulator
 
@@ -42,64 +42,68 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
     """Return attention_factor, else the ratio of the mscale pair if both are given, else yarn's."""
     given = parameters.get("attention_factor")
     if given is not None:
-        return number(given, "attention_factor")
+        return require_number(given, "attention_factor")
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and all_dim:
-        return formulas.yarn_scale(factor, number(mscale, "mscale")) / formulas.yarn_scale(
-            factor, number(all_dim, "mscale_all_dim")
-        )
-    return formulas.yarn_scale(factor)
+        return formulas.yarn_mscale(
+            factor, require_number(mscale, "mscale")
+        ) / formulas.yarn_mscale(factor, require_number(all_dim, "mscale_all_dim"))
+    return formulas.yarn_mscale(factor)
 
 
-def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
+def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
     """Return frequencies and multiplier of one kind of layer at a length."""
     kind = parameters["rope_type"]
     facts = model.facts["transformers5"]
-    theta = number(parameters["rope_theta"], "rope_theta")
-    share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    theta = require_number(parameters["rope_theta"], "rope_theta")
+    share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     usual_head_dim = model.head_dim
     trained = model.max_positions
     head_dim = int(model.get(facts.get("head_key", "")) or usual_head_dim)
     if kind not in facts.get("types", (kind,)):
         raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
     if "axes" in facts:
-        return _axial(kind, facts, head_dim, theta)
+        return _axial_rotation(kind, facts, head_dim, theta)
     if kind == "proportional":
-        factor = number(parameters.get("factor", 1.0), "factor")
-        return Layer(formulas.proportional(head_dim, theta, share, factor))
+        factor = require_number(parameters.get("factor", 1.0), "factor")
+        return LayerRotation(formulas.proportional_frequencies(head_dim, theta, share, factor))
     if kind == "default":
         # Each class has a function of its own for this type, and few of them read the share.
-        dim = int(head_dim * share) if model.owns_partial else head_dim
-        return Layer(formulas.plain(dim, theta))
+        dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
+        return LayerRotation(formulas.rope_frequencies(dim, theta))
     dim = int(head_dim * share)
     _refuse_null_head(kind, model)
     if kind == "longrope":
-        return _longrope(parameters, theta, dim, trained, length)
-    _refuse_to_scale(kind, dim, model)
-    factor = _factor(parameters, trained)
+        return _longrope_rotation(parameters, theta, dim, trained, length)
+    _refuse_scaling(kind, dim, model)
+    factor = _scaling_factor(parameters, trained)
     if kind == "linear":
-        return Layer(formulas.linear(formulas.plain(dim, theta), factor))
+        return LayerRotation(
+            formulas.linear_frequencies(formulas.rope_frequencies(dim, theta), factor)
+        )
     if kind == "dynamic":
         alpha = _fixed_alpha(model, parameters)
         if alpha is not None:
-            base = formulas.ntk_theta(theta, number(alpha, "alpha"), head_dim)
-            return Layer(formulas.plain(head_dim, base))
+            base = formulas.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
+            return LayerRotation(formulas.rope_frequencies(head_dim, base))
         base = formulas.dynamic_theta(theta, factor, length, trained, dim)
-        return Layer(formulas.plain(dim, base))
-    original = number(parameters[ORIGINAL], ORIGINAL)
+        return LayerRotation(formulas.rope_frequencies(dim, base))
+    original = require_number(parameters[ORIGINAL], ORIGINAL)
     if kind == "llama3":
-        return llama3(parameters, dim, theta)
-    return yarn(parameters, dim, theta, factor, original)
+        return llama3_rotation(parameters, dim, theta)
+    return yarn_rotation(parameters, dim, theta, factor, original)
 
 
-def _axial(kind: str, facts: Mapping[str, Any], head_dim: int, theta: float) -> Layer:
+def _axial_rotation(
+    kind: str, facts: Mapping[str, Any], head_dim: int, theta: float
+) -> LayerRotation:
     """Return the frequencies of a tower that rotates by the height and the width of a patch."""
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
     if facts.get("shared_axes"):  # height and width take the frequencies of one head in turn
-        both_axes = formulas.plain(head_dim, theta)
-        return Layer(both_axes[0::2] + both_axes[1::2])
-    return Layer(formulas.plain(head_dim // facts["axes"], theta))
+        both_axes = formulas.rope_frequencies(head_dim, theta)
+        return LayerRotation(both_axes[0::2] + both_axes[1::2])
+    return LayerRotation(formulas.rope_frequencies(head_dim // facts["axes"], theta))
 
 
 def _refuse_null_head(kind: str, model: Model) -> None:
@@ -114,7 +118,7 @@ def _refuse_null_head(kind: str, model: Model) -> None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
 
 
-def _refuse_to_scale(kind: str, dim: int, model: Model) -> None:
+def _refuse_scaling(kind: str, dim: int, model: Model) -> None:
     """Raise RefusedError for a type that is none, or where its function stops at the sizes."""
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
@@ -124,12 +128,12 @@ def _refuse_to_scale(kind: str, dim: int, model: Model) -> None:
         raise RefusedError(f"RuntimeError: The size of tensor a must match: {dim} channels, odd")
 
 
-def _factor(parameters: Parameters, trained: int) -> float:
+def _scaling_factor(parameters: Parameters, trained: int) -> float:
     """Return the factor. yarn's function replaces a null by the ratio of the two lengths."""
     factor = parameters["factor"]
     if factor is None and parameters["rope_type"] == "yarn":
-        factor = trained / number(parameters[ORIGINAL], "original length")
-    return number(factor, "factor")
+        factor = trained / require_number(parameters[ORIGINAL], "original length")
+    return require_number(factor, "factor")
 
 
 def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
@@ -140,31 +144,35 @@ def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
     return parameters.get("alpha") or None  # 0 counts for none
 
 
-def yarn(p: Mapping[str, Any], dim: int, theta: float, factor: float, original: float) -> Layer:
+def yarn_rotation(
+    p: Mapping[str, Any], dim: int, theta: float, factor: float, original: float
+) -> LayerRotation:
     """Return frequencies and multiplier of yarn."""
-    fast = number(p.get("beta_fast") or 32, "beta_fast")
-    slow = number(p.get("beta_slow") or 1, "beta_slow")
+    fast = require_number(p.get("beta_fast") or 32, "beta_fast")
+    slow = require_number(p.get("beta_slow") or 1, "beta_slow")
     truncate = bool(p.get("truncate", True))
-    inv_freq = formulas.yarn(dim, theta, factor, original, fast, slow, truncate)
-    return Layer(inv_freq, yarn_multiplier(p, factor))
+    inv_freq = formulas.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
+    return LayerRotation(inv_freq, yarn_multiplier(p, factor))
 
 
-def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) -> Layer:
-    original = number(required(p, ORIGINAL), "original length")
+def _longrope_rotation(
+    p: Parameters, theta: float, dim: int, trained: int, length: int
+) -> LayerRotation:
+    original = require_number(require_key(p, ORIGINAL), "original length")
     pairs = (dim + 1) // 2
-    short = factors(p, "short_factor", pairs)
-    long = factors(p, "long_factor", pairs)
+    short = require_factors(p, "short_factor", pairs)
+    long = require_factors(p, "long_factor", pairs)
     factor = p.get("factor")
-    ratio = trained / original if factor is None else number(factor, "factor")
+    ratio = trained / original if factor is None else require_number(factor, "factor")
     scale = p.get("attention_factor")
     if scale is None:
-        scale = formulas.longrope_scale(ratio, original)
+        scale = formulas.longrope_multiplier(ratio, original)
     list_at_length = long if length > original else short
-    inv_freq = formulas.divided(formulas.plain(dim, theta), list_at_length)
-    return Layer(inv_freq, number(scale, "it"))
+    inv_freq = formulas.divide_each(formulas.rope_frequencies(dim, theta), list_at_length)
+    return LayerRotation(inv_freq, require_number(scale, "it"))
 
 
-def switch(model: Model, parameters: Parameters) -> Switch:
+def frequency_switch(model: Model, parameters: Parameters) -> Switch:
     """Return whether the frequencies change with the current length: those of dynamic NTK do beyond
     the trained length, and longrope's beyond the original one. No length is refused. HunYuan's are
     fixed by alpha."""
@@ -178,27 +186,30 @@ def switch(model: Model, parameters: Parameters) -> Switch:
 def softmax_scale(model: Model, parameters: Parameters) -> float:
     """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim."""
     all_dim = parameters.get("mscale_all_dim")
-    if not model.mla or parameters["rope_type"] == "default" or not all_dim:
-        return model.scale
-    factor = number(required(parameters, "factor"), "factor")
-    return model.scale * formulas.yarn_scale(factor, number(all_dim, "mscale_all_dim")) ** 2
+    if not model.is_mla or parameters["rope_type"] == "default" or not all_dim:
+        return model.softmax_scale
+    factor = require_number(require_key(parameters, "factor"), "factor")
+    return (
+        model.softmax_scale
+        * formulas.yarn_mscale(factor, require_number(all_dim, "mscale_all_dim")) ** 2
+    )
 
 
-def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
+def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRotation:
     """Return the rotation of a family's own module. Phi-3.5-MoE's always uses the short list, and
     one of its two mscales for every type."""
     if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
-    original = number(required(p, ORIGINAL), "original length")
+    original = require_number(require_key(p, ORIGINAL), "original length")
     name = "long_mscale" if length > original else "short_mscale"
     short = rotation(p, model, min(length, int(original)))
-    return Layer(short.inv_freq, number(required(p, name), name))
+    return LayerRotation(short.inv_freq, require_number(require_key(p, name), name))
 
 
-def stop_at_width(layer: Layer, model: Model) -> str:
+def why_width_stops(layer: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where cos and sin are wider or narrower than what attention
     rotates by them; empty if it runs. torch's error has other numbers in some families."""
-    width, part = 2 * len(layer.inv_freq), model.rotated_part
+    width, part = 2 * len(layer.inv_freq), model.required_table_width
     if part is None or part % 2 or part == width:
         return ""
     return (
@@ -207,7 +218,7 @@ def stop_at_width(layer: Layer, model: Model) -> str:
     )
 
 
-def _stop_at_sections(p: Parameters, layer: Layer, model: Model) -> str:
+def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where a module splits its pairs into sections that are more
     or fewer; empty if it runs."""
     usual = model.facts["transformers5"].get("sections")
@@ -234,18 +245,18 @@ def _refuse_values(model: Model) -> None:
         key = word.rstrip(MARKS)
         mark = word[-1]
         value = config.get(key, None if mark == "+" else 1)
-        if not _accepts(mark, key, value, config):
+        if not _class_accepts(mark, key, value, config):
             raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
     _refuse_short_list(model)
     if facts.get("whole_heads") and model.size("hidden_size") % model.num_heads:
         raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
     for name in ("rope_scaling", "rope_parameters"):
-        outer_dict = model.outer.get(name)
+        outer_dict = model.outer_config.get(name)
         if isinstance(outer_dict, Mapping):
             _validate_outer(outer_dict, model)
 
 
-def _accepts(mark: str, key: str, value: Any, config: Mapping[str, Any]) -> bool:
+def _class_accepts(mark: str, key: str, value: Any, config: Mapping[str, Any]) -> bool:
     """Return True if the class takes a value of a key with such a mark, see `_refuse_values`."""
     is_integer = type(value) is int  # True and False are refused
     if mark == "?":
@@ -274,45 +285,50 @@ def _validate_outer(outer_dict: Mapping[str, Any], model: Model) -> None:
     """Raise RefusedError where validation stops at a rope dict next to the language model's own
     config, where nothing else reads it."""
     kind = outer_dict.get("rope_type", outer_dict.get("type", "default"))
-    check({**outer_dict, "rope_type": kind})
+    check_required_keys({**outer_dict, "rope_type": kind})
     if kind in STRETCHED:
-        has_length = "max_position_embeddings" in model.outer
+        has_length = "max_position_embeddings" in model.outer_config
         raise (NotReadError if has_length else RefusedError)(NO_LENGTH)
 
 
 @emulator("transformers-5")
-def emulate(model: Model, length: int | None) -> Computed:
+def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what transformers 5.23 computes. It never refuses a length."""
-    model = _by_autoconfig(model)
+    model = _as_autoconfig_class(model)
     _refuse_values(model)
     model = _with_null_share_replaced(model)
-    if "theta_in" in model.facts and model.inner_theta is None:
+    if "theta_in" in model.facts and model.theta_of_inner_dict is None:
         raise RefusedError("AttributeError: 'DbrxAttentionConfig' has no attribute 'rope_theta'")
-    resolved = resolve(model)
+    resolved = resolve_rope_dicts(model)
     if len(model.without_rotation) == model.num_layers:
-        return Computed(None, {}, model.scale, without_rotation=model.without_rotation)
-    if model.nested:
-        refuse_nested(model, resolved)
+        return ComputedPositions(
+            None, {}, model.softmax_scale, without_rotation=model.without_rotation
+        )
+    if model.has_rope_dict_per_kind:
+        refuse_unloadable_nested(model, resolved)
     elif model.config.get(ORIGINAL, 0) is None and resolved["all"]["rope_type"] in STRETCHED:
         raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
     length = length or model.max_positions
-    layers = {kind: own_rotation(p, model.of_kind(kind), length) for kind, p in resolved.items()}
+    layers = {
+        kind: rotation_of_own_module(p, model.with_sizes_of_kind(kind), length)
+        for kind, p in resolved.items()
+    }
     first = next(iter(resolved.values()))
-    return Computed(
+    return ComputedPositions(
         None,
         layers,
         softmax_scale(model, first),
-        first_switch(switch(model, p) for p in resolved.values()),
+        first_changing_switch(frequency_switch(model, p) for p in resolved.values()),
         None,
         model.without_rotation,
-        stops=_first_stop(layers, resolved, model),
+        stops=_first_reason_to_stop(layers, resolved, model),
     )
 
 
-def _by_autoconfig(model: Model) -> Model:
+def _as_autoconfig_class(model: Model) -> Model:
     """Return the model as the class that AutoConfig takes: Ministral's for a file of Mistral's with
     layer_types."""
-    if model.model_type == "mistral" and "layer_types" in model.config and not model.outer:
+    if model.model_type == "mistral" and "layer_types" in model.config and not model.outer_config:
         return replace(model, facts=model_of({"model_type": "ministral"}).facts)
     return model
 
@@ -326,11 +342,13 @@ def _with_null_share_replaced(model: Model) -> Model:
     return model
 
 
-def _first_stop(
-    layers: Mapping[str, Layer], resolved: Mapping[str, Parameters], model: Model
+def _first_reason_to_stop(
+    layers: Mapping[str, LayerRotation], resolved: Mapping[str, Parameters], model: Model
 ) -> str:
     """Return why the first forward pass stops; empty if it runs. Too wide or narrow tables of any
     kind of layer come before sections."""
-    stops = [stop_at_width(layer, model.of_kind(kind)) for kind, layer in layers.items()]
-    stops += [_stop_at_sections(resolved[kind], layer, model) for kind, layer in layers.items()]
+    stops = [
+        why_width_stops(layer, model.with_sizes_of_kind(kind)) for kind, layer in layers.items()
+    ]
+    stops += [_why_sections_stop(resolved[kind], layer, model) for kind, layer in layers.items()]
     return next(filter(None, stops), "")

@@ -24,7 +24,7 @@ NEWEST: Mapping[str, str] = {}
 """Runtime -> the version that the user asked for; the others are those that were read."""
 
 
-def number_of(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, for comparisons.
 
     >>> number_of("5.9") < number_of("5.10.4") < number_of("5.11")
@@ -33,7 +33,7 @@ def number_of(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.lstrip("b").split("."))
 
 
-def asked_for(text: str) -> tuple[str, str | None]:
+def runtime_and_version(text: str) -> tuple[str, str | None]:
     """Return the runtime and the version of `vllm==0.33`, or of a runtime's name.
 
     Raises: ValueError for a version that is no number.
@@ -44,18 +44,18 @@ def asked_for(text: str) -> tuple[str, str | None]:
     if not re.fullmatch(r"b?\d{1,9}(\.\d{1,9}){0,3}", version):
         raise ValueError(f"--for: {text!r} has no version such as {name}==5.9.")
     if name == "transformers":
-        name = f"transformers-{4 if number_of(version) < (5,) else 5}"
+        name = f"transformers-{4 if version_numbers(version) < (5,) else 5}"
     return name, version
 
 
 def is_recorded(runtime: str, version: str) -> bool:
     """Return True if facts of this version of a runtime are recorded."""
-    first, last, _ = (number_of(each) for each in RECORD[runtime])
-    asked = number_of(version)
+    first, last, _ = (version_numbers(each) for each in RECORD[runtime])
+    asked = version_numbers(version)
     return first <= asked and asked[: len(last)] <= last
 
 
-def facts_at(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
+def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
     """Return a family's facts of one runtime as they were in a version; None if it had no such
     model.
 
@@ -63,11 +63,11 @@ def facts_at(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any]
     first: each has the version `until` which it held, and keys that replace the later ones; null
     removes a key. `unread` names types and keys with which that version was not read.
     """
-    asked = number_of(version)
-    if not facts or asked < number_of(facts.get("since", "0")):
+    asked = version_numbers(version)
+    if not facts or asked < version_numbers(facts.get("since", "0")):
         return None if facts else facts
     found = dict(facts)
     for change in facts.get("before", ()):
-        if asked < number_of(change["until"]):
+        if asked < version_numbers(change["until"]):
             found.update(change)
     return {key: value for key, value in found.items() if value is not None}

@@ -7,19 +7,19 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import (
-    Computed,
-    Layer,
+    ComputedPositions,
+    LayerRotation,
     NotReadError,
     RefusedError,
     Switch,
-    llama3,
-    number,
-    required,
+    llama3_rotation,
+    require_key,
+    require_number,
 )
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
-from posenc.dialects.runtimes.server import SCALED_TEXT, longrope, serve
+from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 
 LENGTH_KEYS = tuple(
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length "
@@ -35,32 +35,37 @@ SMALLEST_SERVER = 1024
 
 
 @emulator("vllm")
-def emulate(model: Model, length: int | None) -> Computed:
+def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
-    if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
+    if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= set(LAYER_KINDS):
         raise NotReadError(model.model_type)
-    resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
+    resolved = {
+        kind: _rope_dict_for_layers(p, model)
+        for kind, p in transformers5.resolve_rope_dicts(model).items()
+    }
     if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(
             "TypeError: __init__() got an unexpected keyword argument 'layer_idx' (no attention of "
             "vLLM takes dual_chunk_attention_config since 0.11)"
         )
     largest = largest_length(model, resolved)
-    return serve("vllm", model, resolved, length, largest, rotation, _softmax_scale, _switch)
+    return compute_for_server(
+        "vllm", model, resolved, length, largest, rotation, _softmax_scale, _frequency_switch
+    )
 
 
-def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
+def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return the dict with which the model's layers are built."""
     if parameters["rope_type"] is None:  # by an override; a file without a type gets one
         raise RefusedError("KeyError: 'rope_type'")
-    p = settled(parameters, model)
-    if model.facts["vllm"].get("latent", model.mla) and p["rope_type"] != "default":
+    p = with_newer_type(parameters, model)
+    if model.facts["vllm"].get("latent", model.is_mla) and p["rope_type"] != "default":
         plain = p.get("attention_factor") == 1.0
         p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
     return p
 
 
-def settled(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
+def with_newer_type(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return the dict after loading, when vLLM has renamed the older types.
 
     Raises: RefusedError for two types that contradict each other.
@@ -84,7 +89,9 @@ def settled(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
         p["rope_type"] = "default"
     elif p["rope_type"] == "telechat3-yarn":
         p["rope_type"] = "yarn"
-        p["attention_factor"] = 0.07 * math.log(number(required(p, "factor"), "factor")) + 1.0
+        p["attention_factor"] = (
+            0.07 * math.log(require_number(require_key(p, "factor"), "factor")) + 1.0
+        )
     return p
 
 
@@ -95,7 +102,7 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
     """
     _refuse_scalars_beside_kinds(model)
     given = [model.get(key) for key in LENGTH_KEYS]
-    lengths = [number(v, "max_position_embeddings") for v in given if v is not None]
+    lengths = [require_number(v, "max_position_embeddings") for v in given if v is not None]
     length = min(lengths, default=2048)
     if "gemma3" in model.model_type:
         return int(length)
@@ -103,14 +110,14 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
     for p in resolved.values():
         if p["rope_type"] not in ALREADY_STRETCHED:
             factor = p.get("factor", factor)
-    return int(length * (1.0 if factor is None else number(factor, "factor")))
+    return int(length * (1.0 if factor is None else require_number(factor, "factor")))
 
 
 def _refuse_scalars_beside_kinds(model: Model) -> None:
     """Raise RefusedError for nested dicts with anything beside them: vLLM takes such a dict for a
     flat one, and looks for its type."""
     written = model.config.get("rope_parameters")
-    if not model.nested or not isinstance(written, Mapping):
+    if not model.has_rope_dict_per_kind or not isinstance(written, Mapping):
         return
     has_kinds = any(isinstance(value, Mapping) or value is None for value in written.values())
     only_kinds = set(written) <= set(LAYER_KINDS)
@@ -118,49 +125,51 @@ def _refuse_scalars_beside_kinds(model: Model) -> None:
         raise RefusedError("KeyError: 'rope_type'")
 
 
-def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     """Return frequencies and multiplier of vLLM's own rotary classes, or of transformers' where
     vLLM runs transformers' model."""
     kind = p["rope_type"]
     head_dim = model.head_dim
     if model.facts["vllm"].get("backend") == "transformers":
-        return _by_transformers(p, model, length)
-    share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        return _rotation_of_transformers(p, model, length)
+    share = require_number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if not 0 < share <= 1:
         raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")
-    theta = number(p["rope_theta"], "rope_theta")
+    theta = require_number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
-    plain = formulas.plain(dim, theta)
+    plain = formulas.rope_frequencies(dim, theta)
     _check_sections(p, dim)
     if kind == "default":
-        return Layer(plain)
+        return LayerRotation(plain)
     if kind == "proportional":
-        return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
+        return LayerRotation(formulas.proportional_frequencies(head_dim, theta, dim / head_dim))
     if kind == "longrope":
-        original = number(required(p, "original_max_position_embeddings"), "original length")
-        return longrope(p, model, plain, original, long=length > original)
+        original = require_number(
+            require_key(p, "original_max_position_embeddings"), "original length"
+        )
+        return longrope_rotation(p, model, plain, original, long=length > original)
     if kind == "dynamic":
-        return Layer(_dynamic(p, model, theta, dim))
+        return LayerRotation(_dynamic_frequencies(p, model, theta, dim))
     if kind not in ("linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
-    factor = number(required(p, "factor"), "factor")
+    factor = require_number(require_key(p, "factor"), "factor")
     if kind == "linear":
-        return Layer(formulas.linear(plain, factor))
+        return LayerRotation(formulas.linear_frequencies(plain, factor))
     if kind == "ntk":
-        return Layer(_ntk(theta, factor, dim, p.get("mixed_b")))
-    original = number(required(p, "original_max_position_embeddings"), "original length")
+        return LayerRotation(_ntk_frequencies(theta, factor, dim, p.get("mixed_b")))
+    original = require_number(require_key(p, "original_max_position_embeddings"), "original length")
     if kind == "llama3":
-        return llama3(p, dim, theta)
-    return _yarn(p, model, theta, dim, factor, original)
+        return llama3_rotation(p, dim, theta)
+    return _yarn_rotation(p, model, theta, dim, factor, original)
 
 
-def _by_transformers(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+def _rotation_of_transformers(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     """Return the rotation of transformers' model. What vLLM makes of frequencies that change with
     the length there, nobody has read."""
     has_two_lists = p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]
     if p["rope_type"] == "dynamic" or has_two_lists:
         raise NotReadError(model.model_type)
-    return transformers5.own_rotation(dict(p), model, length)
+    return transformers5.rotation_of_own_module(dict(p), model, length)
 
 
 def _check_sections(p: Mapping[str, Any], dim: int) -> None:
@@ -179,58 +188,66 @@ def _check_sections(p: Mapping[str, Any], dim: int) -> None:
         raise NotReadError(f"{kind} with mrope_section")
 
 
-def _yarn(
+def _yarn_rotation(
     p: Mapping[str, Any], model: Model, theta: float, dim: int, factor: float, original: float
-) -> Layer:
+) -> LayerRotation:
     """Return the rotation of yarn, or of one of DeepSeek's two classes of it."""
     latent = p["rope_type"] != "yarn"
     if model.model_type == "gpt_oss":  # its file passes both on
-        fast = required(p, "beta_fast")
-        slow = required(p, "beta_slow")
+        fast = require_key(p, "beta_fast")
+        slow = require_key(p, "beta_slow")
     else:
         fast = p.get("beta_fast", 32)
         slow = p.get("beta_slow", 1)
-    inv_freq = formulas.yarn(
+    inv_freq = formulas.yarn_frequencies(
         dim,
         theta,
         factor,
         original,
-        number(fast, "beta_fast"),
-        number(slow, "beta_slow"),
+        require_number(fast, "beta_fast"),
+        require_number(slow, "beta_slow"),
         True if latent else bool(p.get("truncate", True)),
     )
     if latent:
-        upper = formulas.yarn_scale(factor, number(p.get("mscale", 1), "mscale"))
-        lower = formulas.yarn_scale(factor, number(p.get("mscale_all_dim", 0), "mscale_all_dim"))
-        return Layer(inv_freq, upper / lower)
+        upper = formulas.yarn_mscale(factor, require_number(p.get("mscale", 1), "mscale"))
+        lower = formulas.yarn_mscale(
+            factor, require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
+        )
+        return LayerRotation(inv_freq, upper / lower)
     if model.model_type == "gpt_oss":
-        return Layer(inv_freq, formulas.yarn_scale(factor))
-    return Layer(inv_freq, transformers5.yarn_multiplier(p, factor))
+        return LayerRotation(inv_freq, formulas.yarn_mscale(factor))
+    return LayerRotation(inv_freq, transformers5.yarn_multiplier(p, factor))
 
 
-def _dynamic(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> tuple[float, ...]:
+def _dynamic_frequencies(
+    p: Mapping[str, Any], model: Model, theta: float, dim: int
+) -> tuple[float, ...]:
     """Return the frequencies of dynamic NTK: fixed by alpha, else by the model's own length."""
     if "alpha" in p:
-        return formulas.plain(dim, formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim))
-    factor = number(p["factor"], "factor")
+        return formulas.rope_frequencies(
+            dim, formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        )
+    factor = require_number(p["factor"], "factor")
     positions = model.max_positions
-    trained = number(p.get("max_trained_positions", positions), "max_trained_positions")
+    trained = require_number(p.get("max_trained_positions", positions), "max_trained_positions")
     stretch = factor * positions / trained - (factor - 1)
-    return formulas.plain(dim, formulas.ntk_theta(theta, stretch, dim))
+    return formulas.rope_frequencies(dim, formulas.ntk_theta(theta, stretch, dim))
 
 
-def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
+def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
     """Compute vLLM's own NTK, which no other runtime has: the base times factor, and all
     frequencies divided by factor^(2/dim)."""
     if mixed_b is None:
-        return tuple(f / factor ** (2 / dim) for f in formulas.plain(dim, theta * factor))
-    power = number(mixed_b, "mixed_b")
+        return tuple(
+            f / factor ** (2 / dim) for f in formulas.rope_frequencies(dim, theta * factor)
+        )
+    power = require_number(mixed_b, "mixed_b")
     rate = math.log(factor) / (dim / 2) ** power
-    plain = formulas.plain(dim, theta)
+    plain = formulas.rope_frequencies(dim, theta)
     return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
 
 
-def _switch(p: Mapping[str, Any], model: Model) -> Switch:
+def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
     """Return when the frequencies change: those of longrope, with the length of the server."""
     if p["rope_type"] != "longrope":
         return "static"
@@ -241,7 +258,7 @@ def _switch(p: Mapping[str, Any], model: Model) -> Switch:
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
     if p["rope_type"] != "deepseek_yarn":
-        return model.scale
-    factor = number(p["factor"], "factor")
-    all_dim = number(p.get("mscale_all_dim", 0), "mscale_all_dim")
-    return model.scale * formulas.yarn_scale(factor, all_dim) ** 2
+        return model.softmax_scale
+    factor = require_number(p["factor"], "factor")
+    all_dim = require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
+    return model.softmax_scale * formulas.yarn_mscale(factor, all_dim) ** 2

@@ -10,8 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.model import Model
-from posenc.dialects.weights.rows import BEHIND_THE_ROTATION, Rows, find, require_all
-from posenc.dialects.weights.tensors import rewrite
+from posenc.dialects.weights.rows import (
+    BEHIND_THE_ROTATION,
+    RotatedRows,
+    find_rotated_rows,
+    require_rows_in_all_layers,
+)
+from posenc.dialects.weights.tensors import rewrite_tensors
 
 ONE_PLUS_WEIGHT = frozenset(
     "gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p7 t5gemma2".split()
@@ -20,7 +25,7 @@ ONE_PLUS_WEIGHT = frozenset(
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def _adds_one(model_type: str) -> bool:
+def _norm_adds_one(model_type: str) -> bool:
     """Return True if a family's norms of q and k multiply by 1 + weight."""
     family = model_type
     for part in ("_text", "_encoder", "_decoder"):
@@ -28,36 +33,38 @@ def _adds_one(model_type: str) -> bool:
     return family in ONE_PLUS_WEIGHT
 
 
-def foldable(folder: Path, model: Model) -> str:
+def why_not_foldable(folder: Path, model: Model) -> str:
     """Return why a temperature cannot be folded into a folder's weights; empty if it can."""
     try:
-        plan(folder, model)
+        query_rows_to_scale(folder, model)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def plan(folder: Path, model: Model) -> list[Rows]:
+def query_rows_to_scale(folder: Path, model: Model) -> list[RotatedRows]:
     """Return the rows to scale: those of q, or of q's norm if it has one.
 
     Raises: ValueError where the rows are not to be found or cannot be scaled exactly.
     """
-    rows = find(folder, model)
-    require_all(rows, model, "q")
-    return _of_q(rows, {r.layer for r in rows if r.norm and r.side == "q"})
+    rows = find_rotated_rows(folder, model)
+    require_rows_in_all_layers(rows, model, "q")
+    return _scalable_query_rows(rows, {r.layer for r in rows if r.norm and r.side == "q"})
 
 
-def plan_adapter(adapter: Path, base: Path, model: Model) -> list[Rows]:
+def adapter_rows_to_scale(adapter: Path, base: Path, model: Model) -> list[RotatedRows]:
     """Return the rows of a LoRA adapter to scale with its base: q's B in layers whose base scales
     q's rows and not q's norm.
 
     Raises: ValueError as `plan` does for the base, or where the adapter's rows are not known.
     """
-    normed = {r.layer for r in plan(base, model) if r.norm}
-    return _of_q([r for r in find(adapter, model) if r.layer not in normed], set())
+    normed = {r.layer for r in query_rows_to_scale(base, model) if r.norm}
+    return _scalable_query_rows(
+        [r for r in find_rotated_rows(adapter, model) if r.layer not in normed], set()
+    )
 
 
-def _of_q(rows: list[Rows], normed: set[int]) -> list[Rows]:
+def _scalable_query_rows(rows: list[RotatedRows], normed: set[int]) -> list[RotatedRows]:
     for r in rows:
         if r.norm and any(f".{name}." in r.entry.name for name in BEHIND_THE_ROTATION):
             raise ValueError(
@@ -73,22 +80,22 @@ def _of_q(rows: list[Rows], normed: set[int]) -> list[Rows]:
     return wanted
 
 
-def fold(folder: Path, model: Model, multiplier: float) -> list[str]:
+def fold_multiplier(folder: Path, model: Model, multiplier: float) -> list[str]:
     """Multiply q's rotated rows by multiplier^2 in the safetensors of a folder, in place.
 
     Returns: the names of the tensors that changed.
     Raises: ValueError as `plan` does; nothing is changed then.
     """
-    return scale(plan(folder, model), model, multiplier**2)
+    return scale_rows(query_rows_to_scale(folder, model), model, multiplier**2)
 
 
-def scale(wanted: list[Rows], model: Model, square: float) -> list[str]:
+def scale_rows(wanted: list[RotatedRows], model: Model, square: float) -> list[str]:
     """Multiply the wanted rows by `square` in place and return the names of the changed tensors.
 
     Scores grow by `square` if the rows are those of one of the two sides, q or k.
     """
     for rows in wanted:
-        one_plus = rows.norm and _adds_one(model.model_type)
+        one_plus = rows.norm and _norm_adds_one(model.model_type)
         groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups
 
         def change(
@@ -99,5 +106,5 @@ def scale(wanted: list[Rows], model: Model, square: float) -> list[str]:
                 part[...] = square * (1 + part) - 1 if more else square * part
             return values
 
-        rewrite(rows.path, [rows.entry.name], change)
+        rewrite_tensors(rows.path, [rows.entry.name], change)
     return [rows.entry.name for rows in wanted]

@@ -10,29 +10,29 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.model import Model
-from posenc.dialects.weights.rows import Rows, find, require_all
+from posenc.dialects.weights.rows import RotatedRows, find_rotated_rows, require_rows_in_all_layers
 from posenc.report.files.opened import open_to_change
 
 
-def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
+def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
     """Permute the rows in the safetensors of a folder, in place.
 
     Returns: the names of the tensors that changed.
     Raises: ValueError where rows of q or k are not to be found; nothing is changed then.
     """
-    rows = find(folder, model)
+    rows = find_rotated_rows(folder, model)
     adapter = all("lora_" in r.entry.name for r in rows)
     if not rows:
         raise ValueError("the folder has no rows of q and k that are known")
     if not adapter:
-        require_all(rows, model, "q")
-        require_all(rows, model, "k")
+        require_rows_in_all_layers(rows, model, "q")
+        require_rows_in_all_layers(rows, model, "k")
     for r in rows:
-        _permute(r, to_interleaved=to_interleaved)
+        _permute_rows(r, to_interleaved=to_interleaved)
     return [r.entry.name for r in rows]
 
 
-def _permute(rows: Rows, *, to_interleaved: bool) -> None:
+def _permute_rows(rows: RotatedRows, *, to_interleaved: bool) -> None:
     entry = rows.entry
     count = entry.shape[0]
     with open_to_change(rows.path) as file:
@@ -41,12 +41,12 @@ def _permute(rows: Rows, *, to_interleaved: bool) -> None:
         table = data.reshape(count, -1).copy()
         for group in rows.groups:
             width = group.stop - group.start
-            table[group] = table[group][order(width, to_interleaved=to_interleaved)]
+            table[group] = table[group][row_permutation(width, to_interleaved=to_interleaved)]
         file.seek(entry.start)
         file.write(table.tobytes())
 
 
-def order(width: int, *, to_interleaved: bool) -> list[int]:
+def row_permutation(width: int, *, to_interleaved: bool) -> list[int]:
     """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
 
     >>> order(6, to_interleaved=False)

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.dialects.files.inside import listed
+from posenc.dialects.files.inside import paths_inside
 from posenc.dialects.model import Model
-from posenc.dialects.weights.tensors import Entry, entries
+from posenc.dialects.weights.tensors import TensorEntry, read_entries
 
 LAYER = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.(\w+?)(?:\.base_layer)?"
@@ -41,7 +41,7 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RotatedRows:
     """One tensor with rotated rows.
 
     side: "q", "k", or "qk" for both packed. groups: per head the rotated rows, along the first
@@ -49,7 +49,7 @@ class Rows:
     """
 
     path: Path
-    entry: Entry
+    entry: TensorEntry
     layer: int
     side: str
     groups: tuple[slice, ...]
@@ -58,14 +58,14 @@ class Rows:
 
 def rotary_dim(model: Model) -> int:
     """Return the number of leading channels of each head that rotate."""
-    if not model.owns_partial or model.mla:
+    if not model.supports_partial_rotation or model.is_mla:
         return model.head_dim
     inner = (model.config.get("rope_parameters") or {}).get("partial_rotary_factor")
-    share = model.share if inner is None else inner
+    share = model.rotated_share if inner is None else inner
     return int(model.head_dim * (1.0 if share is None else share))
 
 
-def find(folder: Path, model: Model) -> list[Rows]:
+def find_rotated_rows(folder: Path, model: Model) -> list[RotatedRows]:
     """Find the rotated rows in a folder's safetensors.
 
     Raises: ValueError where there are none, or a layer's are not to be found, packed in an unknown
@@ -73,17 +73,17 @@ def find(folder: Path, model: Model) -> list[Rows]:
     """
     if model.config.get("quantization_config"):
         raise ValueError("the weights are quantised: rows cannot be changed exactly")
-    files = listed(folder, "*.safetensors")
+    files = paths_inside(folder, "*.safetensors")
     if not files:
         raise ValueError("the folder has no safetensors")
     found = []
     for path in files:
-        for entry in entries(path):
+        for entry in read_entries(path):
             _refuse_unknown_norm(entry.name, model)
             match = LAYER.search(entry.name)
             if match is None or int(match[1]) in model.without_rotation or match[3] == "lora_A":
                 continue
-            rows = _rows(path, entry, int(match[1]), match[2], match[4], model)
+            rows = _rotated_rows_of_tensor(path, entry, int(match[1]), match[2], match[4], model)
             if rows is not None:
                 found.append(rows)
     return found
@@ -99,20 +99,20 @@ def _refuse_unknown_norm(name: str, model: Model) -> None:
         raise ValueError(f"{name}: this normalisation of q or k is not known")
 
 
-def checked(folder: Path, model: Model) -> str:
+def check_and_describe_weights(folder: Path, model: Model) -> str:
     """Say what was looked at in a folder's weights: every header, and the rows of q and k where
     their packing is known.
 
     Raises: ValueError where a file is damaged or cut, or has no tensors, or rows do not fit the
     config.
     """
-    files = listed(folder, "*.safetensors")
+    files = paths_inside(folder, "*.safetensors")
     for path in files:
-        if not entries(path):
+        if not read_entries(path):
             raise ValueError(f"{path}: it has no tensors.")
     said = f"the headers of {len(files)} weight file{'s' * (len(files) != 1)}"
     try:
-        rows = find(folder, model)
+        rows = find_rotated_rows(folder, model)
     except ShapeError:
         raise
     except ValueError:
@@ -120,7 +120,7 @@ def checked(folder: Path, model: Model) -> str:
     return f"{said} and the shapes of {len(rows)} tensors" if rows else f"{said}, no shapes"
 
 
-def require_all(rows: list[Rows], model: Model, side: str) -> None:
+def require_rows_in_all_layers(rows: list[RotatedRows], model: Model, side: str) -> None:
     """Raise ValueError if a rotating layer has no rows of this side."""
     have = {r.layer for r in rows if side in r.side and not r.norm}
     mixing_otherwise = {i for i, kind in enumerate(model.layer_types) if kind in NO_ATTENTION}
@@ -131,73 +131,81 @@ def require_all(rows: list[Rows], model: Model, side: str) -> None:
         raise ValueError(f"found no {word} weights of the layers {missing[:8]}")
 
 
-def _rows(path: Path, entry: Entry, layer: int, name: str, part: str, model: Model) -> Rows | None:
+def _rotated_rows_of_tensor(
+    path: Path, entry: TensorEntry, layer: int, name: str, part: str, model: Model
+) -> RotatedRows | None:
     """Return which rows of a tensor rotate; None for one without rows of q or k."""
     if name in UNKNOWN_PACKING:
         raise ValueError(f"{entry.name}: this packing of q, k and v is not known")
     if name in NORMS:
-        return _norm(path, entry, layer, name, part, model)
+        return _rows_of_norm(path, entry, layer, name, part, model)
     width = model.head_dim
     rotated = rotary_dim(model)
     heads = model.num_heads
     kv_heads = model.size("num_key_value_heads", default=heads)
-    if model.mla:
-        return _latent(path, entry, layer, name, model)
+    if model.is_mla:
+        return _rows_of_latent_attention(path, entry, layer, name, model)
     if name == "q_proj":
         gate = width if model.model_type.startswith(GATED) else 0
-        _require(entry, heads * (width + gate))
+        _require_row_count(entry, heads * (width + gate))
         starts = [h * (width + gate) for h in range(heads)]
-        return Rows(path, entry, layer, "q", _from(starts, rotated))
+        return RotatedRows(path, entry, layer, "q", _slices_from(starts, rotated))
     if name == "k_proj":
-        return Rows(path, entry, layer, "k", _heads(entry, kv_heads, width, rotated))
+        return RotatedRows(
+            path, entry, layer, "k", _slices_of_heads(entry, kv_heads, width, rotated)
+        )
     if name == "qkv_proj":  # q's heads, then k's, then v's
-        _require(entry, (heads + 2 * kv_heads) * width)
+        _require_row_count(entry, (heads + 2 * kv_heads) * width)
         starts = [h * width for h in range(heads + kv_heads)]
-        return Rows(path, entry, layer, "qk", _from(starts, rotated))
+        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated))
     if name == "query_key_value" and model.model_type.startswith("gpt_neox"):
-        _require(entry, 3 * heads * width)  # per head its q, k and v
+        _require_row_count(entry, 3 * heads * width)  # per head its q, k and v
         starts = [(3 * h + part_) * width for h in range(heads) for part_ in (0, 1)]
-        return Rows(path, entry, layer, "qk", _from(starts, rotated))
+        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated))
     return None
 
 
-def _from(starts: list[int], count: int) -> tuple[slice, ...]:
+def _slices_from(starts: list[int], count: int) -> tuple[slice, ...]:
     """Return the slices of so many rows from each of these on."""
     return tuple(slice(start, start + count) for start in starts)
 
 
-def _latent(path: Path, entry: Entry, layer: int, name: str, model: Model) -> Rows | None:
+def _rows_of_latent_attention(
+    path: Path, entry: TensorEntry, layer: int, name: str, model: Model
+) -> RotatedRows | None:
     rotated = model.head_dim
     nope = model.size("qk_nope_head_dim", default=128)
     latent_q = model.config.get("q_lora_rank")
     if name == ("q_b_proj" if latent_q else "q_proj"):
         width = nope + rotated
-        _require(entry, model.num_heads * width)
+        _require_row_count(entry, model.num_heads * width)
         starts = [h * width + nope for h in range(model.num_heads)]
-        return Rows(path, entry, layer, "q", tuple(slice(s, s + rotated) for s in starts))
+        return RotatedRows(path, entry, layer, "q", tuple(slice(s, s + rotated) for s in starts))
     if name == "kv_a_proj_with_mqa":
         latent = model.size("kv_lora_rank")
-        _require(entry, latent + rotated)
-        return Rows(path, entry, layer, "k", (slice(latent, latent + rotated),))
+        _require_row_count(entry, latent + rotated)
+        return RotatedRows(path, entry, layer, "k", (slice(latent, latent + rotated),))
     return None
 
 
-def _norm(path: Path, entry: Entry, layer: int, name: str, part: str, model: Model) -> Rows | None:
+def _rows_of_norm(
+    path: Path, entry: TensorEntry, layer: int, name: str, part: str, model: Model
+) -> RotatedRows | None:
     if part == "bias":
         raise ValueError(f"{entry.name}: a norm with a bias is not known")
     rotated, width = rotary_dim(model), entry.shape[-1]
     if len(entry.shape) != 1 or width % model.head_dim:
         raise ValueError(f"{entry.name}: a norm of shape {list(entry.shape)} is not known")
-    groups = _heads(entry, width // model.head_dim, model.head_dim, rotated)
-    return Rows(path, entry, layer, NORMS[name], groups, norm=True)
+    groups = _slices_of_heads(entry, width // model.head_dim, model.head_dim, rotated)
+    return RotatedRows(path, entry, layer, NORMS[name], groups, norm=True)
 
 
-def _heads(entry: Entry, count: int, width: int, rotated: int) -> tuple[slice, ...]:
-    _require(entry, count * width)
+def _slices_of_heads(entry: TensorEntry, count: int, width: int, rotated: int) -> tuple[slice, ...]:
+    _require_row_count(entry, count * width)
     return tuple(slice(h * width, h * width + rotated) for h in range(count))
 
 
-def _require(entry: Entry, expected: int) -> None:
+def _require_row_count(entry: TensorEntry, expected: int) -> None:
     rows = entry.shape[0] if entry.shape else 0
     if rows != expected:
         raise ShapeError(f"{entry.name} has {rows} rows, expected {expected} by config.json.")

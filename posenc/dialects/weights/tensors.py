@@ -13,7 +13,7 @@ DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor's place in a file."""
 
     name: str
@@ -23,39 +23,39 @@ class Entry:
     stop: int
 
 
-def entries(path: Path) -> list[Entry]:
+def read_entries(path: Path) -> list[TensorEntry]:
     """Return the tensors of a file.
 
     Raises: ValueError where the file is damaged.
     """
     header, offset = read_header(path)
     return [
-        Entry(
+        TensorEntry(
             name, info["dtype"], tuple(info["shape"]), *(offset + n for n in info["data_offsets"])
         )
         for name, info in header.items()
     ]
 
 
-def rewrite(
+def rewrite_tensors(
     path: Path, names: Iterable[str], change: Callable[[str, np.ndarray], np.ndarray]
 ) -> None:
     """Replace tensors by change(name, values as float64), rounded back to their dtype.
 
     Raises: ValueError for a dtype without exact floats.
     """
-    by_name = {entry.name: entry for entry in entries(path)}
+    by_name = {entry.name: entry for entry in read_entries(path)}
     with open_to_change(path) as file:
         for name in names:
             entry = by_name[name]
             file.seek(entry.start)
             data = file.read(entry.stop - entry.start)
-            values = change(name, decode(data, entry.dtype).reshape(entry.shape))
+            values = change(name, decode_floats(data, entry.dtype).reshape(entry.shape))
             file.seek(entry.start)
-            file.write(encode(values, entry.dtype))
+            file.write(encode_floats(values, entry.dtype))
 
 
-def decode(data: bytes, dtype: str) -> np.ndarray:
+def decode_floats(data: bytes, dtype: str) -> np.ndarray:
     """Decode bytes to float64. Raises: ValueError for dtypes other than floats of 16 bits or
     more."""
     if dtype == "BF16":
@@ -66,7 +66,7 @@ def decode(data: bytes, dtype: str) -> np.ndarray:
     return np.frombuffer(data, DTYPES[dtype]).astype(np.float64)
 
 
-def encode(values: np.ndarray, dtype: str) -> bytes:
+def encode_floats(values: np.ndarray, dtype: str) -> bytes:
     """Encode values, rounded to nearest, ties to even."""
     if dtype != "BF16":
         return values.astype(DTYPES[dtype]).tobytes()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Layer
+from posenc.dialects.computed import LayerRotation
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.runtimes.loaded_dicts import PHI3
 from posenc.dialects.writers import dual
@@ -18,17 +18,19 @@ NEW_ONLY = "longrope with short = long, in the newer dialect only"
 Parameters = dict[str, Any]
 
 
-def largest(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
+def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
     """Return max_position_embeddings: what yarn stretches to, otherwise the largest meant."""
     for p in parameters.values():
         if p["rope_type"] == "yarn":
-            return max(formulas.stretched(p["original_max_position_embeddings"], p["factor"]), 1)
+            return max(
+                formulas.stretched_length(p["original_max_position_embeddings"], p["factor"]), 1
+            )
         if p["rope_type"] in ("linear", "dynamic"):
             return meaning.model.max_positions
     return meaning.max_length
 
 
-def notes(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
+def notes_for_user(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
     """Return what the user must know of these settings beside the file."""
     if any(p["rope_type"] == "linear" for p in parameters.values()):
         return (
@@ -38,29 +40,35 @@ def notes(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
     return ()
 
 
-def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Parameters], float]]:
+def candidate_settings(
+    meaning: Meaning, fold: bool
+) -> Iterator[tuple[str, dict[str, Parameters], float]]:
     """Yield settings to try, the simplest first: whether runtimes compute the meaning is unchecked.
 
     Each is a name for messages, the rope dict of each kind of layer, and the share of the
     multiplier of cos and sin that they leave to the weights of q (squared there); 1.0 for none.
     fold: yield also those that leave a share.
     """
-    own = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}
-    simple = _simplest(meaning)
+    own = {kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()}
+    simple = _plain_rope_if_enough(meaning)
     if simple is not None:
         yield "the base and nothing else, in both dialects", simple, 1.0
     if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
         yield "the same settings in both dialects", own, 1.0
     if any(p.get(key) is not None for p in own.values() for key in APART):
         return  # they are read with these types only
-    if set(meaning.parameters) != {"all"} or meaning.model.mla:
+    if set(meaning.parameters) != {"all"} or meaning.model.is_mla:
         yield "the same settings in both dialects", own, 1.0
-        yield "longrope with short = long per kind, in both dialects", _kinds(meaning, own), 1.0
+        yield (
+            "longrope with short = long per kind, in both dialects",
+            _longrope_per_kind(meaning, own),
+            1.0,
+        )
         return
-    yield from _of_one_kind(meaning, own["all"], fold)
+    yield from _candidates_where_all_layers_rotate_alike(meaning, own["all"], fold)
 
 
-def _of_one_kind(
+def _candidates_where_all_layers_rotate_alike(
     meaning: Meaning, own: Parameters, fold: bool
 ) -> Iterator[tuple[str, dict[str, Parameters], float]]:
     """Yield, where all layers rotate alike, settings that carry the frequencies themselves."""
@@ -68,46 +76,51 @@ def _of_one_kind(
     p = meaning.parameters["all"]
     theta = float(p["rope_theta"])
     share: Parameters = {}
-    if meaning.model.owns_partial:
+    if meaning.model.supports_partial_rotation:
         share["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
     ratio = _linear_factor(layer, theta)
     if ratio is not None and layer.multiplier == 1:
         linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
         yield "linear, in both dialects", {"all": linear}, 1.0
     if meaning.model.model_type in PHI3:
-        phi = dual.universal(layer, theta, meaning.trained_length)
+        phi = dual.longrope_of_any_rotation(layer, theta, meaning.trained_length)
         yield "Phi-3's longrope with short = long", {"all": {**phi, **share}}, 1.0
-    carried = {**dual.universal(layer, theta, meaning.max_length), **share}
+    carried = {**dual.longrope_of_any_rotation(layer, theta, meaning.max_length), **share}
     yield "longrope with short = long, in both dialects", {"all": carried}, 1.0
     yield NEW_ONLY, {"all": carried}, 1.0
     if fold and p["rope_type"] == "yarn":
         rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
-        usual = formulas.yarn_scale(float(p["factor"]))
+        usual = formulas.yarn_mscale(float(p["factor"]))
         yield "yarn, the rest of its temperature in q", {"all": rest}, layer.multiplier / usual
     if fold:
-        without_multiplier = Layer(layer.inv_freq)
-        cold = {**dual.universal(without_multiplier, theta, meaning.max_length), **share}
+        without_multiplier = LayerRotation(layer.inv_freq)
+        cold = {
+            **dual.longrope_of_any_rotation(without_multiplier, theta, meaning.max_length),
+            **share,
+        }
         name = "longrope with short = long, the temperature in q"
         yield name, {"all": cold}, layer.multiplier
 
 
-def _kinds(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:
+def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:
     """Return a rope dict per kind of layer: its own settings if nothing is scaled, else factor
     lists."""
     carried = {}
     for kind, p in own.items():
-        reads_no_share = not meaning.model.owns_partial and p["rope_type"] == "proportional"
+        reads_no_share = (
+            not meaning.model.supports_partial_rotation and p["rope_type"] == "proportional"
+        )
         rotates_whole = p.get("partial_rotary_factor", 1.0) == 1.0
         scales_whole = p["rope_type"] in ("yarn", "longrope", "llama3") and rotates_whole
         if reads_no_share or scales_whole:
             layer = meaning.computed.layers[kind]
             theta = float(p["rope_theta"])
-            p = dual.universal(layer, theta, meaning.max_length)
+            p = dual.longrope_of_any_rotation(layer, theta, meaning.max_length)
         carried[kind] = p
     return carried
 
 
-def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
+def _plain_rope_if_enough(meaning: Meaning) -> dict[str, Parameters] | None:
     """Return plain RoPE with some base if that is what is meant, else None."""
     if set(meaning.parameters) != {"all"}:
         return None
@@ -120,19 +133,19 @@ def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
     written_theta = float(p["rope_theta"])
     if math.isclose(theta, written_theta, rel_tol=1e-9):
         theta = written_theta
-    for ours, plain in zip(layer.inv_freq, formulas.plain(dim, theta), strict=True):
+    for ours, plain in zip(layer.inv_freq, formulas.rope_frequencies(dim, theta), strict=True):
         if not abs(ours - plain) <= 1e-9 * plain:
             return None
     simple: Parameters = {"rope_type": "default", "rope_theta": theta}
-    if meaning.model.owns_partial:
+    if meaning.model.supports_partial_rotation:
         simple["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
     simple |= {key: p[key] for key in APART if key in p}
     return {"all": simple}
 
 
-def _linear_factor(layer: Layer, theta: float) -> float | None:
+def _linear_factor(layer: LayerRotation, theta: float) -> float | None:
     """Return the one factor that divides all plain frequencies; None if there is none."""
-    plain = formulas.plain(2 * len(layer.inv_freq), theta)
+    plain = formulas.rope_frequencies(2 * len(layer.inv_freq), theta)
     if not all(layer.inv_freq):
         return None
     ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
@@ -140,7 +153,7 @@ def _linear_factor(layer: Layer, theta: float) -> float | None:
     return ratios[0] if same and ratios[0] > 1 else None
 
 
-def clean(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
+def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
     """Return the settings without keys at their defaults, and with yarn's attention factor written
     so that every runtime reads it alike."""
     p = {k: v for k, v in given.items() if k not in ("type", "attn_factor") and v is not None}
@@ -154,11 +167,11 @@ def clean(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
         p.pop("beta_slow", None)
     if p.get("truncate", True):
         p.pop("truncate", None)
-    if meaning.model.mla:
+    if meaning.model.is_mla:
         return p
     multiplier = meaning.computed.layers[kind].multiplier
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         p.pop(key, None)
-    if not math.isclose(multiplier, formulas.yarn_scale(p["factor"]), rel_tol=1e-9):
-        p |= dual.pair_for(multiplier, p["factor"])
+    if not math.isclose(multiplier, formulas.yarn_mscale(p["factor"]), rel_tol=1e-9):
+        p |= dual.yarn_keys_of_multiplier(multiplier, p["factor"])
     return p

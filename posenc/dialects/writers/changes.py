@@ -16,7 +16,7 @@ def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
         if key == "text_config" and isinstance(was, dict) and isinstance(now, dict):
             lines += [f"{line[:2]}{key}.{line[2:]}" for line in config_changes(was, now)]
             continue
-        old, new = _short(was), _short(now)
+        old, new = _shortened_json(was), _shortened_json(now)
         if key not in after:
             lines.append(f"- {key}: {old}")
         elif key not in before:
@@ -26,6 +26,6 @@ def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     return lines
 
 
-def _short(value: Any) -> str:
+def _shortened_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

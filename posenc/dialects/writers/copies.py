@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.inside import TOKENIZER_FILES, inside
+from posenc.dialects.files.inside import TOKENIZER_FILES, path_inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import copy_file
@@ -30,7 +30,7 @@ def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) 
             behind += [path.name] if path.name != target.name else []
         elif path.name not in leave:
             # What was checked is copied: a link that comes in its place meanwhile is refused.
-            checked = inside(source, path.name, "its listing").resolve()
+            checked = path_inside(source, path.name, "its listing").resolve()
             copy_file(checked, target / path.name, follow=False)
     return behind
 
@@ -40,12 +40,12 @@ def check_index(folder: Path) -> None:
     path = folder / INDEX
     if not path.exists():
         return
-    inside(folder, INDEX, "its listing")
+    path_inside(folder, INDEX, "its listing")
     names = read_json(path, LARGEST_INDEX).get("weight_map")
     if not isinstance(names, dict):
         raise ValueError(f"{path}: weight_map must be an object.")
     for name in sorted({str(v) for v in names.values()}):
-        inside(folder, name, INDEX)
+        path_inside(folder, name, INDEX)
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:

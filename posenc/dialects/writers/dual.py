@@ -6,9 +6,9 @@ from copy import deepcopy
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Layer
+from posenc.dialects.computed import LayerRotation
 from posenc.dialects.meaning import Meaning
-from posenc.dialects.model import Model, inner_key
+from posenc.dialects.model import Model, language_model_key
 from posenc.dialects.runtimes.loaded_dicts import PHI3
 
 STANDSTILL = 1e30
@@ -23,7 +23,7 @@ OURS = tuple(
 Parameters = dict[str, Any]
 
 
-def write(
+def config_in_both_dialects(
     config: Mapping[str, Any], meaning: Meaning, parameters: Mapping[str, Parameters], largest: int
 ) -> dict[str, Any]:
     """Return a copy of the config with these rope dicts, one per kind of layer, in both dialects.
@@ -31,25 +31,25 @@ def write(
     largest: the new max_position_embeddings.
     """
     model = meaning.model
-    result, holder = _cleared(config, largest, _unread(model))
-    if model.nested:
+    result, holder = _copy_without_rotary_keys(config, largest, _keys_left_in_place(model))
+    if model.has_rope_dict_per_kind:
         _write_nested(holder, model, parameters)
     else:
         _write_flat(holder, model, parameters["all"], largest)
     return result
 
 
-def _unread(model: Model) -> tuple[str, ...]:
+def _keys_left_in_place(model: Model) -> tuple[str, ...]:
     """Return keys of another family that stay where the user wrote them, as nothing reads them."""
     return () if model.model_type.startswith("gpt_neox") else ("rotary_pct",)
 
 
-def _cleared(
+def _copy_without_rotary_keys(
     config: Mapping[str, Any], largest: int, unread: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a copy without rotary keys, and the dict in it that has the language model's keys."""
     result = deepcopy(dict(config))
-    inner = inner_key(config)
+    inner = language_model_key(config)
     holder = result[inner] if inner else result
     for place in (result, holder):
         for key in OURS:
@@ -59,10 +59,12 @@ def _cleared(
     return result, holder
 
 
-def new_only(config: Mapping[str, Any], parameters: Parameters, largest: int) -> dict[str, Any]:
+def config_in_newer_dialect(
+    config: Mapping[str, Any], parameters: Parameters, largest: int
+) -> dict[str, Any]:
     """Return a copy of the config with rope_parameters only, for families whose older reader
     refuses more keys."""
-    result, holder = _cleared(config, largest)
+    result, holder = _copy_without_rotary_keys(config, largest)
     original = parameters["original_max_position_embeddings"]
     holder["original_max_position_embeddings"] = original
     holder["rope_parameters"] = dict(parameters)
@@ -76,7 +78,7 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     p["rope_theta"] = theta
     neox = model.model_type.startswith("gpt_neox")
     holder["rotary_emb_base" if neox else "rope_theta"] = theta
-    if model.owns_partial:
+    if model.supports_partial_rotation:
         share = p.get("partial_rotary_factor", 1.0)
         holder["rotary_pct" if neox else "partial_rotary_factor"] = share
         p["partial_rotary_factor"] = share
@@ -85,7 +87,7 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     if model.model_type in PHI3 and p["rope_type"] == "longrope":
         _write_phi3(holder, p, theta, largest)
         return
-    _write_switch(holder, p)
+    _write_outer_original_length(holder, p)
     holder["rope_parameters"] = dict(p)
     _write_older_dict(holder, p, model)
 
@@ -103,7 +105,7 @@ def _write_older_dict(holder: dict[str, Any], p: Parameters, model: Model) -> No
         holder["rope_scaling"] = {"type": p["rope_type"], "factor": p["factor"]}
 
 
-def _write_switch(holder: dict[str, Any], p: Parameters) -> None:
+def _write_outer_original_length(holder: dict[str, Any], p: Parameters) -> None:
     """Write the original length at the top level, the only place where transformers 4 looks for the
     length at which two lists switch."""
     if p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]:
@@ -123,19 +125,21 @@ def _write_nested(
 ) -> None:
     """Write one dict for each kind of layer, and what older readers look for beside them."""
     # A kind with null for a dict does not rotate.
-    nested: dict[str, Any] = dict.fromkeys(set(model.kinds) - parameters.keys())
+    nested: dict[str, Any] = dict.fromkeys(set(model.layer_kinds) - parameters.keys())
     for kind, p in parameters.items():
         nested[kind] = {k: v for k, v in p.items() if v is not None}
     holder["rope_parameters"] = nested
     full = nested.get("full_attention")
     if full is not None:
-        _write_switch(holder, full)
+        _write_outer_original_length(holder, full)
         # Elsewhere transformers 5 would take it for other layers, too, or for all there is.
-        if full["rope_type"] != "default" and model.flat_reaches == ("full_attention",):
+        if full["rope_type"] != "default" and model.kinds_of_flat_rope_scaling == (
+            "full_attention",
+        ):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
     _write_outer_bases(holder, model, nested)
     if "sliding_window_pattern" in (model.facts.get("mlx") or {}):
-        _write_pattern(holder, model)
+        _write_sliding_window_pattern(holder, model)
 
 
 def _write_outer_bases(holder: dict[str, Any], model: Model, nested: Mapping[str, Any]) -> None:
@@ -148,7 +152,7 @@ def _write_outer_bases(holder: dict[str, Any], model: Model, nested: Mapping[str
             holder[key] = bases.pop()
 
 
-def _write_pattern(holder: dict[str, Any], model: Model) -> None:
+def _write_sliding_window_pattern(holder: dict[str, Any], model: Model) -> None:
     """Write after how many layers each full-attention one comes, where they come in such a period:
     mlx-lm looks at no list of kinds."""
     is_full = [kind == "full_attention" for kind in model.layer_types]
@@ -157,7 +161,7 @@ def _write_pattern(holder: dict[str, Any], model: Model) -> None:
             holder["sliding_window_pattern"] = every
 
 
-def pair_for(multiplier: float, factor: float) -> Parameters:
+def yarn_keys_of_multiplier(multiplier: float, factor: float) -> Parameters:
     """Return keys that give yarn any multiplier on cos and sin: attention_factor for transformers
     and vLLM, the mscale pair for SGLang and mlx-lm.
 
@@ -170,14 +174,14 @@ def pair_for(multiplier: float, factor: float) -> Parameters:
     return {"attention_factor": multiplier, "mscale": mscale, "mscale_all_dim": 1.0}
 
 
-def universal(layer: Layer, theta: float, largest: int) -> Parameters:
+def longrope_of_any_rotation(layer: LayerRotation, theta: float, largest: int) -> Parameters:
     """Return longrope whose original length is the largest one, so that nothing switches. It
     carries any frequencies and multiplier to transformers 4 and 5, vLLM and SGLang, and to mlx-lm
     with multiplier 1.
 
     A pair's factor is its plain frequency over the wanted one.
     """
-    plain = formulas.plain(2 * len(layer.inv_freq), theta)
+    plain = formulas.rope_frequencies(2 * len(layer.inv_freq), theta)
     ratios = [p / f if f else STANDSTILL for p, f in zip(plain, layer.inv_freq, strict=True)]
     return {
         "rope_type": "longrope",

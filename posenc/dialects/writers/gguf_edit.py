@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer, RefusedError
+from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError
 from posenc.dialects.files.gguf_header import (
     F32,
     FLOAT32,
     STRING,
     UINT32,
     Header,
-    aligned,
     read_header,
+    round_up,
 )
 from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
 from posenc.dialects.files.gguf_reader import FACTORS, read_metadata
-from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
 from posenc.report.files.atomic import atomically
@@ -47,7 +47,7 @@ class Edit:
     lines: tuple[str, ...] = field(default=())
 
 
-def meant_by(meta: Metadata) -> Computed:
+def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
     """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
     architecture, though libllama reads them for two.
 
@@ -62,14 +62,14 @@ def meant_by(meta: Metadata) -> Computed:
             "--like CONFIG."
         )
     try:
-        computed = from_metadata(meta, None)
+        computed = compute_from_metadata(meta, None)
     except RefusedError as refused:
         raise ValueError(f"{refused}; --like CONFIG says what is meant.") from refused
     layers = dict(computed.layers)
     if meta.scaling_type != "yarn" or not layers:
         return computed
     factor = meta.scaling_factor
-    inv_freq = formulas.yarn(
+    inv_freq = formulas.yarn_frequencies(
         meta.dimension_count,
         meta.freq_base,
         factor,
@@ -77,13 +77,15 @@ def meant_by(meta: Metadata) -> Computed:
         meta.beta_fast or 32.0,
         meta.beta_slow or 1.0,
     )
-    usual = formulas.yarn_scale(factor)
+    usual = formulas.yarn_mscale(factor)
     given = meta.yarn_attn_factor
-    full = Layer(inv_freq, (usual if given is None else given) * meta.attn_factor)
+    full = LayerRotation(inv_freq, (usual if given is None else given) * meta.attn_factor)
     return replace(computed, layers={**layers, FULL if FULL in layers else "all": full})
 
 
-def plan(meta: Metadata, wanted: Computed, bases: Mapping[str, float], largest: int) -> Edit:
+def plan_edit(
+    meta: Metadata, wanted: ComputedPositions, bases: Mapping[str, float], largest: int
+) -> Edit:
     """Plan an edit with which libllama computes `wanted` from a file of this architecture.
 
     bases: the base of each kind.
@@ -104,13 +106,13 @@ def plan(meta: Metadata, wanted: Computed, bases: Mapping[str, float], largest: 
     keys: dict[str, Any] = {"freq_base": theta, "context_length": largest}
     if SLIDING in layers:
         keys["freq_base_swa"] = bases[SLIDING]
-    if kept := _with_own_scaling(meta, keys, wanted):
+    if kept := _edit_that_keeps_scaling(meta, keys, wanted):
         return kept
     reasons = []
-    for scaling, freqs in _spellings(meta, full, theta):
-        edit = _edit(meta, {**keys, **scaling}, freqs)
+    for scaling, freqs in _scaling_candidates(meta, full, theta):
+        edit = _edit_of_keys(meta, {**keys, **scaling}, freqs)
         try:
-            why = _differs(edited(meta, edit), wanted)
+            why = _disagreement(metadata_after_edit(meta, edit), wanted)
         except RefusedError as refused:
             why = str(refused)
         if not why:
@@ -119,33 +121,37 @@ def plan(meta: Metadata, wanted: Computed, bases: Mapping[str, float], largest: 
     raise ValueError(f"{reasons[0]}; no other keys or tensors of {meta.architecture} say it.")
 
 
-def _with_own_scaling(meta: Metadata, keys: Mapping[str, Any], wanted: Computed) -> Edit | None:
+def _edit_that_keeps_scaling(
+    meta: Metadata, keys: Mapping[str, Any], wanted: ComputedPositions
+) -> Edit | None:
     """Return the edit that leaves the scaling as it is; None where that computes something else, or
     changes with the context otherwise than wanted. A file that is right keeps both its lists of
     divisors, of which all other spellings say one."""
     own = {name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given}
-    edit = _edit(meta, {**keys, "attn_factor": meta.attn_factor, **own}, None)
+    edit = _edit_of_keys(meta, {**keys, "attn_factor": meta.attn_factor, **own}, None)
     try:
-        alike = from_metadata(meta, None).switch == wanted.switch
-        return edit if alike and not _differs(edited(meta, edit), wanted) else None
+        alike = compute_from_metadata(meta, None).switch == wanted.switch
+        return (
+            edit if alike and not _disagreement(metadata_after_edit(meta, edit), wanted) else None
+        )
     except RefusedError:
         return None
 
 
-def _spellings(
-    meta: Metadata, full: Layer, theta: float
+def _scaling_candidates(
+    meta: Metadata, full: LayerRotation, theta: float
 ) -> Iterator[tuple[dict[str, Any], tuple[float, ...] | None]]:
     """Yield keys of the scaling and rope_freqs.weight that give the full layers' rotation, the
     simplest first."""
     dim, multiplier = meta.dimension_count, full.multiplier
-    plain = formulas.plain(dim, theta)
-    if _same(full.inv_freq, plain):
+    plain = formulas.rope_frequencies(dim, theta)
+    if _nearly_equal(full.inv_freq, plain):
         yield {"attn_factor": multiplier}, None
     ratios = tuple(p / f if f else STANDSTILL for p, f in zip(plain, full.inv_freq, strict=True))
     if meta.scaling_type == "yarn":
-        kept = formulas.yarn(dim, theta, meta.scaling_factor, meta.original_length)
-        if _same(full.inv_freq, kept):
-            usual = formulas.yarn_scale(meta.scaling_factor)
+        kept = formulas.yarn_frequencies(dim, theta, meta.scaling_factor, meta.original_length)
+        if _nearly_equal(full.inv_freq, kept):
+            usual = formulas.yarn_mscale(meta.scaling_factor)
             yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
             yield {**yarn, "attn_factor": multiplier / usual}, None
     if all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios):
@@ -154,26 +160,26 @@ def _spellings(
     yield {"attn_factor": multiplier}, ratios
 
 
-def _differs(meta: Metadata, wanted: Computed) -> str:
+def _disagreement(meta: Metadata, wanted: ComputedPositions) -> str:
     """Return why libllama would compute something else from a file; empty if it would not."""
-    got = from_metadata(meta, None)
+    got = compute_from_metadata(meta, None)
     if set(wanted.layers) == {"all"}:
         # What all layers have is wanted of each kind that the file has.
         wanted = replace(wanted, layers=dict.fromkeys(got.layers, wanted.layers["all"]))
     return disagreement(got, wanted)
 
 
-def _same(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+def _nearly_equal(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(a, b, strict=True))
 
 
-def _edit(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None) -> Edit:
+def _edit_of_keys(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None) -> Edit:
     if keys["attn_factor"] == 1 and "attn_factor" not in meta.given:
         keys.pop("attn_factor")
     drop = tuple(name for name in SCALING_KEYS if name in meta.given and name not in keys)
     keys = {k: v for k, v in keys.items() if k not in meta.given or getattr(meta, k) != v}
     lines = [_key_line(meta, name, value) for name, value in keys.items()]
-    lines += [f"- {meta.architecture}.{KEYS[k]}: {_short(getattr(meta, k))}" for k in drop]
+    lines += [f"- {meta.architecture}.{KEYS[k]}: {_as_text(getattr(meta, k))}" for k in drop]
     lines += _tensor_lines(meta, freqs)
     return Edit(keys, drop, freqs, tuple(lines))
 
@@ -182,8 +188,8 @@ def _key_line(meta: Metadata, name: str, value: Any) -> str:
     """Return the line of a key that is new (+) or replaced (old -> new)."""
     key = f"{meta.architecture}.{KEYS[name]}"
     if name in meta.given:
-        return f"  {key}: {_short(getattr(meta, name))} -> {_short(value)}"
-    return f"+ {key}: {_short(value)}"
+        return f"  {key}: {_as_text(getattr(meta, name))} -> {_as_text(value)}"
+    return f"+ {key}: {_as_text(value)}"
 
 
 def _tensor_lines(meta: Metadata, freqs: tuple[float, ...] | None) -> list[str]:
@@ -196,11 +202,11 @@ def _tensor_lines(meta: Metadata, freqs: tuple[float, ...] | None) -> list[str]:
     return lines + [f"- {FACTORS[name]}" for name in gone]
 
 
-def _short(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else format(value, "g")
 
 
-def edited(meta: Metadata, edit: Edit) -> Metadata:
+def metadata_after_edit(meta: Metadata, edit: Edit) -> Metadata:
     """Return the metadata after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
@@ -211,7 +217,7 @@ def edited(meta: Metadata, edit: Edit) -> Metadata:
     return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
 
 
-def write(path: Path, out: Path, edit: Edit, wanted: Computed) -> None:
+def write_edited_copy(path: Path, out: Path, edit: Edit, wanted: ComputedPositions) -> None:
     """Write the edited copy and prove it by reading it back; nothing is left where that fails. All
     that the edit does not name is copied byte for byte.
 
@@ -223,7 +229,7 @@ def write(path: Path, out: Path, edit: Edit, wanted: Computed) -> None:
         header = read_header(file, path)
         with open_to_change(partial) as target:
             _copy_edited(file, header, edit, target)
-        if reason := _differs(read_metadata(partial), wanted):
+        if reason := _disagreement(read_metadata(partial), wanted):
             raise ValueError(f"not written, the proof failed: {reason}.")
 
 
@@ -234,11 +240,11 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     gone = {f"{architecture}.{keys[n]}" for keys in (KEYS, OLD_KEYS) for n in changed & keys.keys()}
     kept = [each for each in header.fields.values() if each.name not in gone]
     new_keys = [
-        _encoded(header.order, f"{architecture}.{KEYS[name]}", name, value)
+        _encoded_key(header.order, f"{architecture}.{KEYS[name]}", name, value)
         for name, value in edit.keys.items()
     ]
     own = set(FACTORS.values()) if edit.rope_freqs is not None else set()
-    lengths = _lengths(header)
+    lengths = _bytes_per_tensor(header)
     tensors = [t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in own]
     factors = b""
     if edit.rope_freqs is not None:
@@ -250,14 +256,14 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
         struct.pack(f"{header.order}IQQ", header.version, count, len(kept) + len(new_keys))
     )
     for each in kept:
-        _copy(file, target, each.start, each.stop)
+        _copy_bytes(file, target, each.start, each.stop)
     for encoded in new_keys:
         target.write(encoded)
     offset = 0
     for tensor in tensors:
-        _copy(file, target, tensor.start, tensor.stop - 8)
+        _copy_bytes(file, target, tensor.start, tensor.stop - 8)
         target.write(struct.pack(f"{header.order}Q", offset))
-        offset += aligned(lengths[tensor.name], header.alignment)
+        offset += round_up(lengths[tensor.name], header.alignment)
     if factors:
         name = FACTORS["rope_freqs"].encode()
         target.write(struct.pack(f"{header.order}Q{len(name)}s", len(name), name))
@@ -266,20 +272,20 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     _pad(target, header.alignment)
     for tensor in tensors:
         start = header.data + tensor.offset
-        _copy(file, target, start, start + lengths[tensor.name])
+        _copy_bytes(file, target, start, start + lengths[tensor.name])
         _pad(target, header.alignment)
     target.write(factors)
     _pad(target, header.alignment)
 
 
-def _lengths(header: Header) -> dict[str, int]:
+def _bytes_per_tensor(header: Header) -> dict[str, int]:
     """Return the bytes from each tensor's data to the next one's, or to the end of the file."""
     ordered = sorted(header.tensors, key=lambda tensor: tensor.offset)
     ends = [tensor.offset for tensor in ordered[1:]] + [header.whole - header.data]
     return {tensor.name: end - tensor.offset for tensor, end in zip(ordered, ends, strict=True)}
 
 
-def _encoded(order: str, key: str, name: str, value: Any) -> bytes:
+def _encoded_key(order: str, key: str, name: str, value: Any) -> bytes:
     """Return a key and its value as the header has them."""
     data = key.encode()
     head = struct.pack(f"{order}Q{len(data)}s", len(data), data)
@@ -291,7 +297,7 @@ def _encoded(order: str, key: str, name: str, value: Any) -> bytes:
     return head + struct.pack(f"{order}If", FLOAT32, value)
 
 
-def _copy(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
+def _copy_bytes(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
     """Copy bytes of one file to another."""
     file.seek(start)
     left = stop - start
@@ -305,4 +311,4 @@ def _copy(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
 
 def _pad(target: BinaryIO, alignment: int) -> None:
     """Write zeros up to the next multiple of the alignment."""
-    target.write(bytes(aligned(target.tell(), alignment) - target.tell()))
+    target.write(bytes(round_up(target.tell(), alignment) - target.tell()))

@@ -15,13 +15,19 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from posenc.dialects.computed import Computed, RefusedError
+from posenc.dialects.computed import ComputedPositions, RefusedError
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
-from posenc.dialects.model import OUTSIDE, Model, inner_key, model_of, text_key
+from posenc.dialects.model import (
+    OUTSIDE,
+    Model,
+    language_model_key,
+    language_model_key_after_loading,
+    model_of,
+)
 from posenc.dialects.runtimes import RUNTIMES, transformers5, vllm
 from posenc.dialects.understood import COMMON
 from posenc.dialects.writers import dual
-from posenc.dialects.writers.candidates import candidates, largest
+from posenc.dialects.writers.candidates import candidate_settings, max_positions_to_write
 from posenc.dialects.writers.proof import disagreement
 
 SERVERS = {
@@ -36,7 +42,7 @@ DICTS = ("rope_parameters", "rope_scaling")
 Parameters = dict[str, Any]
 
 
-def override(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
+def override_options(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
     """Return the options for vLLM or SGLang, checked with its emulator.
 
     Raises: UnknownFamilyError where posenc does not know what the server computes; ValueError for
@@ -47,21 +53,21 @@ def override(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
             f"{runtime} takes no overrides of a config on its command line; expected "
             f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
         )
-    key = text_key(config)
+    key = language_model_key_after_loading(config)
     before = model_of(config).max_positions
     reasons = []
     try:
-        for _, parameters, _ in candidates(meaning, fold=False):
+        for _, parameters, _ in candidate_settings(meaning, fold=False):
             own: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
-            longest = largest(parameters, meaning)
+            longest = max_positions_to_write(parameters, meaning)
             if longest != before:
                 own["max_position_embeddings"] = longest
             given = {key: own} if key else own
-            computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
-            if not computed.knows:
+            computed = RUNTIMES[runtime](config_after_override(config, given, runtime), None)
+            if not computed.is_known:
                 raise UnknownFamilyError(f"{computed.error}")
             if computed.error is None and (computed.max_length or 0) < meaning.max_length:
-                computed = Computed(f"admits {computed.max_length} tokens only")
+                computed = ComputedPositions(f"admits {computed.max_length} tokens only")
             reason = disagreement(computed, meaning.computed)
             if not reason:
                 option, length = SERVERS[runtime]
@@ -76,7 +82,7 @@ def override(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
 def check_override(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> None:
     """Raise ValueError if the server would stop at the overrides themselves, or if a rope dict is
     none."""
-    key = text_key(config)
+    key = language_model_key_after_loading(config)
     family = config.get("model_type")
     for name in ("text_config", "language_config", "llm_config", "thinker_config"):
         if name in given and not isinstance(given[name], Mapping):
@@ -93,19 +99,23 @@ def check_override(config: Mapping[str, Any], given: Mapping[str, Any], runtime:
                 raise ValueError(f"--with: {name} must be an object or null, got {place[name]!r}.")
 
 
-def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
+def config_after_override(
+    config: Mapping[str, Any], given: Mapping[str, Any], runtime: str
+) -> dict[str, Any]:
     """Return the config as the server has it after the overrides, in the form of a file."""
-    key = text_key(config)
+    key = language_model_key_after_loading(config)
     own = given.get(key, {}) if key else given
-    result, place = _copy(config)
+    result, place = _copy_and_language_model_part(config)
     try:
-        rope = _loaded(model_of(config), runtime)
+        rope = _rope_dict_after_loading(model_of(config), runtime)
     except RefusedError:  # it stops while it loads the file, before it looks at overrides
         return result
     for name in DICTS:
         if name in own:
-            rope = _set(rope, own[name], name, runtime, "inside" if key else "top")
-    _forget_rope(place)
+            rope = _rope_dict_after_override(
+                rope, own[name], name, runtime, "inside" if key else "top"
+            )
+    _drop_rotary_keys(place)
     place["rope_parameters"] = rope
     place.update({k: v for k, v in own.items() if k not in DICTS})
     if key:
@@ -116,45 +126,47 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str
 def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that the author of the overrides means: they count in either place, and
     change what the file means."""
-    key = text_key(config)
+    key = language_model_key_after_loading(config)
     own = {k: v for k, v in given.items() if not key or k in OUTSIDE}
     own |= given.get(key, {}) if key else {}
-    result, place = _copy(config)
+    result, place = _copy_and_language_model_part(config)
     asked = {name: own.pop(name) for name in (*DICTS, "rope_theta") if name in own}
     if asked:
         try:
             before = meaning_of(config).parameters
         except ValueError:  # the doctor says so itself
             before = {"all": {}}
-        changed = _changed(before, asked)
-        _forget_rope(place)
+        changed = _meant_rope_dicts_after_override(before, asked)
+        _drop_rotary_keys(place)
         place["rope_parameters"] = changed.get("all", changed)
     place.update(own)
     return result
 
 
-def _copy(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _copy_and_language_model_part(
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a copy of a config, and the dict in it that has the language model's keys."""
     result = deepcopy(dict(config))
-    key = inner_key(config)
+    key = language_model_key(config)
     return result, result[key] if key else result
 
 
-def _forget_rope(place: dict[str, Any]) -> None:
+def _drop_rotary_keys(place: dict[str, Any]) -> None:
     for name in dual.OURS:
         if name != "partial_rotary_factor":
             place.pop(name, None)
 
 
-def _loaded(model: Model, runtime: str) -> Parameters:
+def _rope_dict_after_loading(model: Model, runtime: str) -> Parameters:
     """Return the rope dict that a server has after loading: flat, or a dict for each kind of layer.
 
     Raises: RefusedError where loading stops.
     """
-    resolved = transformers5.resolve(model)
+    resolved = transformers5.resolve_rope_dicts(model)
     if runtime == "vllm":
-        resolved = {kind: vllm.settled(p, model) for kind, p in resolved.items()}
-    if not model.nested:
+        resolved = {kind: vllm.with_newer_type(p, model) for kind, p in resolved.items()}
+    if not model.has_rope_dict_per_kind:
         return _without_type(resolved["all"])
     file = model.config.get("rope_parameters")
     still = {k: None for k, v in file.items() if v is None} if isinstance(file, Mapping) else {}
@@ -166,7 +178,9 @@ def _without_type(p: Mapping[str, Any]) -> Parameters:
     return {key: value for key, value in p.items() if key != "type"}
 
 
-def _set(before: Parameters, value: Any, name: str, runtime: str, place: str) -> Parameters:
+def _rope_dict_after_override(
+    before: Parameters, value: Any, name: str, runtime: str, place: str
+) -> Parameters:
     """Return the rope dict after a server has set an override of it."""
     merges = (runtime, place) in MERGES and value is not None
     new = dict(value or {})
@@ -174,35 +188,35 @@ def _set(before: Parameters, value: Any, name: str, runtime: str, place: str) ->
     if not merges and (name == "rope_scaling" or runtime == "sglang"):
         new.setdefault("rope_type", new.get("type", "default"))
     if merges:
-        new = _merged(before, new) if runtime == "vllm" else {**before, **new}
+        new = _merged_as_vllm_does(before, new) if runtime == "vllm" else {**before, **new}
     kinds = [key for key, p in before.items() if p is None or isinstance(p, Mapping)]
     if not kinds:
-        return _complete(_without_type(new), runtime)
+        return _fill_with_none(_without_type(new), runtime)
     result = {key: p for key, p in new.items() if key not in kinds} if merges else {}
     for kind in kinds:
-        result[kind] = _complete_kind(new.get(kind, {}), runtime)
+        result[kind] = _fill_kind_with_none(new.get(kind, {}), runtime)
     return result
 
 
-def _complete_kind(p: Any, runtime: str) -> Parameters | None:
+def _fill_kind_with_none(p: Any, runtime: str) -> Parameters | None:
     """Return one kind's dict, complete; None for a kind that an override stops from rotating."""
     if p is None:
         return None
-    return _complete(_without_type(p) if isinstance(p, Mapping) else {}, runtime)
+    return _fill_with_none(_without_type(p) if isinstance(p, Mapping) else {}, runtime)
 
 
-def _merged(before: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
+def _merged_as_vllm_does(before: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
     """Return vLLM's merge of two dicts: dicts in both are merged, too."""
     result = dict(before)
     for key, value in new.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = _merged(old, value)
+            value = _merged_as_vllm_does(old, value)
         result[key] = value
     return result
 
 
-def _complete(p: Parameters, runtime: str) -> Parameters:
+def _fill_with_none(p: Parameters, runtime: str) -> Parameters:
     """Return a rope dict with None for keys that transformers fills in while it loads a file, and
     that nothing fills in for an override."""
     p.setdefault("rope_type", None)
@@ -212,7 +226,7 @@ def _complete(p: Parameters, runtime: str) -> Parameters:
     return p
 
 
-def _changed(
+def _meant_rope_dicts_after_override(
     before: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Any]
 ) -> dict[str, Parameters]:
     """Return the rope dict meant of each kind of layer, with what an override asks for."""
@@ -230,14 +244,14 @@ def _changed(
             new = given.get(kind) or {}
         elif kind in ("all", "full_attention"):
             new = given
-        p = _replaced(old, new)
+        p = _with_new_values(old, new)
         if "rope_theta" in asked and "rope_theta" not in new:
             p["rope_theta"] = asked["rope_theta"]
         result[kind] = p
     return result
 
 
-def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
+def _with_new_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
     """Return one rope dict with new values. Numbers of the old type do not hold for another."""
     kind = new.get("rope_type", new.get("type"))
     if kind is None:

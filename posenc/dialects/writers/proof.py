@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posenc.dialects.computed import Computed, Layer
+from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.runtimes import NEWEST, emulate
 
 TOLERANCE = 1e-6
 """Relative, of frequencies, multipliers and softmax scales."""
 
 
-def failures(
+def reasons_for_disagreement(
     config: Mapping[str, Any],
-    meant: Computed,
+    meant: ComputedPositions,
     named: Iterable[str],
     length: int | None = None,
     folded: float = 1.0,
@@ -25,25 +25,25 @@ def failures(
     """
     reasons: dict[str, str] = {}
     for name, computed in emulate(config, length, named, versions).items():
-        if computed.knows:
+        if computed.is_known:
             reason = disagreement(computed, meant, folded)
             if reason:
                 reasons[name] = reason
     return reasons
 
 
-def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> str:
+def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: float = 1.0) -> str:
     """Return why a result differs from the one meant; empty if it does not."""
-    computed = computed.when_run
+    computed = computed.with_stop_as_refusal
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():
-        same_kind = computed.of_kind(kind)
+        same_kind = computed.rotations_of_kind(kind)
         if not same_kind:
             return f"has no rotation for {kind}"
         where = "" if kind == "all" else f"{kind}: "
         for other in same_kind:
-            reason = _layer_disagreement(other, layer, folded)
+            reason = _rotation_disagreement(other, layer, folded)
             if reason:
                 return f"{where}{reason}"
     if set(computed.without_rotation) != set(meant.without_rotation):
@@ -55,7 +55,7 @@ def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> st
     return ""
 
 
-def _layer_disagreement(layer: Layer, meant: Layer, folded: float) -> str:
+def _rotation_disagreement(layer: LayerRotation, meant: LayerRotation, folded: float) -> str:
     """Return why one rotation differs from the one meant; empty if it does not."""
     if len(layer.inv_freq) != len(meant.inv_freq):
         return f"rotates {len(layer.inv_freq)} pairs, {len(meant.inv_freq)} are meant"

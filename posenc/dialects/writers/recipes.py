@@ -7,8 +7,14 @@ from typing import Any
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.runtimes import NEWEST, RUNTIMES, emulate
 from posenc.dialects.writers import dual
-from posenc.dialects.writers.candidates import NEW_ONLY, candidates, clean, largest, notes
-from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.candidates import (
+    NEW_ONLY,
+    candidate_settings,
+    max_positions_to_write,
+    notes_for_user,
+    without_default_keys,
+)
+from posenc.dialects.writers.proof import reasons_for_disagreement
 
 ONE_CHOICE = {
     "vllm": "it chooses one list of factors, for the length that it is started with",
@@ -34,7 +40,7 @@ class Recipe:
     notes: tuple[str, ...] = ()
 
 
-def best(
+def best_recipe(
     config: Mapping[str, Any],
     meaning: Meaning,
     named: Sequence[str] = tuple(RUNTIMES),
@@ -49,10 +55,10 @@ def best(
     Raises: ValueError where no recipe is read right by any of them, and by all that read the file
         right as it is.
     """
-    before = misread(config, meaning, named, versions=versions)
+    before = misreading_runtimes(config, meaning, named, versions=versions)
     tried: list[Recipe] = []
     try:
-        for recipe in _recipes(config, meaning, named, fold, versions):
+        for recipe in _recipes_to_try(config, meaning, named, fold, versions):
             if not recipe.cannot:
                 return recipe
             if not recipe.cannot.keys() - before.keys() and set(named) - recipe.cannot.keys():
@@ -67,24 +73,24 @@ def best(
     return min(tried, key=lambda r: len(r.cannot))
 
 
-def _recipes(
+def _recipes_to_try(
     config: Mapping[str, Any],
     meaning: Meaning,
     named: Sequence[str],
     fold: bool,
     versions: Mapping[str, str],
 ) -> Iterator[Recipe]:
-    for name, parameters, folded in candidates(meaning, fold):
-        length = largest(parameters, meaning)
+    for name, parameters, folded in candidate_settings(meaning, fold):
+        length = max_positions_to_write(parameters, meaning)
         if name == NEW_ONLY:
-            written = dual.new_only(config, parameters["all"], length)
+            written = dual.config_in_newer_dialect(config, parameters["all"], length)
         else:
-            written = dual.write(config, meaning, parameters, length)
-        wrong = misread(written, meaning, named, folded=folded, versions=versions)
-        yield Recipe(name, written, folded, wrong, notes(parameters))
+            written = dual.config_in_both_dialects(config, meaning, parameters, length)
+        wrong = misreading_runtimes(written, meaning, named, folded=folded, versions=versions)
+        yield Recipe(name, written, folded, wrong, notes_for_user(parameters))
 
 
-def changes_with_length(meaning: Meaning) -> str:
+def what_changes_with_length(meaning: Meaning) -> str:
     """Return what in the settings changes with the length; empty if nothing does."""
     for p in meaning.parameters.values():
         if p["rope_type"] == "dynamic":
@@ -94,18 +100,18 @@ def changes_with_length(meaning: Meaning) -> str:
     return ""
 
 
-def misread(
+def misreading_runtimes(
     config: Mapping[str, Any], meaning: Meaning, named: Sequence[str], **how: Any
 ) -> dict[str, str]:
     """Return `failures`, which are none if the frequencies meant are computed at every length."""
-    lengths = (1, None) if changes_with_length(meaning) else (None,)
-    found = [failures(config, meaning.computed, named, at, **how) for at in lengths]
+    lengths = (1, None) if what_changes_with_length(meaning) else (None,)
+    found = [reasons_for_disagreement(config, meaning.computed, named, at, **how) for at in lengths]
     return {name: why for each in found for name, why in each.items()}
 
 
 def require_static(meaning: Meaning, length: int | None) -> None:
     """Raise ValueError if the meaning changes with the length and none was given."""
-    what = changes_with_length(meaning)
+    what = what_changes_with_length(meaning)
     if what and length is None:
         raise ValueError(
             f"{what} changes with the length, and no config makes all runtimes switch alike; "
@@ -113,17 +119,23 @@ def require_static(meaning: Meaning, length: int | None) -> None:
         )
 
 
-def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
+def recipe_with_switch(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
     """Write settings whose frequencies depend on the sequence length (dynamic, longrope), in the
     old and the new config format.
 
     A runtime must compute what is meant at the training length and at `longest`, the length to
     reach, and choose again for every sequence.
     """
-    parameters = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}
-    written = dual.write(config, meaning, parameters, largest(parameters, meaning))
+    parameters = {
+        kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()
+    }
+    written = dual.config_in_both_dialects(
+        config, meaning, parameters, max_positions_to_write(parameters, meaning)
+    )
     tried = [
-        Recipe(name, dict(file), cannot=_misread(file, config, meaning, longest))
+        Recipe(
+            name, dict(file), cannot=_runtimes_that_switch_otherwise(file, config, meaning, longest)
+        )
         for name, file in (
             ("the same settings in both dialects", written),
             ("the dialect of transformers 5", config),
@@ -132,13 +144,15 @@ def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Reci
     return min(tried, key=lambda r: ("transformers-5" in r.cannot, len(r.cannot)))
 
 
-def _misread(
+def _runtimes_that_switch_otherwise(
     written: Mapping[str, Any], config: Mapping[str, Any], meaning: Meaning, longest: int
 ) -> dict[str, str]:
     """Return, by runtime, why it does not switch as meant."""
     lists = any("long_factor" in p for p in meaning.parameters.values())
     found = dict(ONE_CHOICE) if lists else {}
     for length in (meaning.trained_length, longest):
-        found |= failures(written, meaning_of(config, length).computed, RUNTIMES, length)
-    known = {name for name, computed in emulate(written).items() if computed.knows}
+        found |= reasons_for_disagreement(
+            written, meaning_of(config, length).computed, RUNTIMES, length
+        )
+    known = {name for name, computed in emulate(written).items() if computed.is_known}
     return {name: why for name, why in found.items() if name in known}

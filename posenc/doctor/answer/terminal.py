@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posenc.dialects.ask import Asked
-from posenc.dialects.computed import Computed
+from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
 from posenc.doctor.rule import SEVERITIES, Finding, Rule
@@ -72,10 +72,10 @@ def _headline(case: Case) -> str:
             f"{name}{kind.rotary_dim} channels, slowest pair {slowest:.4g} radians per position, "
             f"multiplier {kind.multiplier:.6g}"
         )
-    if case.metadata is None and case.model.indexer is not None:
+    if case.metadata is None and case.model.indexer_is_interleaved is not None:
         words = {True: "interleaved", False: "half-split"}
         kinds.append(
-            f"indexer: {words[case.model.indexer]} pairs, the attention's are "
+            f"indexer: {words[case.model.indexer_is_interleaved]} pairs, the attention's are "
             f"{words[case.model.interleaved]}; seen beyond index_topk tokens only"
         )
     return (
@@ -84,7 +84,7 @@ def _headline(case: Case) -> str:
     )
 
 
-def _source(computed: Computed) -> str:
+def _source(computed: ComputedPositions) -> str:
     """Return "asked, 5.24.0" or "known, 0.33.0"."""
     return f"{'asked' if computed.asked else 'known'}, {computed.version}"
 
@@ -92,7 +92,7 @@ def _source(computed: Computed) -> str:
 def _contradictions(case: Case) -> list[str]:
     """Return a line for each runtime that answers otherwise than posenc has recorded."""
     lines = []
-    for name, aspects in case.contradicted.items():
+    for name, aspects in case.contradicted_aspects.items():
         lines += [
             "",
             f"{name} {case.computed[name].version} itself answers otherwise than posenc recorded "
@@ -117,7 +117,7 @@ def asked_only(case: Case, why: str) -> str:
     return "\n".join(lines)
 
 
-def _measured(computed: Computed, asked: Asked) -> list[str]:
+def _measured(computed: ComputedPositions, asked: Asked) -> list[str]:
     """Return the lines about what one runtime computes, as it was measured in it."""
     lines: list[str] = []
     if not computed.layers:
@@ -140,8 +140,8 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
     computed = case.computed[name]
     differing = case.differences[name]
     source = _source(computed)
-    if not computed.knows:
-        return (name, source, computed.answer, "", "", "", "")
+    if not computed.is_known:
+        return (name, source, computed.answer_in_words, "", "", "", "")
     if computed.error is not None:
         return (name, source, "refuses", "", "", "", _limit(computed))
     rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
@@ -160,7 +160,7 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
     )
 
 
-def _limit(computed: Computed) -> str:
+def _limit(computed: ComputedPositions) -> str:
     """Return the longest sequence that a runtime admits, in words."""
     return "any length" if computed.max_length is None else str(computed.max_length)
 
@@ -194,11 +194,11 @@ def _verdict(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: boo
     """Return the last line: how many findings there are, and what to do next."""
     errors = sum(f.severity == "E" for f in found)
     warnings = sum(f.severity == "W" for f in found)
-    unread = case.among("unknown")
+    unread = case.named_runtimes_known_as("unknown")
     rest = f" Not known to posenc, and not judged: {', '.join(unread)}." if unread else ""
     if not found:
         nothing = "Nothing else to complain about" if silenced else "Nothing to complain about"
-        return f"{nothing}, for {', '.join(case.judges)}.{rest}"
+        return f"{nothing}, for {', '.join(case.judged_runtimes)}.{rest}"
     counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     mend = " `--fix --out NEW` writes a mended copy, or says why not." if fixes and errors else ""
     return f"{counts} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"

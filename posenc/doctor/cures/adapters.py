@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from posenc.dialects.files.inside import inside
+from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
-from posenc.dialects.meaning import known_family, meaning_of, naming
+from posenc.dialects.meaning import meaning_of, path_in_errors, require_known_family
 from posenc.dialects.model import model_of
-from posenc.dialects.weights.fold import plan_adapter, scale
-from posenc.dialects.weights.layout import convert
+from posenc.dialects.weights.fold import adapter_rows_to_scale, scale_rows
+from posenc.dialects.weights.layout import permute_folder
 from posenc.dialects.writers.copies import copy_files
-from posenc.dialects.writers.recipes import best, require_static
+from posenc.dialects.writers.recipes import best_recipe, require_static
 from posenc.report.files.new_folder import new_folder
 
 
@@ -28,20 +28,20 @@ def fix(
     Raises: ValueError where its model is not given, or its rows cannot be scaled.
     """
     base = _base(adapter, like)
-    with naming(base.path):
+    with path_in_errors(base.path):
         meaning = meaning_of(base.config, length)
     require_static(meaning, length)
     model = meaning.model
-    recipe = best(base.raw, meaning, named, fold=True, versions=versions)
+    recipe = best_recipe(base.raw, meaning, named, fold=True, versions=versions)
     if recipe.folded == 1:
         raise ValueError(
             f"--fix folds nothing into the weights of {base.folder}: the adapter fits as it is."
         )
-    plan_adapter(adapter, base.folder, model)  # refused before anything is written
+    adapter_rows_to_scale(adapter, base.folder, model)  # refused before anything is written
     with new_folder(out) as folder:
         copy_files(adapter, folder)
-        rows = plan_adapter(folder, base.folder, model)
-        changed = scale(rows, model, recipe.folded**2)
+        rows = adapter_rows_to_scale(folder, base.folder, model)
+        changed = scale_rows(rows, model, recipe.folded**2)
     return f"{out}: {len(changed)} tensors of q's B: rotated rows * {recipe.folded**2:.7g}"
 
 
@@ -49,17 +49,17 @@ def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleave
     """Write the adapter for its model with the rows of q and k in the other order."""
     base = _base(adapter, like)
     model = model_of(base.config)
-    with naming(base.path):
-        known_family(model)
+    with path_in_errors(base.path):
+        require_known_family(model)
     with new_folder(out) as folder:
         copy_files(adapter, folder)
-        changed = convert(folder, model, to_interleaved=to_interleaved)
+        changed = permute_folder(folder, model, to_interleaved=to_interleaved)
     return f"{out}: rows of {len(changed)} tensors permuted"
 
 
 def _base(adapter: Path, like: Path | None) -> Source:
     """Return the model's config. Raises: ValueError unless the adapter is plain LoRA."""
-    settings = read_json(inside(adapter, ADAPTER_CONFIG, "its listing"))
+    settings = read_json(path_inside(adapter, ADAPTER_CONFIG, "its listing"))
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA" or settings.get("use_dora"):
         raise ValueError(

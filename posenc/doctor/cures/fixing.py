@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
 from posenc.dialects.files.spelling import DICTS, ROTARY_SHARES
-from posenc.dialects.meaning import Meaning, meaning_of, naming
-from posenc.dialects.model import inner_key
+from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
+from posenc.dialects.model import language_model_key
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import NEWEST, emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
-from posenc.dialects.understood import require_understood
+from posenc.dialects.understood import require_understood_keys
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.candidates import APART
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
-from posenc.dialects.writers.recipes import Recipe, best, misread, require_static
+from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 from posenc.doctor.case import layer_differences
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
@@ -62,7 +62,7 @@ def fix(
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))
     why_not_folded = _why_not_folded(source, meaning)
-    recipe = best(source.raw, meaning, named, fold=not why_not_folded, versions=versions)
+    recipe = best_recipe(source.raw, meaning, named, fold=not why_not_folded, versions=versions)
     unread = _unread_of_dicts(source.config, meaning, length)
     written = _written(source, out, recipe, meaning, named, length, versions)
     lines = [f"{out}: {recipe.name}"]
@@ -91,11 +91,11 @@ def _why_not_folded(source: Source, meaning: Meaning) -> str:
     has_weights = source.path.name == CONFIG and any(source.folder.glob("*.safetensors"))
     if not has_weights:
         return "a config alone has no weights"
-    from posenc.dialects.weights.fold import foldable  # needs NumPy
-    from posenc.dialects.weights.rows import checked
+    from posenc.dialects.weights.fold import why_not_foldable  # needs NumPy
+    from posenc.dialects.weights.rows import check_and_describe_weights
 
-    reason = foldable(source.folder, meaning.model)
-    checked(source.folder, meaning.model)
+    reason = why_not_foldable(source.folder, meaning.model)
+    check_and_describe_weights(source.folder, meaning.model)
     return reason
 
 
@@ -107,11 +107,11 @@ def _assumed(doubts: Iterable[str]) -> list[str]:
 def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> None:
     """Raise ValueError for a config of which no copy can be written that means the same."""
     require_static(meaning, length)
-    require_understood(source.config, meaning.model)
+    require_understood_keys(source.config, meaning.model)
     require_no_guess(source, meaning, "--fix writes nothing")
     if not meaning.computed.layers:
         raise ValueError(f"{meaning.model.model_type} rotates no layer; there is nothing to fix.")
-    with naming(source.path):
+    with path_in_errors(source.path):
         strict_json(source.raw)  # what JSON lacks is not written through
     _require_nothing_lost(source.config, meaning, length)
 
@@ -119,7 +119,7 @@ def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> No
 def require_no_guess(source: Source, meaning: Meaning, refused: str) -> None:
     """Raise ValueError for a config of which the meaning is a guess, which nothing written for
     runtimes may say for its author. refused: what is not done, for the message."""
-    with naming(source.path):
+    with path_in_errors(source.path):
         _require_types(source.config, refused)
         _require_one_original(source.config, meaning, refused)
 
@@ -140,7 +140,7 @@ def _require_types(config: Mapping[str, Any], refused: str) -> None:
 
 def _read_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the dict of a config that has the language model's keys."""
-    inner = inner_key(config)
+    inner = language_model_key(config)
     return config[inner] if inner else config
 
 
@@ -208,17 +208,19 @@ def _written(
         if source.path.name == CONFIG:
             behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
         if any(folder.glob("*.safetensors")):
-            from posenc.dialects.weights.rows import checked
+            from posenc.dialects.weights.rows import check_and_describe_weights
 
-            looked_at += f", {checked(folder, meaning.model)}"  # of what was copied
+            looked_at += (
+                f", {check_and_describe_weights(folder, meaning.model)}"  # of what was copied
+            )
         write_config(folder / CONFIG, without_code)
         if recipe.folded != 1:
-            from posenc.dialects.weights.fold import fold
+            from posenc.dialects.weights.fold import fold_multiplier
 
-            folded = len(fold(folder, meaning.model, recipe.folded))
+            folded = len(fold_multiplier(folder, meaning.model, recipe.folded))
         config = read_json(folder / CONFIG)
         _require_same_frequencies(config, meaning, length)
-        wrong = misread(config, meaning, named, folded=recipe.folded, versions=versions)
+        wrong = misreading_runtimes(config, meaning, named, folded=recipe.folded, versions=versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
     return _Written(config, without_code, wrong, folded, behind, looked_at)
@@ -230,10 +232,13 @@ def _proved(written: _Written, named: tuple[str, ...], versions: Mapping[str, st
     right = [
         f"{name} {versions.get(name, '')}".rstrip()
         for name in named
-        if name not in written.misread and answers[name].knows
+        if name not in written.misread and answers[name].is_known
     ]
     proved = f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
-    return [proved, *(f"not proved: {n}: {a.answer}" for n, a in answers.items() if not a.knows)]
+    return [
+        proved,
+        *(f"not proved: {n}: {a.answer_in_words}" for n, a in answers.items() if not a.is_known),
+    ]
 
 
 def _require_same_frequencies(
@@ -256,7 +261,7 @@ def _require_same_frequencies(
 def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> None:
     """Raise ValueError if a base or a share would be deleted that nothing was read from."""
     bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
-    inner = inner_key(config)
+    inner = language_model_key(config)
     where = f" in {inner}" if inner else ""
     for key in OURS:
         value = _read_part(config).get(key)
@@ -321,7 +326,7 @@ def _reads(
 ) -> bool:
     """Return True if another value at this place of the language model's keys means another
     rotation, or nothing that can be read."""
-    inner = inner_key(config)
+    inner = language_model_key(config)
     for factor in SMALLER if where[-1] in SHARES else OTHERS:
         other = copy.deepcopy(dict(config))
         place = other[inner] if inner else other
@@ -342,7 +347,7 @@ def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> 
     """Explain how to convert a checkpoint in its vendor's spelling first. Its weights have other
     names, and mostly another order of rows, than a config.json implies."""
     try:
-        written = best(source.config, meaning, named).config
+        written = best_recipe(source.config, meaning, named).config
     except ValueError:  # no spelling is better than what was read
         written = source.config
     keys = {k: written[k] for k in (*OURS, "max_position_embeddings") if k in written}
@@ -360,8 +365,8 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
     assert meta is not None
     largest = meta.context_length
     if like is None:
-        with naming(source.path):
-            wanted = gguf_edit.meant_by(meta)
+        with path_in_errors(source.path):
+            wanted = gguf_edit.meaning_of_metadata(meta)
         bases = dict.fromkeys(wanted.layers, meta.freq_base)
         if gguf_edit.SLIDING in bases:
             bases[gguf_edit.SLIDING] = sliding_base(meta)
@@ -369,14 +374,14 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
         other = load(like)
         if other.metadata is not None:
             raise ValueError(f"--like: expected a config, {like} is a GGUF file.")
-        with naming(like):
+        with path_in_errors(like):
             meaning = meaning_of(other.config)
         require_static(meaning, None)
         wanted = meaning.computed
         largest = meaning.max_length
         bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
-    edit = gguf_edit.plan(meta, wanted, bases, largest)
-    gguf_edit.write(source.path, out, edit, wanted)
+    edit = gguf_edit.plan_edit(meta, wanted, bases, largest)
+    gguf_edit.write_edited_copy(source.path, out, edit, wanted)
     lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
     lines += _assumed(() if like else record_of(source).doubts)
     return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0

@@ -13,9 +13,9 @@ from typing import Any
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import load
-from posenc.dialects.meaning import known_family
+from posenc.dialects.meaning import require_known_family
 from posenc.dialects.model import Model, model_of
-from posenc.dialects.weights.layout import convert
+from posenc.dialects.weights.layout import permute_folder
 from posenc.dialects.writers.copies import copy_files
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.new_folder import new_folder
@@ -88,7 +88,9 @@ def measure(folder: Path, text: Path) -> Verdict:
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
         copy_files(folder, copy)
-        convert(copy, model, to_interleaved=model.interleaved)  # right if they were in the other
+        permute_folder(
+            copy, model, to_interleaved=model.interleaved
+        )  # right if they were in the other
         first, second = _losses(folder, tokens), _losses(copy, tokens)
     difference = first - second
     gap = float(difference.mean())
@@ -119,7 +121,7 @@ def write(folder: Path, out: Path, target: str) -> str:
     model = _model(folder, "--convert-layout")
     with new_folder(out) as temporary:
         copy_files(folder, temporary)
-        changed = convert(temporary, model, to_interleaved=to_interleaved)
+        changed = permute_folder(temporary, model, to_interleaved=to_interleaved)
         key = _say_layout(temporary / "config.json", model, to_interleaved)
     told = f"{out}: rows of {len(changed)} tensors permuted to {target}"
     if key:
@@ -151,7 +153,7 @@ def _model(folder: Path, option: str) -> Model:
     if not folder.is_dir():
         raise ValueError(f"{folder}: {option} needs a model's folder.")
     model = model_of(load(folder).config)
-    known_family(model)
+    require_known_family(model)
     return model
 
 

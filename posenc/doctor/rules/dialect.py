@@ -15,16 +15,16 @@ OLD_READERS = ("transformers-4", "mlx-lm")
 @rule("PD001", "E")
 def only_new(case: Case) -> Iterator[Hit]:
     """Report rope_parameters without the older spelling beside it."""
-    if case.new is None or case.old is not None:
+    if case.rope_parameters is None or case.rope_scaling is not None:
         return
-    lost = _held_by_new_alone(case, case.new)
+    lost = _held_by_new_alone(case, case.rope_parameters)
     if not lost:
         return
-    readers = tuple(r for r in OLD_READERS if case.computed[r].knows) or OLD_READERS
-    affected = case.affected(readers)
+    readers = tuple(r for r in OLD_READERS if case.computed[r].is_known) or OLD_READERS
+    affected = case.runtimes_that_differ(readers)
     yield Hit(
         f"rope_parameters alone holds {names(lost)}, not read by {names(affected or readers)}",
-        case.only_named(affected),
+        case.named_and_known(affected),
         affected or readers,
     )
 
@@ -37,18 +37,21 @@ def _held_by_new_alone(case: Case, new: Mapping[str, Any]) -> list[str]:
     has_outer = "rope_theta" in case.config or "rotary_emb_base" in case.config
     if not has_outer and (inner is not None or nested):
         lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
-    types = {type_of(p) for _, p in case.dicts()}
+    types = {type_of(p) for _, p in case.flat_rope_dicts()}
     return lost + sorted(types - {"default"})
 
 
 @rule("PD002", "E")
 def two_dicts(case: Case) -> Iterator[Hit]:
     """Report rope_scaling and rope_parameters that differ."""
-    if case.old is None or case.new is None:
+    if case.rope_scaling is None or case.rope_parameters is None:
         return
-    keys = differing_keys(case.old, case.new, case.config)
+    keys = differing_keys(case.rope_scaling, case.rope_parameters, case.config)
     if keys:
-        said = ", ".join(f"{k} {case.old.get(k)!r} and {case.new.get(k)!r}" for k in keys[:4])
+        said = ", ".join(
+            f"{k} {case.rope_scaling.get(k)!r} and {case.rope_parameters.get(k)!r}"
+            for k in keys[:4]
+        )
         yield Hit(f"rope_scaling and rope_parameters differ: {said}", (), ALL, True)
 
 
@@ -58,13 +61,13 @@ def two_bases(case: Case) -> Iterator[Hit]:
     outer = case.config.get("rope_theta")
     if not isinstance(outer, int | float):
         return
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         inner = p.get("rope_theta")
         local = "sliding" in name or "local" in name
         if isinstance(inner, int | float) and inner != outer and not local:
             yield Hit(
                 f"rope_theta is {outer:g} at the top level and {inner:g} in {name}",
-                case.concerned(ALL, "frequencies"),
+                case.named_runtimes_that_differ(ALL, "frequencies"),
                 ALL,
                 contradiction=True,
             )
@@ -76,16 +79,16 @@ def no_base(case: Case) -> Iterator[Hit]:
     """Report a config that has no rope_theta anywhere."""
     if case.metadata is not None or not case.source.config or _has_base(case):
         return
-    stated_null = any("rope_theta" in p for _, p in case.dicts())
+    stated_null = any("rope_theta" in p for _, p in case.flat_rope_dicts())
     if case.meaning is None and not stated_null:  # another rule says what is unclear
         return
-    affected = case.affected(ALL, "frequencies", "error")
+    affected = case.runtimes_that_differ(ALL, "frequencies", "error")
     if case.meaning is not None:
         written = _with_base_written(case, case.meaning)
         affected = tuple(r for r in affected if written.differences[r] != case.differences[r])
     yield Hit(
         f"no rope_theta anywhere; each runtime takes its default for {case.model.model_type}",
-        case.only_named(affected),
+        case.named_and_known(affected),
         affected or ALL,
     )
 
@@ -94,8 +97,8 @@ def _has_base(case: Case) -> bool:
     """Return True if there is a base under any name, in any place."""
     keys = ("rope_theta", "rope_local_base_freq", *ROTARY_BASES)
     bases = [case.config.get(key) for key in keys]
-    bases += [p.get("rope_theta") for _, p in case.dicts()]
-    bases.append(case.model.inner_theta)
+    bases += [p.get("rope_theta") for _, p in case.flat_rope_dicts()]
+    bases.append(case.model.theta_of_inner_dict)
     return any(base is not None for base in bases)
 
 
@@ -114,14 +117,14 @@ def _with_base_written(case: Case, meaning: Meaning) -> Case:
 @rule("PD005", "E")
 def text_for_number(case: Case) -> Iterator[Hit]:
     """Report a number that is written as text."""
-    places = [("the top level", case.config), *case.dicts()]
+    places = [("the top level", case.config), *case.flat_rope_dicts()]
     for place, values in places:
         for name in NUMBERS:
             value = values.get(name)
             if isinstance(value, str | bool):
                 yield Hit(
                     f"{name} in {place} is {value!r}, expected a number",
-                    case.concerned(ALL),
+                    case.named_runtimes_that_differ(ALL),
                     ALL,
                     cure=f'Write "{name}": {value}.' if isinstance(value, str) else "",
                 )
@@ -133,15 +136,21 @@ def text_for_number(case: Case) -> Iterator[Hit]:
 @rule("PD056", "E")
 def inner_base(case: Case) -> Iterator[Hit]:
     """Report a base inside of rope_scaling, where older readers do not look."""
-    if case.old is None or case.metadata is not None or case.config.get("rope_theta") is not None:
+    if (
+        case.rope_scaling is None
+        or case.metadata is not None
+        or case.config.get("rope_theta") is not None
+    ):
         return
-    inner = [(n, p["rope_theta"]) for n, p in case.dicts() if p.get("rope_theta") is not None]
-    affected = case.affected(OLD_READERS, "frequencies", "error")
+    inner = [
+        (n, p["rope_theta"]) for n, p in case.flat_rope_dicts() if p.get("rope_theta") is not None
+    ]
+    affected = case.runtimes_that_differ(OLD_READERS, "frequencies", "error")
     if inner and affected:
         name, theta = inner[0]
         yield Hit(
             f"rope_theta {theta} stands only in {name}, not read by {names(affected)}",
-            case.only_named(affected),
+            case.named_and_known(affected),
             affected,
             cure=f'Write "rope_theta": {theta} at the top level too.',
         )

@@ -28,7 +28,7 @@ def keys(case: Case) -> Iterator[Hit]:
     meta = case.metadata
     if meta is None:
         return
-    concerned = case.only_named(LLAMA_CPP)
+    concerned = case.named_and_known(LLAMA_CPP)
     prefix = f"{meta.architecture}.rope"
     if meta.lost_factors:
         yield Hit(_without_factors(meta, prefix), concerned, LLAMA_CPP, cure=RESTORE)
@@ -41,7 +41,7 @@ def keys(case: Case) -> Iterator[Hit]:
 
 def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
     if meta.architecture not in READS_BETAS:
-        usual = formulas.yarn_scale(meta.scaling_factor)
+        usual = formulas.yarn_mscale(meta.scaling_factor)
         for name, value, default in (
             ("yarn_beta_fast", meta.beta_fast, 32.0),
             ("yarn_beta_slow", meta.beta_slow, 1.0),

@@ -20,21 +20,21 @@ WHOLE_OR_MISSING = (None, 1, 1.0)
 @rule("PD026", "E")
 def nesting(case: Case) -> Iterator[Hit]:
     """Report a nested dict for a flat family, or the reverse."""
-    if case.new is None:
+    if case.rope_parameters is None:
         return
-    kinds = [key for key, value in case.new.items() if isinstance(value, Mapping)]
-    beside = [key for key in case.new if key not in kinds and key not in LAYER_KINDS]
-    if kinds and case.model.known and not case.model.nested:
+    kinds = [key for key, value in case.rope_parameters.items() if isinstance(value, Mapping)]
+    beside = [key for key in case.rope_parameters if key not in kinds and key not in LAYER_KINDS]
+    if kinds and case.model.is_known and not case.model.has_rope_dict_per_kind:
         yield _nested_for_a_flat_family(case, kinds)
     elif kinds and beside:
         yield Hit(
             f"rope_parameters has {names(beside)} beside its nested dicts",
-            case.concerned(ALL, "error"),
+            case.named_runtimes_that_differ(ALL, "error"),
             ("vllm",),
         )
     elif kinds:
         yield from _nested_for_older_readers(case, kinds)
-    elif case.model.nested and case.old is None:
+    elif case.model.has_rope_dict_per_kind and case.rope_scaling is None:
         yield from _flat_for_a_nested_family(case)
 
 
@@ -43,7 +43,7 @@ def _nested_for_a_flat_family(case: Case, kinds: Sequence[str]) -> Hit:
     return Hit(
         f"rope_parameters is nested by {names(kinds)}, and {case.model.model_type} reads one "
         "flat dict",
-        case.concerned(ALL) or case.judges,
+        case.named_runtimes_that_differ(ALL) or case.judged_runtimes,
         ALL,
         contradiction=True,
     )
@@ -56,19 +56,21 @@ def _flat_for_a_nested_family(case: Case) -> Iterator[Hit]:
     yield Hit(
         f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
         "layer: it is not read",
-        case.judges,
+        case.judged_runtimes,
         ALL,
     )
 
 
 def _nested_for_older_readers(case: Case, kinds: Sequence[str]) -> Iterator[Hit]:
     """Report nested dicts alone where a runtime reads the keys of older files."""
-    affected = () if "rope_local_base_freq" in case.config else case.affected(OLDER_READERS)
+    affected = (
+        () if "rope_local_base_freq" in case.config else case.runtimes_that_differ(OLDER_READERS)
+    )
     if affected:
         yield Hit(
             f"rope_parameters is nested by {names(kinds)}; rope_theta, rope_local_base_freq "
             f"and rope_scaling are what is read by {names(affected)}",
-            case.only_named(affected),
+            case.named_and_known(affected),
             affected,
         )
 
@@ -76,20 +78,20 @@ def _nested_for_older_readers(case: Case, kinds: Sequence[str]) -> Iterator[Hit]
 @rule("PD027", "E")
 def gemma_factor(case: Case) -> Iterator[Hit]:
     """Report a scaling that Gemma 3's reader drops."""
-    if case.metadata is not None or not case.model.nested or case.meaning is None:
+    if case.metadata is not None or not case.model.has_rope_dict_per_kind or case.meaning is None:
         return
     parameters = case.meaning.parameters
     scaled = {kind: p for kind, p in parameters.items() if p["rope_type"] != "default"}
     for kind, p in scaled.items():
         if "sliding" in kind:
             yield Hit(f"the sliding layers are scaled, by type {p['rope_type']}", (), ALL)
-    affected = case.affected(("sglang",), "frequencies", "multiplier")
+    affected = case.runtimes_that_differ(("sglang",), "frequencies", "multiplier")
     if affected and "full_attention" in scaled:
         p = scaled["full_attention"]
         yield Hit(
             f"{p['rope_type']} with factor {p.get('factor')!r} on the full layers is never applied "
             f"by {names(affected)}; it cannot be cured by config",
-            case.only_named(affected),
+            case.named_and_known(affected),
             affected,
         )
     if case.computed["mlx-lm"].error is None and _mlx_lm_mixes_kinds(case):
@@ -97,7 +99,7 @@ def gemma_factor(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"mlx-lm tells sliding layers by sliding_window_pattern ({pattern}), not by "
             "layer_types: some layers rotate with the other base",
-            case.concerned(("mlx-lm",), "frequencies"),
+            case.named_runtimes_that_differ(("mlx-lm",), "frequencies"),
             ("mlx-lm",),
             cure="Write sliding_window_pattern to match layer_types.",
         )
@@ -121,11 +123,11 @@ def partial(case: Case) -> Iterator[Hit]:
     """Report partial_rotary_factor where the family has none, or in one place only."""
     if case.metadata is not None:
         return
-    if not case.model.known:
+    if not case.model.is_known:
         return
-    if not case.model.owns_partial:
+    if not case.model.supports_partial_rotation:
         yield from _partial_of_whole_heads(case)
-    elif not case.model.nested and case.config.get("partial_rotary_factor") is None:
+    elif not case.model.has_rope_dict_per_kind and case.config.get("partial_rotary_factor") is None:
         yield from _partial_inside_only(case)
 
 
@@ -133,7 +135,7 @@ def _partial_dicts(case: Case) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the rope dicts, with their names, that rotate a part of each head."""
     return [
         (name, p)
-        for name, p in case.dicts()
+        for name, p in case.flat_rope_dicts()
         if p.get("partial_rotary_factor") not in WHOLE_OR_MISSING
     ]
 
@@ -142,7 +144,7 @@ def _partial_of_whole_heads(case: Case) -> Iterator[Hit]:
     """Report a share in a family without one. Of proportional, in nested dicts, it is a setting."""
     places: list[str] = []
     for name, p in _partial_dicts(case):
-        if type_of(p) != "proportional" or not case.model.nested:
+        if type_of(p) != "proportional" or not case.model.has_rope_dict_per_kind:
             places.append(name)
     if case.config.get("partial_rotary_factor") not in WHOLE_OR_MISSING:
         places.append("the top level")
@@ -150,7 +152,7 @@ def _partial_of_whole_heads(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"partial_rotary_factor in {names(places)}, and {case.model.model_type} rotates "
             "whole heads",
-            case.concerned(ALL, "pairs", "frequencies", "error"),
+            case.named_runtimes_that_differ(ALL, "pairs", "frequencies", "error"),
             ALL,
         )
 
@@ -158,13 +160,13 @@ def _partial_of_whole_heads(case: Case) -> Iterator[Hit]:
 def _partial_inside_only(case: Case) -> Iterator[Hit]:
     """Report a share that stands in a rope dict alone, where older readers do not look."""
     inner = _partial_dicts(case)
-    affected = case.affected(OLDER_READERS, "pairs", "error") if inner else ()
+    affected = case.runtimes_that_differ(OLDER_READERS, "pairs", "error") if inner else ()
     if affected:
         name, p = inner[0]
         yield Hit(
             f"partial_rotary_factor {p['partial_rotary_factor']!r} stands in {name} only; the top "
             f"level is read by {names(affected)}",
-            case.only_named(affected),
+            case.named_and_known(affected),
             affected,
         )
 
@@ -181,7 +183,7 @@ def no_rope_layers(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"layers {list(meant)} do not rotate; llama.cpp leaves out "
             f"{list(got.without_rotation)}",
-            case.concerned(("llama.cpp",), "layers"),
+            case.named_runtimes_that_differ(("llama.cpp",), "layers"),
             ("llama.cpp",),
         )
 
@@ -189,14 +191,14 @@ def no_rope_layers(case: Case) -> Iterator[Hit]:
 @rule("PD030", "E")
 def sections(case: Case) -> Iterator[Hit]:
     """Report mrope_section with another type, or of another length."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         given = p.get("mrope_section")
         if given is None:
             continue
         kind = type_of(p)
         if kind not in ("default", "yarn"):
             yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
-        pairs = case.pairs(p)
+        pairs = case.rotated_pairs(p)
         if isinstance(given, list) and sum(given) != pairs:
             yield Hit(
                 f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}",
@@ -209,7 +211,7 @@ def sections(case: Case) -> Iterator[Hit]:
 @rule("PD033", "W")
 def query_scaling(case: Case) -> Iterator[Hit]:
     """Report a query temperature that stands in the rope dict only."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         for key in ("llama_4_scaling_beta", "llama_4_scaling"):
             if p.get(key) is not None and key not in case.config:
                 yield Hit(f"{key} {p[key]!r} stands in {name} only", (), ("vllm",))
@@ -227,17 +229,18 @@ def dual_chunk(case: Case) -> Iterator[Hit]:
 @rule("PD051", "E")
 def indexer(case: Case) -> Iterator[Hit]:
     """Report the indexer of sparse attention in the other layout."""
-    if case.metadata is not None or case.model.indexer is None:
+    if case.metadata is not None or case.model.indexer_is_interleaved is None:
         return
     given = case.config.get("indexer_rope_interleave")
-    if bool(given) != case.model.indexer:
+    is_interleaved = case.model.indexer_is_interleaved
+    if bool(given) != is_interleaved:
         words = {True: "interleaved", False: "half-split"}
         said = "is missing" if given is None else f"is {given!r}"
         yield Hit(
             f"indexer_rope_interleave {said}: vLLM takes the indexer for {words[bool(given)]}, "
-            f"{case.model.model_type}'s is {words[case.model.indexer]} "
+            f"{case.model.model_type}'s is {words[is_interleaved]} "
             f"({case.model.facts['indexer']['read']})",
-            case.only_named(("vllm",)),
+            case.named_and_known(("vllm",)),
             ("vllm",),
-            cure=f'Write "indexer_rope_interleave": {str(case.model.indexer).lower()}.',
+            cure=f'Write "indexer_rope_interleave": {str(is_interleaved).lower()}.',
         )

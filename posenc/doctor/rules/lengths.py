@@ -15,7 +15,7 @@ SERVERS = ("vllm", "sglang")
 def no_original(case: Case) -> Iterator[Hit]:
     """Report a rope dict without original_max_position_embeddings."""
     outer = case.config.get(ORIGINAL)
-    for name, p in case.of_type("yarn", "longrope", "llama3"):
+    for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
         if p.get(ORIGINAL) is None and outer is None:
             largest = case.model.max_positions
             stretched = case.config.get("max_position_embeddings") is not None
@@ -23,7 +23,7 @@ def no_original(case: Case) -> Iterator[Hit]:
                 f"{name} has no {ORIGINAL}; most runtimes take max_position_embeddings {largest} "
                 "for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
                 + ("" if stretched else " by default"),
-                case.concerned(ALL),
+                case.named_runtimes_that_differ(ALL),
                 ALL,
             )
 
@@ -34,7 +34,7 @@ def outer_original(case: Case) -> Iterator[Hit]:
     outer = case.config.get(ORIGINAL)
     if outer is None or case.model.facts.get("original_field"):
         return
-    for name, p in case.of_type("yarn", "longrope", "llama3"):
+    for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
         inner = p.get(ORIGINAL)
         if inner is None:
             yield Hit(f"{ORIGINAL} {outer} stands at the top level only, not in {name}", (), ALL)
@@ -47,25 +47,29 @@ def other_original(case: Case) -> Iterator[Hit]:
     """Report a runtime that takes another original length than the file means."""
     outer = case.config.get(ORIGINAL)
     if outer is None:
-        for name, p in case.of_type("longrope"):
-            affected = case.affected(("transformers-4",)) if case.old is not None else ()
+        for name, p in case.rope_dicts_of_type("longrope"):
+            affected = (
+                case.runtimes_that_differ(("transformers-4",))
+                if case.rope_scaling is not None
+                else ()
+            )
             if p.get(ORIGINAL) is not None and p[ORIGINAL] != case.model.max_positions and affected:
                 yield Hit(
                     f"{ORIGINAL} {p[ORIGINAL]} of {name} is not read by transformers-4, which "
                     f"looks at the top level and takes {case.model.max_positions}",
-                    case.only_named(affected),
+                    case.named_and_known(affected),
                     affected,
                     cure="Make short and long factors equal and state attention_factor: "
                     "the original length then decides nothing.",
                 )
         return
-    for name, p in case.of_type("yarn", "longrope", "llama3"):
+    for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
         if p.get(ORIGINAL) != outer:
-            affected = case.affected(("transformers-4", "mlx-lm", "llama.cpp"))
+            affected = case.runtimes_that_differ(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(
                     f"the top-level {ORIGINAL} {outer} of {name} is not read by {names(affected)}",
-                    case.only_named(affected),
+                    case.named_and_known(affected),
                     affected,
                 )
 
@@ -74,7 +78,7 @@ def other_original(case: Case) -> Iterator[Hit]:
 def factor_and_ratio(case: Case) -> Iterator[Hit]:
     """Report a factor that is not max_position_embeddings / original_max_position_embeddings."""
     largest = case.model.max_positions
-    for name, p in case.of_type("yarn", "longrope"):
+    for name, p in case.rope_dicts_of_type("yarn", "longrope"):
         factor, original = p.get("factor"), case.original_length(p)
         if not (isinstance(factor, int | float) and isinstance(original, int | float)):
             continue
@@ -89,15 +93,15 @@ def factor_and_ratio(case: Case) -> Iterator[Hit]:
 def table_too_short(case: Case) -> Iterator[Hit]:
     """Report a yarn that admits more positions than its table has."""
     largest = case.model.max_positions
-    for name, p in case.of_type("yarn"):
+    for name, p in case.rope_dicts_of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
         if isinstance(factor, int | float) and isinstance(original, int | float):
-            rows = formulas.stretched(original, factor)
+            rows = formulas.stretched_length(original, factor)
             if largest > rows:
                 yield Hit(
                     f"max_position_embeddings is {largest}, and {name} stretches {original:g} to "
                     f"{rows}",
-                    case.only_named(("vllm",)),
+                    case.named_and_known(("vllm",)),
                     ("vllm",),
                 )
 
@@ -106,24 +110,25 @@ def table_too_short(case: Case) -> Iterator[Hit]:
 def not_raised(case: Case) -> Iterator[Hit]:
     """Report a max_position_embeddings that was not raised with yarn."""
     largest = case.model.max_positions
-    for name, p in case.of_type("yarn"):
+    for name, p in case.rope_dicts_of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
         if not (isinstance(factor, int | float) and factor > 1):
             continue
         if original is not None and original == largest:
+            reached = formulas.stretched_length(original, factor)
             yield Hit(
                 f"{name} stretches {original} by {factor:g}, and max_position_embeddings is still "
                 f"{largest}: vLLM and SGLang refuse more than {largest} tokens",
                 (),
                 SERVERS,
-                cure=f"Set max_position_embeddings to {formulas.stretched(original, factor)}.",
+                cure=f"Set max_position_embeddings to {reached}.",
             )
 
 
 @rule("PD016", "W")
 def multiplied(case: Case) -> Iterator[Hit]:
     """Report a server that multiplies the length by the factor."""
-    for name, p in case.of_type("linear", "dynamic", "ntk", "proportional"):
+    for name, p in case.rope_dicts_of_type("linear", "dynamic", "ntk", "proportional"):
         factor = p.get("factor")
         if not isinstance(factor, int | float) or factor <= 1:
             continue
@@ -146,10 +151,12 @@ def no_largest(case: Case) -> Iterator[Hit]:
     own = case.model.facts.get("names", {}).get("max_position_embeddings")
     if own is not None and case.config.get(own) is not None:
         return
-    stretched = next((p for _, p in case.of_type("yarn", "longrope", "llama3", "dynamic")), None)
+    stretched = next(
+        (p for _, p in case.rope_dicts_of_type("yarn", "longrope", "llama3", "dynamic")), None
+    )
     largest = case.model.max_positions
     yield Hit(
         f"max_position_embeddings is missing; {case.model.model_type}'s default {largest} holds",
-        case.concerned(ALL, "error", "frequencies") if stretched else (),
+        case.named_runtimes_that_differ(ALL, "error", "frequencies") if stretched else (),
         SERVERS,
     )

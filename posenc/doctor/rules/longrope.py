@@ -12,13 +12,13 @@ OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
 def attention_factor(case: Case) -> Iterator[Hit]:
     """Report attention_factor under longrope."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
-    for name, p in case.of_type("longrope", "su"):
+    for name, p in case.rope_dicts_of_type("longrope", "su"):
         t = p.get("attention_factor")
-        affected = case.affected(readers, "multiplier")
+        affected = case.runtimes_that_differ(readers, "multiplier")
         if t is not None and affected:
             yield Hit(
                 f"{name} has attention_factor {t!r}: another temperature in {names(affected)}",
-                case.only_named(affected),
+                case.named_and_known(affected),
                 affected,
             )
 
@@ -26,7 +26,7 @@ def attention_factor(case: Case) -> Iterator[Hit]:
 @rule("PD021", "W")
 def two_lists(case: Case) -> Iterator[Hit]:
     """Report short factors that differ from the long ones."""
-    for name, p in case.of_type("longrope", "su"):
+    for name, p in case.rope_dicts_of_type("longrope", "su"):
         short, long = p.get("short_factor"), p.get("long_factor")
         if short != long and isinstance(short, list) and isinstance(long, list):
             yield Hit(
@@ -42,15 +42,15 @@ def two_lists(case: Case) -> Iterator[Hit]:
 @rule("PD022", "E")
 def wrong_length(case: Case) -> Iterator[Hit]:
     """Report a list of factors that does not have rotary_dim / 2 entries."""
-    for name, p in case.of_type("longrope", "su"):
-        pairs = case.pairs(p)
+    for name, p in case.rope_dicts_of_type("longrope", "su"):
+        pairs = case.rotated_pairs(p)
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
             if isinstance(values, list) and len(values) != pairs:
                 yield Hit(
                     f"{name}.{key} has {len(values)} factors, expected {pairs} for "
                     f"{2 * pairs} rotated dims",
-                    case.concerned(ALL),
+                    case.named_runtimes_that_differ(ALL),
                     ALL,
                 )
 
@@ -58,18 +58,18 @@ def wrong_length(case: Case) -> Iterator[Hit]:
 @rule("PD023", "E")
 def no_longrope(case: Case) -> Iterator[Hit]:
     """Report longrope where a runtime has none."""
-    for name, _ in case.of_type("longrope", "su"):
+    for name, _ in case.rope_dicts_of_type("longrope", "su"):
         if case.model.interleaved:
             yield Hit(
                 f"{name} is longrope, and pairs of {case.model.model_type} are interleaved",
-                case.concerned(("vllm", "sglang"), "error"),
+                case.named_runtimes_that_differ(("vllm", "sglang"), "error"),
                 ("vllm", "sglang"),
             )
         if case.model.model_type not in OWN_LONGROPE:
             yield Hit(
                 f"{name} is longrope, which llama.cpp converts for Phi-3 and MiniCPM only: a "
                 f"{case.model.model_type} becomes plain RoPE",
-                case.concerned(("llama.cpp",), "frequencies", "multiplier"),
+                case.named_runtimes_that_differ(("llama.cpp",), "frequencies", "multiplier"),
                 ("llama.cpp",),
             )
 
@@ -77,25 +77,25 @@ def no_longrope(case: Case) -> Iterator[Hit]:
 @rule("PD024", "E")
 def ramp(case: Case) -> Iterator[Hit]:
     """Report yarn's ramp beyond the defaults."""
-    for name, p in case.of_type("yarn"):
+    for name, p in case.rope_dicts_of_type("yarn"):
         betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
         fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
         if p.get("truncate", True) is False:
-            affected = case.affected(ALL, "frequencies")
+            affected = case.runtimes_that_differ(ALL, "frequencies")
             cannot = ""
             if case.model.model_type == "gpt_oss" and affected:
                 cannot = "; gpt-oss ships so, and it cannot be cured by config"
             if affected:
                 yield Hit(
                     f"{name} has truncate false, not read by {names(affected)}{cannot}",
-                    case.only_named(affected),
+                    case.named_and_known(affected),
                     affected,
                 )
         if (fast, slow) != (32, 1):
             yield Hit(
                 f"{name} has beta_fast {fast:g} and beta_slow {slow:g}, which llama.cpp does not "
                 "read",
-                case.concerned(("llama.cpp",), "frequencies"),
+                case.named_runtimes_that_differ(("llama.cpp",), "frequencies"),
                 ("llama.cpp",),
             )
 
@@ -103,11 +103,13 @@ def ramp(case: Case) -> Iterator[Hit]:
 @rule("PD025", "E")
 def dynamic(case: Case) -> Iterator[Hit]:
     """Report type dynamic, which means five things."""
-    readers = tuple(r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].knows)
-    for name, p in case.of_type("dynamic"):
+    readers = tuple(
+        r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].is_known
+    )
+    for name, p in case.rope_dicts_of_type("dynamic"):
         factor = p.get("factor", p.get("alpha"))
-        plain = case.only_named(("vllm", "llama.cpp")) if "alpha" not in p else ()
-        concerned = tuple(dict.fromkeys((*case.concerned(readers), *plain)))
+        plain = case.named_and_known(("vllm", "llama.cpp")) if "alpha" not in p else ()
+        concerned = tuple(dict.fromkeys((*case.named_runtimes_that_differ(readers), *plain)))
         if not concerned and "alpha" in p:
             continue
         yield Hit(
@@ -121,15 +123,15 @@ def dynamic(case: Case) -> Iterator[Hit]:
 @rule("PD037", "E")
 def row_zero(case: Case) -> Iterator[Hit]:
     """Report a config with which SGLang rotates one token as position 0."""
-    for name, p in case.of_type("longrope", "su"):
+    for name, p in case.rope_dicts_of_type("longrope", "su"):
         original, largest = case.original_length(p), case.model.max_positions
-        if not isinstance(original, int | float) or not case.computed["sglang"].knows:
+        if not isinstance(original, int | float) or not case.computed["sglang"].is_known:
             continue
         if original < largest:
             yield Hit(
                 f"{name} has the original length {original:g} below max_position_embeddings "
                 f"{largest}: SGLang rotates the token at position {original:g} as "
                 "position 0",
-                case.only_named(("sglang",)),
+                case.named_and_known(("sglang",)),
                 ("sglang",),
             )

@@ -6,10 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from posenc.dialects.families import WITHOUT_ROTATION, all_families, table
+from posenc.dialects.families import WITHOUT_ROTATION, all_families, json_table
 from posenc.dialects.files.spelling import DICTS, ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.meaning import OLD_NAMES, Meaning, differing_keys
-from posenc.dialects.model import INNER, LAYER_KINDS, OUTSIDE, ROTARY, TRAINED_KEY, inner_key
+from posenc.dialects.model import (
+    INNER,
+    LAYER_KINDS,
+    OUTSIDE,
+    ROTARY,
+    TRAINED_KEY,
+    language_model_key,
+)
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule, wrong
@@ -21,7 +28,7 @@ BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s
 SCALINGS = {"rope_type", "long_factor", "low_freq_factor"}
 TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
 """Keys of a part of the model with a config of its own."""
-KINDS = frozenset(table("keys")["layer types"])
+KINDS = frozenset(json_table("keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""
 LAYER_TYPE_READERS = ("transformers-5", "vllm", "sglang")
 BY_CLASS = ("vllm", "sglang", "llama.cpp")
@@ -62,17 +69,17 @@ def _read_names(case: Case) -> _ReadNames:
 @rule("PD043", "E")
 def foreign_base(case: Case) -> Iterator[Hit]:
     """Report a base or a share under a name that the family's code does not read."""
-    if case.metadata is not None or not case.model.known:
+    if case.metadata is not None or not case.model.is_known:
         return
     yield from _foreign_names(case)
-    if case.meaning is not None and case.model.nested:
+    if case.meaning is not None and case.model.has_rope_dict_per_kind:
         yield from _bases_of_no_kind(case, case.meaning)
 
 
 def _foreign_names(case: Case) -> Iterator[Hit]:
     """Report a number under another family's name for a base or, at the top level, for a share."""
     read_names = _read_names(case)
-    places = [("", case.config), *((f" of {name}", p) for name, p in case.dicts())]
+    places = [("", case.config), *((f" of {name}", p) for name, p in case.flat_rope_dicts())]
     for place, values in places:
         for name, value in values.items():
             number = _number(value)
@@ -97,15 +104,17 @@ def _is_idle_base(number: float, case: Case) -> bool:
     read_bases = _read_names(case).bases
     if any(case.config.get(name) is not None for name in read_bases):
         return True
-    if any(p.get("rope_theta") is not None for _, p in case.dicts()):
+    if any(p.get("rope_theta") is not None for _, p in case.flat_rope_dicts()):
         return True
     return number <= 1 or number == case.model.facts["transformers5"].get("rope_theta", 1e4)
 
 
 def _changes_share(name: str, number: float, case: Case) -> bool:
     """Return True if a name is one of a rotated share, and the family rotates another one."""
-    is_share = name in (*ROTARY_SHARES, "partial_rotary_factor") and case.model.owns_partial
-    return is_share and number != case.model.share
+    is_share = (
+        name in (*ROTARY_SHARES, "partial_rotary_factor") and case.model.supports_partial_rotation
+    )
+    return is_share and number != case.model.rotated_share
 
 
 def _shown(value: Any, number: float) -> str:
@@ -119,7 +128,7 @@ def _not_read(case: Case, what: str, name: str, number: float) -> Hit:
     right_names = read_names.bases if _is_base(name) else read_names.shares
     return Hit(
         f"{what} is not read for {case.model.model_type}, which reads {names(sorted(right_names))}",
-        case.concerned(ALL, "frequencies", "pairs"),
+        case.named_runtimes_that_differ(ALL, "frequencies", "pairs"),
         ALL,
         # These names are taken for rope_theta by --fix; the others are not.
         contradiction=name not in ROTARY_BASES or "rope_theta" not in right_names,
@@ -169,7 +178,7 @@ def _slips(case: Case) -> Iterator[_Slip]:
     """Yield the keys that nobody reads and that are almost one that is read."""
     yield from _slips_at_the_top(case)
     known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
-    for place, p in case.dicts():
+    for place, p in case.flat_rope_dicts():
         read = {*COMMON, *READ.get(type_of(p), known)}
         for key in p.keys() - known:
             near = _nearest(key, sorted(read), 0.75)
@@ -195,7 +204,9 @@ def _slips_at_the_top(case: Case) -> Iterator[_Slip]:
         part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
         if near and not part and case.config.get(near) is None:
             yield _Slip("", key, near)
-        elif re.match("rope_(scaling_|type$)", key) and not (case.old or case.new):
+        elif re.match("rope_(scaling_|type$)", key) and not (
+            case.rope_scaling or case.rope_parameters
+        ):
             if value not in (1, "none", "default", False):
                 yield _Slip("", key, "rope_scaling")
 
@@ -215,7 +226,7 @@ def _nearest(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
 @rule("PD055", "W")
 def not_understood(case: Case) -> Iterator[Hit]:
     """Report keys about positions that the family does not read, or whose meaning is not known."""
-    if case.metadata is not None or not case.model.known:
+    if case.metadata is not None or not case.model.is_known:
         return
     slips = {slip.key for slip in _slips(case)}
     keys: list[str] = []
@@ -234,7 +245,7 @@ def _keys_of_other_families(case: Case) -> list[str]:
     """Return keys that posenc knows and that this family does not read."""
     rotates = case.model.facts.get("rotates", {})
     is_read = {
-        "rope_local_base_freq": case.model.nested,
+        "rope_local_base_freq": case.model.has_rope_dict_per_kind,
         "no_rope_layers": "list" in rotates,
         "rope_ratio": False,
         "no_rope_layer_interval": "list" in rotates or "every" in rotates,
@@ -254,7 +265,7 @@ def outside(case: Case) -> Iterator[Hit]:
 def _beside_the_config(case: Case) -> Iterator[Hit]:
     """Report keys that stand in another part than the one that the language model's are read in."""
     config = case.source.config
-    inner = inner_key(config)
+    inner = language_model_key(config)
     read = config[inner] if inner else config
     place = inner or "the top level"
     for where, part in _unread_parts(case, inner):
@@ -279,7 +290,7 @@ def _unread_parts(case: Case, inner: str) -> Iterator[tuple[str, Mapping[str, An
     config = case.source.config
     for name in INNER:
         part = config.get(name)
-        if name != inner and case.model.known and isinstance(part, Mapping):
+        if name != inner and case.model.is_known and isinstance(part, Mapping):
             yield f"in {name}", part
     if inner:
         yield "at the top level", config
@@ -297,9 +308,9 @@ def _in_other_dicts(case: Case) -> Iterator[Hit]:
             continue
         yield Hit(
             f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
-            case.only_named(("transformers-5",)),
+            case.named_and_known(("transformers-5",)),
             ALL,
-            contradiction=case.config.get("rope_theta", case.model.inner_theta) is None,
+            contradiction=case.config.get("rope_theta", case.model.theta_of_inner_dict) is None,
             cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
         )
 
@@ -345,7 +356,7 @@ def _plainly(p: Mapping[str, Any]) -> dict[str, Any]:
 @rule("PD048", "E")
 def two_families(case: Case) -> Iterator[Hit]:
     """Report a class in architectures that belongs to another family than model_type."""
-    if case.metadata is not None or not case.model.known:
+    if case.metadata is not None or not case.model.is_known:
         return
     listed = case.config.get("architectures")
     first = listed[0] if isinstance(listed, list) and listed else None
@@ -403,7 +414,7 @@ def no_model_type(case: Case) -> Iterator[Hit]:
     if case.metadata is None and not isinstance(case.source.config.get("model_type"), str):
         yield Hit(
             f"there is no model_type; by its class this is a {case.model.model_type}",
-            case.only_named(("transformers-4", "transformers-5", "vllm", "sglang")),
+            case.named_and_known(("transformers-4", "transformers-5", "vllm", "sglang")),
             ALL,
             cure=f'Write "model_type": "{case.model.model_type}".',
         )
@@ -414,7 +425,7 @@ def layer_names(case: Case) -> Iterator[Hit]:
     """Report layer_types with unknown names, or of another number than there are layers."""
     if case.metadata is not None:
         return
-    if case.model.nested:
+    if case.model.has_rope_dict_per_kind:
         yield from _dicts_of_no_kind(case)
     layer_types = case.config.get("layer_types")
     if isinstance(layer_types, list):
@@ -425,7 +436,10 @@ def layer_names(case: Case) -> Iterator[Hit]:
 def _dicts_of_no_kind(case: Case) -> Iterator[Hit]:
     """Report a nested rope dict under a name that is no kind of layer."""
     kinds = case.model.facts["transformers5"]["nested"]
-    for place, p in (("rope_scaling", case.old), ("rope_parameters", case.new)):
+    for place, p in (
+        ("rope_scaling", case.rope_scaling),
+        ("rope_parameters", case.rope_parameters),
+    ):
         for name, value in (p or {}).items():
             if isinstance(value, Mapping) and name not in {*kinds, *LAYER_KINDS}:
                 yield wrong(
@@ -443,7 +457,7 @@ def _unknown_layers(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
         near = get_close_matches(name, sorted(known), 1)
         yield Hit(
             f"layer_types has {name!r}, which is no kind of layer",
-            case.only_named(LAYER_TYPE_READERS),
+            case.named_and_known(LAYER_TYPE_READERS),
             LAYER_TYPE_READERS,
             cure=f"Write {near[0]}." if near else "",
         )
@@ -458,7 +472,7 @@ def _other_number(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
         return
     yield Hit(
         f"layer_types has {len(layer_types)} entries for num_hidden_layers {case.model.num_layers}",
-        case.only_named(LAYER_TYPE_READERS),
+        case.named_and_known(LAYER_TYPE_READERS),
         LAYER_TYPE_READERS,
     )
 
@@ -470,4 +484,4 @@ def byte_order_mark(case: Case) -> Iterator[Hit]:
     if case.metadata is None and path.is_file():
         with open_ordinary(path) as file:
             if file.read(3) == b"\xef\xbb\xbf":
-                yield Hit("the file begins with a byte order mark", case.judges, ALL)
+                yield Hit("the file begins with a byte order mark", case.judged_runtimes, ALL)

@@ -25,7 +25,7 @@ def backwards(case: Case) -> Iterator[Hit]:
     whose = f", {case.model.model_type}'s default where the key is missing"
     if case.config.get("max_position_embeddings") is not None:
         whose = ""
-    for name, p in case.of_type("linear", "dynamic", "yarn", "longrope", "llama3"):
+    for name, p in case.rope_dicts_of_type("linear", "dynamic", "yarn", "longrope", "llama3"):
         for factor in _numbers(p, "factor"):
             if 0 < factor < 1:
                 yield wrong(
@@ -46,11 +46,11 @@ def backwards(case: Case) -> Iterator[Hit]:
 def bounds(case: Case) -> Iterator[Hit]:
     """Report bounds of a ramp, or lists of factors, that are exchanged."""
     yield from _bounds_of_llama3(case)
-    for name, p in case.of_type("yarn"):
+    for name, p in case.rope_dicts_of_type("yarn"):
         betas = _numbers({"beta_fast": 32, "beta_slow": 1, **p}, "beta_fast", "beta_slow")
         if betas and betas[0] < betas[1]:  # equal ones are a step: Kimi K2
             yield wrong(f"{name} has beta_fast {betas[0]:g}, not above beta_slow {betas[1]:g}")
-    for name, p in case.of_type("longrope", "su"):
+    for name, p in case.rope_dicts_of_type("longrope", "su"):
         short = p.get("short_factor")
         long = p.get("long_factor")
         if isinstance(short, list) and isinstance(long, list) and sum(long) < sum(short):
@@ -63,7 +63,7 @@ def bounds(case: Case) -> Iterator[Hit]:
 
 def _bounds_of_llama3(case: Case) -> Iterator[Hit]:
     """Report bounds of llama3's ramp that are equal or exchanged."""
-    for name, p in case.of_type("llama3"):
+    for name, p in case.rope_dicts_of_type("llama3"):
         bounds_of_ramp = _numbers(p, "low_freq_factor", "high_freq_factor")
         if not bounds_of_ramp:
             continue
@@ -81,7 +81,7 @@ def _bounds_of_llama3(case: Case) -> Iterator[Hit]:
 @rule("PD046", "E")
 def impossible(case: Case) -> Iterator[Hit]:
     """Report a number that no rotation has."""
-    for name, p in case.of_type("longrope", "su"):
+    for name, p in case.rope_dicts_of_type("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
             low = [v for v in values if not v > 0] if isinstance(values, list) else []
@@ -89,7 +89,7 @@ def impossible(case: Case) -> Iterator[Hit]:
                 yield wrong(
                     f"{name}.{key} has {len(low)} factors that are not above 0, such as {low[0]:g}"
                 )
-    for place, values in (("the top level", case.config), *case.dicts()):
+    for place, values in (("the top level", case.config), *case.flat_rope_dicts()):
         for theta in _numbers(values, "rope_theta"):
             if 0 < theta < SMALLEST_BASE:
                 yield wrong(f"rope_theta in {place} is {theta:g}, expected 100 or more")
@@ -131,7 +131,7 @@ def uneven(case: Case) -> Iterator[Hit]:
     if case.metadata is not None:
         return
     yield from _odd_heads(case)
-    if case.model.mla:
+    if case.model.is_mla:
         return
     sizes = _numbers(case.config, *WIDTHS)
     if sizes and not _head_is_stated(case) and sizes[0] % sizes[1]:
@@ -153,11 +153,11 @@ def uneven(case: Case) -> Iterator[Hit]:
 def _odd_heads(case: Case) -> Iterator[Hit]:
     """Report heads of which one channel is left over where all of them rotate."""
     size = case.model.head_dim
-    share = case.model.share
+    share = case.model.rotated_share
     rotates_whole = not isinstance(share, int | float) or int(size * share) == size
     has_axes = "axes" in case.model.facts.get("transformers5", {})
     if size % 2 and rotates_whole and not has_axes:
-        key = "qk_rope_head_dim" if case.model.mla else "head_dim"
+        key = "qk_rope_head_dim" if case.model.is_mla else "head_dim"
         yield Hit(
             f"{key} is {size}, an odd number: a pair needs two channels",
             (),
@@ -168,7 +168,7 @@ def _odd_heads(case: Case) -> Iterator[Hit]:
 
 def _head_is_stated(case: Case) -> bool:
     """Return True if the width of a head does not follow from the width of the model."""
-    return case.model.mla or case.model.get("head_dim") is not None
+    return case.model.is_mla or case.model.get("head_dim") is not None
 
 
 def _sizes_are_the_files(case: Case) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.computed import Computed, Layer
-from posenc.dialects.model import OUTSIDE, text_key
+from posenc.dialects.computed import ComputedPositions, LayerRotation
+from posenc.dialects.model import OUTSIDE, language_model_key_after_loading
 from posenc.dialects.writers.overrides import MERGES
 from posenc.doctor.case import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE, Case
 from posenc.doctor.rule import TABLE, Finding, Hit, names, rule
@@ -28,7 +28,7 @@ def override(case: Case) -> Iterator[Hit]:
     overrides = case.source.raw.get(OVERRIDES)
     if not isinstance(overrides, dict):
         return
-    key = text_key(case.source.config)
+    key = language_model_key_after_loading(case.source.config)
     if key:
         yield from _overrides_outside(case, overrides, key)
     of_the_model = overrides.get(key, {}) if key else overrides
@@ -39,7 +39,7 @@ def override(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"the override rope_theta {of_the_model['rope_theta']!r} has no effect: "
             "rope_parameters holds the base",
-            case.only_named(SERVERS),
+            case.named_and_known(SERVERS),
             SERVERS,
         )
 
@@ -54,7 +54,7 @@ def _overrides_outside(case: Case, overrides: Mapping[str, Any], key: str) -> It
         f"the override of {names(unread)} {'stands' if one else 'stand'} at the top level, "
         f"where no server looks for {'it' if one else 'them'}: "
         f"{case.source.config['model_type']} reads its {key}",
-        case.only_named(SERVERS),
+        case.named_and_known(SERVERS),
         SERVERS,
         cure=f'Write {{"{key}": {{"{unread[0]}": ...}}}}; `posenc doctor --overrides vllm` '
         "prints the whole.",
@@ -73,7 +73,7 @@ def _lost_bases(case: Case, overrides: Mapping[str, Any], place: str) -> Iterato
                 message = (
                     f"the override of {name} has no rope_theta, and {server} replaces the dict"
                 )
-                yield Hit(message, case.only_named((server,)), (server,))
+                yield Hit(message, case.named_and_known((server,)), (server,))
 
 
 def _has_every_base(rope_dict: Mapping[str, Any]) -> bool:
@@ -97,7 +97,7 @@ def refuses(case: Case) -> Iterator[Hit]:
 def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
     """Return findings for named runtimes that differ or refuse, unless an E names them already."""
     findings: list[Finding] = []
-    for name in case.judges:
+    for name in case.judged_runtimes:
         if name not in explained and case.differences[name]:
             refuses = bool(case.computed[name].error)
             findings.append(_refusal(case, name) if refuses else _difference(case, name))
@@ -135,7 +135,7 @@ def _difference(case: Case, name: str) -> Finding:
     )
 
 
-def _what(case: Case, computed: Computed) -> tuple[str, str]:
+def _what(case: Case, computed: ComputedPositions) -> tuple[str, str]:
     """Return the first aspect that differs, and the two numbers in words."""
     assert case.meaning is not None
     meant = case.meaning.computed
@@ -157,7 +157,7 @@ def _what(case: Case, computed: Computed) -> tuple[str, str]:
     return "scale", f"a softmax scale of {ours:.6g}, {theirs:.6g} is meant"
 
 
-def _layer_of(kind: str, computed: Computed) -> Layer | None:
+def _layer_of(kind: str, computed: ComputedPositions) -> LayerRotation | None:
     """Return the first rotation under a kind's name, which a runtime may have split in several."""
     for name, layer in computed.layers.items():
         if name.startswith(kind):
@@ -165,7 +165,9 @@ def _layer_of(kind: str, computed: Computed) -> Layer | None:
     return None
 
 
-def _what_of_layer(layer: Layer, meant: Layer, where: str) -> tuple[str, str] | None:
+def _what_of_layer(
+    layer: LayerRotation, meant: LayerRotation, where: str
+) -> tuple[str, str] | None:
     """Return the first aspect in which two rotations differ, and the two numbers in words; None if
     they agree. where: " in " and the kind of layer; empty for all layers."""
     if len(layer.inv_freq) != len(meant.inv_freq):

@@ -13,18 +13,18 @@ IGNORE = ("sglang", "mlx-lm", "llama.cpp")
 @rule("PD017", "E")
 def attention_factor(case: Case) -> Iterator[Hit]:
     """Report attention_factor that yarn's formula does not give."""
-    for name, p in case.of_type("yarn", "deepseek_yarn"):
+    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
             continue
-        usual = formulas.yarn_scale(factor)
+        usual = formulas.yarn_mscale(factor)
         if not math.isclose(t, usual, rel_tol=1e-4):
-            affected = case.affected(IGNORE, "multiplier", "scale", nothing_else=True)
+            affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
             if affected:
                 yield Hit(
                     f"{name} has attention_factor {t:g}, yarn's own is {usual:.6g}; not read by "
                     f"{names(affected)}",
-                    case.only_named(affected),
+                    case.named_and_known(affected),
                     affected,
                 )
 
@@ -32,13 +32,13 @@ def attention_factor(case: Case) -> Iterator[Hit]:
 @rule("PD018", "E")
 def attn_factor(case: Case) -> Iterator[Hit]:
     """Report attn_factor."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         if "attn_factor" in p:
             yield Hit(
                 f"{name} has attn_factor {p['attn_factor']!r}, which SGLang multiplies into yarn's "
                 "own temperature and the others do not read",
-                case.concerned(ALL, "multiplier", "scale"),
-                case.affected(ALL, "multiplier", "scale") or ALL,
+                case.named_runtimes_that_differ(ALL, "multiplier", "scale"),
+                case.runtimes_that_differ(ALL, "multiplier", "scale") or ALL,
                 contradiction=case.meaning is None,
             )
 
@@ -46,7 +46,7 @@ def attn_factor(case: Case) -> Iterator[Hit]:
 @rule("PD019", "W")
 def half_a_pair(case: Case) -> Iterator[Hit]:
     """Report one of mscale and mscale_all_dim without the other."""
-    for name, p in case.of_type("yarn", "deepseek_yarn"):
+    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         given = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
         zero = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
         if len(given) == 1 or zero:
@@ -57,17 +57,17 @@ def half_a_pair(case: Case) -> Iterator[Hit]:
 @rule("PD041", "E")
 def mscale_lost(case: Case) -> Iterator[Hit]:
     """Report mscale that a runtime reads otherwise."""
-    for name, p in case.of_type("yarn", "deepseek_yarn"):
+    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         if p.get("mscale") is None and p.get("mscale_all_dim") is None:
             continue
         if p.get("attention_factor") is not None or "attn_factor" in p:
             continue
-        affected = case.affected(IGNORE, "multiplier", "scale", nothing_else=True)
+        affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
         if affected:
             yield Hit(
                 f"{name} has mscale {p.get('mscale')!r} and mscale_all_dim "
                 f"{p.get('mscale_all_dim')!r}: another temperature in {names(affected)}",
-                case.only_named(affected),
+                case.named_and_known(affected),
                 affected,
             )
 
@@ -76,9 +76,9 @@ def mscale_lost(case: Case) -> Iterator[Hit]:
 def latent_mscale(case: Case) -> Iterator[Hit]:
     """Report latent attention (DeepSeek's) whose mscale differs from mscale_all_dim, or that has an
     attention_factor of 1.0 beside them: runtimes read these in different ways."""
-    if case.metadata is not None or not case.model.mla:
+    if case.metadata is not None or not case.model.is_mla:
         return
-    for name, p in case.of_type("yarn", "deepseek_yarn"):
+    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
         if mscale != all_dim:
             yield Hit(f"{name} has mscale {mscale!r} and mscale_all_dim {all_dim!r}", (), ALL)

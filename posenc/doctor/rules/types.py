@@ -17,7 +17,7 @@ OWN_RULE = {"attn_factor"}
 @rule("PD006", "E")
 def two_types(case: Case) -> Iterator[Hit]:
     """Report a type that contradicts rope_type."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         old = p.get("type")
         new = p.get("rope_type")
         if old is None:
@@ -27,7 +27,7 @@ def two_types(case: Case) -> Iterator[Hit]:
         elif old != new and (old, new) not in (("su", "longrope"), ("mrope", "default")):
             yield Hit(
                 f"{name} has type {old!r} and rope_type {new!r}",
-                case.concerned(ALL),
+                case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=True,
             )
@@ -35,11 +35,11 @@ def two_types(case: Case) -> Iterator[Hit]:
 
 def _older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
     """Report `type` without rope_type where the class's own rope_type stands in its place."""
-    if not case.model.known or not case.differences:
+    if not case.model.is_known or not case.differences:
         return
-    concerned = case.concerned(ALL, "error", "frequencies", "multiplier")
+    concerned = case.named_runtimes_that_differ(ALL, "error", "frequencies", "multiplier")
     reads_new_only = tuple(r for r in concerned if r.startswith(("transformers", "vllm")))
-    if case.model.nested and reads_new_only:
+    if case.model.has_rope_dict_per_kind and reads_new_only:
         yield Hit(
             f"{name} has type {old!r} and no rope_type, which "
             f"{case.model.model_type} does not look at",
@@ -52,7 +52,7 @@ def _older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
 @rule("PD007", "W")
 def old_name(case: Case) -> Iterator[Hit]:
     """Report an old or a vendor's name for the type."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         if type_of(p) in OLD or p.get("type") in OLD:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
             word = type_of(p) if type_of(p) in OLD else p["type"]
@@ -63,8 +63,8 @@ def old_name(case: Case) -> Iterator[Hit]:
 @rule("PD008", "E")
 def no_type(case: Case) -> Iterator[Hit]:
     """Report a factor without a type. Which one is for the author to say: no fix is written."""
-    for name, p in case.dicts():
-        if case.old is not None and name.startswith("rope_parameters"):
+    for name, p in case.flat_rope_dicts():
+        if case.rope_scaling is not None and name.startswith("rope_parameters"):
             continue
         factor = p.get("factor")
         kind = p.get("rope_type", p.get("type"))
@@ -73,7 +73,7 @@ def no_type(case: Case) -> Iterator[Hit]:
             said = "rope_type null" if "rope_type" in p else "no rope_type"
             yield Hit(
                 f"{name} has factor {factor!r} and {said}",
-                case.concerned(ALL),
+                case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=stretches,
             )
@@ -92,7 +92,7 @@ def missing_key(case: Case) -> Iterator[Hit]:
     """Report a scaling without a key that its type cannot be computed without."""
     if case.metadata is not None:
         return
-    for name, p in case.of_type(*NEEDED):
+    for name, p in case.rope_dicts_of_type(*NEEDED):
         missing = [key for key in NEEDED[type_of(p)] if p.get(key) is None]
         largest = case.config.get("max_position_embeddings")
         original = case.original_length(p)
@@ -103,7 +103,7 @@ def missing_key(case: Case) -> Iterator[Hit]:
         if missing and (type_of(p) != "dynamic" or p.get("alpha") is None):
             yield Hit(
                 f"{name} is {type_of(p)} and has no {names(missing)}",
-                case.concerned(ALL),
+                case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=True,
                 cure=cure,
@@ -113,16 +113,18 @@ def missing_key(case: Case) -> Iterator[Hit]:
 @rule("PD009", "E")
 def unknown_type(case: Case) -> Iterator[Hit]:
     """Report a type that is no common one."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         kind = type_of(p)
         if kind not in TYPES + OLD:
-            yield Hit(f"{name} has the unknown type {kind!r}", case.concerned(ALL), ALL)
+            yield Hit(
+                f"{name} has the unknown type {kind!r}", case.named_runtimes_that_differ(ALL), ALL
+            )
 
 
 @rule("PD010", "W")
 def unread_keys(case: Case) -> Iterator[Hit]:
     """Report keys that nobody reads."""
-    for name, p in case.dicts():
+    for name, p in case.flat_rope_dicts():
         kind = {"su": "longrope", "mrope": "default"}.get(type_of(p), type_of(p))
         if kind not in READ:
             continue

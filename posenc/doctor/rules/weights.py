@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.dialects.files.inside import listed
+from posenc.dialects.files.inside import paths_inside
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
@@ -15,7 +15,7 @@ def low_precision(case: Case) -> Iterator[Hit]:
     """Report frequencies or tables stored in 16 bits."""
     if case.metadata is not None:
         return
-    for path in listed(case.source.folder, "*.safetensors")[:256]:
+    for path in paths_inside(case.source.folder, "*.safetensors")[:256]:
         found = [
             f"{name} ({info['dtype']})"
             for name, info in read_header(path)[0].items()

@@ -8,8 +8,13 @@ from typing import Any
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import TRAINED_KEY, model_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.writers.proof import failures
-from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, switching
+from posenc.dialects.writers.proof import reasons_for_disagreement
+from posenc.dialects.writers.recipes import (
+    Recipe,
+    best_recipe,
+    recipe_with_switch,
+    what_changes_with_length,
+)
 
 
 def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
@@ -28,15 +33,15 @@ def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | 
     config = {k: v for k, v in saved.items() if k != "auto_map"}
     if not config.get("rope_parameters"):
         return Recipe("no rotary keys: its positions are in the weights", config), None
-    if not model_of(config).known:
+    if not model_of(config).is_known:
         return Recipe(f"a {config['model_type']} model's rotary keys", config), None
     meaning = meaning_of(config)
-    if changes_with_length(meaning):
-        return switching(config, meaning, longest), meaning
+    if what_changes_with_length(meaning):
+        return recipe_with_switch(config, meaning, longest), meaning
     try:
-        recipe = best(config, meaning)
+        recipe = best_recipe(config, meaning)
     except ValueError:
-        wrong = failures(config, meaning.computed, RUNTIMES)
+        wrong = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
         recipe = Recipe("the dialect of transformers 5", config, cannot=wrong)
     if meaning_of(recipe.config).trained_length != meaning.trained_length:
         kept = {**recipe.config, TRAINED_KEY: meaning.trained_length}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.inside import inside
+from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import copy_file, make_inside, text_of
@@ -26,14 +26,14 @@ def sentence_files(source: Path) -> list[tuple[str, Path]]:
     if not (source / MODULES).is_file():
         return []
     files = [
-        (name, inside(source, name, "sentence-transformers"))
+        (name, path_inside(source, name, "sentence-transformers"))
         for name in FILES
         if (source / name).exists()
     ]
     for folder in _module_folders(source):
         for file in MODULE_FILES:
             if (source / folder / file).exists():
-                files.append((f"{folder}/{file}", inside(source / folder, file, MODULES)))
+                files.append((f"{folder}/{file}", path_inside(source / folder, file, MODULES)))
     return files
 
 
@@ -74,7 +74,7 @@ def settings_text(content: dict[str, Any], name: str) -> str:
 
 def _module_folders(source: Path) -> list[str]:
     """Return the folders next to modules.json that it names. Raises: ValueError for any other."""
-    path = inside(source, MODULES, "sentence-transformers")
+    path = path_inside(source, MODULES, "sentence-transformers")
     try:
         listed = bounded_json(text_of(path))
         names = [module["path"] for module in listed]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from posenc.arguments import answered
-from posenc.dialects.files.inside import inside
+from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding, in_one_line
 from posenc.hf.attachment.attach import attach
@@ -55,8 +55,8 @@ def load(
             f"{folder}: it has no {RECORD}: no encoding was attached when it was saved. "
             "Load it with transformers."
         )
-    record = read_json(inside(folder, RECORD, "posenc.hf.load"))
-    numbers = inside(folder, NUMBERS, RECORD)
+    record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
+    numbers = path_inside(folder, NUMBERS, RECORD)
     _check(folder, record, numbers)
     given = (encoding, decoder)
     encodings = [

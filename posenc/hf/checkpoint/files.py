@@ -7,7 +7,7 @@ posenc open a file outside.
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.inside import TOKENIZER_FILES, inside
+from posenc.dialects.files.inside import TOKENIZER_FILES, path_inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.report.files.opened import open_ordinary
 
@@ -26,7 +26,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: not a folder.")
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
-    path = inside(folder, "config.json", "the folder")
+    path = path_inside(folder, "config.json", "the folder")
     config = read_json(path)
     with open_ordinary(path) as file:
         if file.read(3) == BYTE_ORDER_MARK:
@@ -77,7 +77,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files that transformers reads. Raise ValueError if there are none, or
     if the index names a file outside of the folder."""
     if (folder / WEIGHTS).exists():
-        return [inside(folder, WEIGHTS, "the weights")]
+        return [path_inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
         return _files_of_index(folder)
     pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
@@ -90,21 +90,27 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _files_of_index(folder: Path) -> list[Path]:
     """Return the files among which an index divides the weights, each once."""
-    file_of_weight = read_json(inside(folder, INDEX, "the index"), LARGEST_INDEX).get("weight_map")
+    file_of_weight = read_json(path_inside(folder, INDEX, "the index"), LARGEST_INDEX).get(
+        "weight_map"
+    )
     if not isinstance(file_of_weight, dict) or not all(
         isinstance(name, str) for name in file_of_weight.values()
     ):
         raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
-    return [inside(folder, name, INDEX) for name in sorted(set(file_of_weight.values()))]
+    return [path_inside(folder, name, INDEX) for name in sorted(set(file_of_weight.values()))]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """Return the tokenizer's files. Raise ValueError for a link out of the folder, or a tokenizer
     that needs code."""
-    files = [inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
+    files = [
+        path_inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()
+    ]
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
-        asked = read_json(inside(folder, name, "it")).get("auto_map") if path.exists() else None
+        asked = (
+            read_json(path_inside(folder, name, "it")).get("auto_map") if path.exists() else None
+        )
         if asked and (name != "config.json" or "AutoTokenizer" in asked):
             raise ValueError(
                 f"{path}: auto_map asks for code from the folder for its tokenizer, which is never "

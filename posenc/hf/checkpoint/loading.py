@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from posenc.dialects.files.attached import refuse_attached
+from posenc.dialects.files.attached import refuse_attached_encoding
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.config_values import check_layers, check_values
@@ -91,7 +91,7 @@ def load_checkpoint(
     place = resolved_device(device)
     transformers = quiet_transformers()
     raw, tensors = checked(folder)
-    refuse_attached(folder)
+    refuse_attached_encoding(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **STOCK)
     except Exception as error:  # its many classes may raise anything for unexpected values

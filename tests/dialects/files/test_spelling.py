@@ -62,31 +62,35 @@ def layer(raw):
 
 def test_meta():
     assert name_of_spelling(META) == "meta"
-    assert layer(META).inv_freq == pytest.approx(formulas.plain(16, 500000.0))
+    assert layer(META).inv_freq == pytest.approx(formulas.rope_frequencies(16, 500000.0))
     scaled = layer({**META, "use_scaled_rope": True})
-    factors = formulas.llama3_factors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
-    assert scaled.inv_freq == pytest.approx(formulas.divided(formulas.plain(16, 500000.0), factors))
-    assert scaled.inv_freq[-1] == pytest.approx(formulas.plain(16, 500000.0)[-1] / 8)
+    factors = formulas.llama3_divisors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
+    assert scaled.inv_freq == pytest.approx(
+        formulas.divide_each(formulas.rope_frequencies(16, 500000.0), factors)
+    )
+    assert scaled.inv_freq[-1] == pytest.approx(formulas.rope_frequencies(16, 500000.0)[-1] / 8)
 
 
 def test_mistral():
     assert name_of_spelling(MISTRAL) == "mistral"
-    assert layer(MISTRAL).inv_freq == pytest.approx(formulas.plain(16, 1e6))
+    assert layer(MISTRAL).inv_freq == pytest.approx(formulas.rope_frequencies(16, 1e6))
     yarn = {"original_max_position_embeddings": 2048, "factor": 4, "beta": 32.0, "alpha": 1.0}
     on = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": True}})
     off = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": False}})
-    assert on.inv_freq == off.inv_freq == pytest.approx(formulas.yarn(16, 1e6, 4, 2048))
-    assert (on.multiplier, off.multiplier) == (pytest.approx(formulas.yarn_scale(4)), 1.0)
+    assert on.inv_freq == off.inv_freq == pytest.approx(formulas.yarn_frequencies(16, 1e6, 4, 2048))
+    assert (on.multiplier, off.multiplier) == (pytest.approx(formulas.yarn_mscale(4)), 1.0)
 
 
 def test_deepseek():
     assert name_of_spelling(DEEPSEEK) == "deepseek"
     meant = meaning_of(as_transformers(DEEPSEEK)).computed
-    assert meant.layers["all"].inv_freq == pytest.approx(formulas.yarn(16, 1e4, 40, 4096))
+    assert meant.layers["all"].inv_freq == pytest.approx(
+        formulas.yarn_frequencies(16, 1e4, 40, 4096)
+    )
     assert meant.layers["all"].multiplier == pytest.approx(1.0)
-    assert meant.softmax_scale == pytest.approx(32**-0.5 * formulas.yarn_scale(40) ** 2)
+    assert meant.softmax_scale == pytest.approx(32**-0.5 * formulas.yarn_mscale(40) ** 2)
     short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed
-    assert short.layers["all"].inv_freq == pytest.approx(formulas.plain(16, 1e4))
+    assert short.layers["all"].inv_freq == pytest.approx(formulas.rope_frequencies(16, 1e4))
     assert short.softmax_scale == pytest.approx(32**-0.5)
 
 
@@ -134,11 +138,11 @@ def test_a_yarn_that_is_no_object_is_refused():
 
 def test_other_names_of_base_and_share():
     neox = {**BASE, "model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.5}
-    assert layer(neox).inv_freq == pytest.approx(formulas.plain(8, 20000.0))
+    assert layer(neox).inv_freq == pytest.approx(formulas.rope_frequencies(8, 20000.0))
     chatglm = {**BASE, "rope_ratio": 50}
-    assert layer(chatglm).inv_freq == pytest.approx(formulas.plain(16, 500000.0))
+    assert layer(chatglm).inv_freq == pytest.approx(formulas.rope_frequencies(16, 500000.0))
     assert layer({**BASE, "rotary_base": 30000}).inv_freq == pytest.approx(
-        formulas.plain(16, 30000.0)
+        formulas.rope_frequencies(16, 30000.0)
     )
 
 
@@ -161,7 +165,7 @@ def test_a_record_tells_what_was_assumed(tmp_path):
     record = record_of(load(tmp_path))
     assert any("string" in doubt for doubt in record.doubts)
     assert any("ntk" in doubt for doubt in record.doubts)
-    wanted = formulas.plain(16, formulas.ntk_theta(1e4, 4.0, 16))
+    wanted = formulas.rope_frequencies(16, formulas.ntk_theta(1e4, 4.0, 16))
     assert record.kinds[0].inv_freq == pytest.approx(wanted)
 
 
@@ -174,16 +178,16 @@ def test_kinds_windows_and_layers_without_rotation():
         "sliding_window": 64,
         "query_pre_attn_scalar": 64,
     }
-    from posenc.dialects.record import of_meaning
+    from posenc.dialects.record import record_of_meaning
 
-    record = of_meaning(meaning_of(gemma), "transformers", None)
+    record = record_of_meaning(meaning_of(gemma), "transformers", None)
     kinds = {kind.name: kind for kind in record.kinds}
     assert kinds["sliding_attention"].layers == (0, 1, 2, 3, 4)
     assert kinds["full_attention"].layers == (5,)
     assert (kinds["sliding_attention"].window, kinds["full_attention"].window) == (64, None)
     assert record.softmax_scale == pytest.approx(1 / 8)
     smol = {**BASE, "model_type": "smollm3", "rope_theta": 1e6}
-    assert of_meaning(meaning_of(smol), "transformers", None).without_rotation == (3,)
+    assert record_of_meaning(meaning_of(smol), "transformers", None).without_rotation == (3,)
 
 
 def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
@@ -192,7 +196,7 @@ def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
     meant = meaning_of({**gemma, "rope_parameters": flat})
     layers = meant.computed.layers
     assert layers["full_attention"].inv_freq == pytest.approx(
-        [f / 8 for f in formulas.plain(16, 1e6)]
+        [f / 8 for f in formulas.rope_frequencies(16, 1e6)]
     )
-    assert layers["sliding_attention"].inv_freq == pytest.approx(formulas.plain(16, 1e4))
+    assert layers["sliding_attention"].inv_freq == pytest.approx(formulas.rope_frequencies(16, 1e4))
     assert any("flat" in doubt for doubt in meant.doubts)

@@ -89,7 +89,7 @@ def differences(config: type, varied: dict[str, dict]) -> dict[str, str]:
 def other_kinds(config: type, raw: dict) -> str:
     """How the record's kinds of layers differ from the class's, where they decide a rotation."""
     model = model_of(raw)
-    if not (model.nested or "only" in model.facts.get("rotates", {})):
+    if not (model.has_rope_dict_per_kind or "only" in model.facts.get("rotates", {})):
         return ""
     try:
         built = config.from_dict(json.loads(json.dumps(raw)))
@@ -204,9 +204,9 @@ def test_the_record_and_the_answer_of_a_whole_model_are_the_same():
             questions.append((given, [256]))
     compared, wrong = 0, []
     for (name, raw), asked in zip(rows, ask(questions, seconds=1200), strict=True):
-        known = RUNTIMES["transformers-5"](raw, 256, VERSION).when_run
-        answer = as_computed(asked, known).when_run
-        if not (answer.knows and known.knows) or not (answer.layers or answer.error):
+        known = RUNTIMES["transformers-5"](raw, 256, VERSION).with_stop_as_refusal
+        answer = as_computed(asked, known).with_stop_as_refusal
+        if not (answer.is_known and known.is_known) or not (answer.layers or answer.error):
             continue
         compared += 1
         if why := contradiction(answer, known):
@@ -278,7 +278,7 @@ def test_a_forward_pass_that_stops_is_known_and_answered(raw):
     known = RUNTIMES["transformers-5"](raw, None, VERSION)
     (answer,) = ask([(raw, [64])])
     assert known.error is None and "must match the size" in known.stops
-    assert known.when_run.error == known.stops and not known.when_run.layers
+    assert known.with_stop_as_refusal.error == known.stops and not known.with_stop_as_refusal.layers
     assert "must match the size" in answer.stops
 
 

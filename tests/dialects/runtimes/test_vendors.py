@@ -63,7 +63,7 @@ def differences(transformers, config):
     """In what the emulator differs from the classes; empty where in nothing."""
     runtime = f"transformers-{transformers.__version__[0]}"
     if config["model_type"] not in transformers.CONFIG_MAPPING:
-        return ["known"] if RUNTIMES[runtime](config, 64).knows else []
+        return ["known"] if RUNTIMES[runtime](config, 64).is_known else []
     real, scales = computed_by(transformers, config)
     wrong = []
     for kind, by_length in real.items():

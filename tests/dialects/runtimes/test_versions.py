@@ -8,7 +8,7 @@ import pytest
 from posenc.dialects.families import all_families
 from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
 from posenc.dialects.runtimes.running import CELLS
-from posenc.dialects.runtimes.versions import facts_at, is_recorded, number_of
+from posenc.dialects.runtimes.versions import facts_in_version, is_recorded, version_numbers
 
 PRINTED = json.loads(Path(__file__).with_name("versions.json").read_text(encoding="utf-8"))
 """What each transformers' modules had, from `python -m tests.doctor.oracles.printed`."""
@@ -24,7 +24,7 @@ def test_a_version_computes_what_its_modules_did(row):
         return
     assert got.error is None
     for kind, (pairs, first, multiplier) in row["kinds"].items():
-        (layer,) = got.of_kind(kind)
+        (layer,) = got.rotations_of_kind(kind)
         assert len(layer.inv_freq) == pairs
         assert layer.inv_freq[1:4] == pytest.approx(first, rel=2e-6)
         assert layer.multiplier == pytest.approx(multiplier, rel=2e-6)
@@ -34,15 +34,15 @@ def test_every_recorded_change_is_held_to_two_versions_that_differ():
     for name, facts in all_families().items():
         for change in (facts.get("transformers5") or {}).get("before", ()):
             if change.keys() - {"until", "unread"} and change.get("unread", True):
-                until = number_of(change["until"])
+                until = version_numbers(change["until"])
                 rows = [row for row in PRINTED if row["family"] == name]
-                sides = {number_of(row["version"]) < until for row in rows}
+                sides = {version_numbers(row["version"]) < until for row in rows}
                 assert sides == {True, False}, name
 
 
 def test_a_family_is_missing_before_its_first_version():
     facts = all_families()["gemma4_text"]["transformers5"]
-    assert facts_at(facts, "5.4") is None and facts_at(facts, "5.5") is not None
+    assert facts_in_version(facts, "5.4") is None and facts_in_version(facts, "5.5") is not None
     got = RUNTIMES["transformers-5"]({"model_type": "gemma4_text"}, None, "5.4.0")
     assert got.known == "no model"
 

@@ -8,9 +8,13 @@ import pytest
 from posenc.dialects import families
 from posenc.dialects.families import all_families
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
-from posenc.dialects.model import inner_key, model_of, text_key
+from posenc.dialects.model import language_model_key, language_model_key_after_loading, model_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.writers.overrides import check_override, overridden, override
+from posenc.dialects.writers.overrides import (
+    check_override,
+    config_after_override,
+    override_options,
+)
 from tests.dialects.golden_cases import FOLDER
 
 RECORDED = json.loads((FOLDER / "_override_forms.json").read_text("utf-8"))
@@ -57,14 +61,14 @@ def test_overrides_are_set_as_the_server_s_own_code_sets_them(server):
         if "error" in row:  # two types that contradict each other, or no such config
             compared += 1
             if "Found conflicts" in row["error"]:
-                served = overridden(config, row["given"], server)
+                served = config_after_override(config, row["given"], server)
                 assert row["error"][:20] in str(RUNTIMES[server](served).error)
             else:
                 with pytest.raises(ValueError, match="would stop there"):
                     check_override(config, row["given"], server)
             continue
-        served = overridden(config, row["given"], server)
-        place = served[inner_key(served)] if inner_key(served) else served
+        served = config_after_override(config, row["given"], server)
+        place = served[language_model_key(served)] if language_model_key(served) else served
         assert place["max_position_embeddings"] == row["max_position_embeddings"], row
         theirs = row["rope_parameters"]
         ours = kinds_of(place["rope_parameters"])
@@ -96,7 +100,7 @@ def known(family):
     except ValueError:
         return []
     answers = emulate(config_of(family), names=("vllm", "sglang"))
-    return [(family, server) for server, answer in answers.items() if answer.knows]
+    return [(family, server) for server, answer in answers.items() if answer.is_known]
 
 
 KNOWN = [each for family in COMPOSITE for each in known(family)]
@@ -107,14 +111,18 @@ def test_the_families_of_several_modalities_that_servers_are_known_to_have_are_m
 
 
 def stretched(config, rope):
-    key = inner_key(config)
+    key = language_model_key(config)
     return {**config, key: {**config[key], "rope_scaling": rope, "max_position_embeddings": 32768}}
 
 
 @pytest.mark.parametrize("family, server", KNOWN)
 def test_the_printed_line_is_one_that_the_server_reads(family, server, tmp_path, call):
     plain = config_of(family)
-    if inner_key(plain) and all_families()[family]["text"] == "gemma3_text" and server == "sglang":
+    if (
+        language_model_key(plain)
+        and all_families()[family]["text"] == "gemma3_text"
+        and server == "sglang"
+    ):
         pytest.skip("SGLang scales nothing in Gemma 3")
     rope = {k: v for k, v in YARN.items() if k != "rope_theta"}
     path = tmp_path / "config.json"
@@ -124,14 +132,14 @@ def test_the_printed_line_is_one_that_the_server_reads(family, server, tmp_path,
         assert "sglang cannot" in told or "vllm cannot" in told
         return
     given = json.loads(out.split("'")[1])
-    assert set(given) == {text_key(plain)}
-    given[text_key(plain)]["max_position_embeddings"] = 32768
+    assert set(given) == {language_model_key_after_loading(plain)}
+    given[language_model_key_after_loading(plain)]["max_position_embeddings"] = 32768
     path.write_text(json.dumps(plain))  # the same line for the file without a scaling
     arguments = ("doctor", path, "--for", server, "--length", 32768, "--with")
     code, out, told = call(*arguments, json.dumps(given))
     if (family, server) != ("gemma4", "sglang"):  # its full layers have another share without one
         assert code == 0 and "as meant" in out and " 32768" in out, out + told
-    top = given[text_key(plain)]
+    top = given[language_model_key_after_loading(plain)]
     code, out, told = call(*arguments, json.dumps(top))
     assert code == 1 and "PD032" in out and "as meant" not in out, out + told
     assert "stand at the top level, where no server looks for them" in " ".join(out.split())
@@ -139,13 +147,13 @@ def test_the_printed_line_is_one_that_the_server_reads(family, server, tmp_path,
 
 def test_a_flat_file_has_the_language_model_s_config_after_loading():
     flat = {"model_type": "qwen2_vl", **SIZES, "rope_theta": 1e6}
-    assert (inner_key(flat), text_key(flat)) == ("", "text_config")
+    assert (language_model_key(flat), language_model_key_after_loading(flat)) == ("", "text_config")
     with pytest.raises(UnknownFamilyError, match="vllm computes for qwen2_vl_text"):
-        override(flat, meaning_of(flat), "vllm")
-    top = overridden(flat, STRETCH, "vllm")
+        override_options(flat, meaning_of(flat), "vllm")
+    top = config_after_override(flat, STRETCH, "vllm")
     assert top["rope_parameters"]["rope_type"] == "default"
     assert top["max_position_embeddings"] == 8192
-    inside = overridden(flat, {"text_config": STRETCH}, "vllm")
+    inside = config_after_override(flat, {"text_config": STRETCH}, "vllm")
     assert inside["rope_parameters"]["rope_type"] == "yarn"
     assert inside["max_position_embeddings"] == 32768
 
@@ -166,7 +174,7 @@ def test_another_name_of_the_inner_config_is_printed(monkeypatch):
         },
     }
     for server in ("vllm", "sglang"):
-        given = json.loads(override(config, meaning_of(config), server).split("'")[1])
+        given = json.loads(override_options(config, meaning_of(config), server).split("'")[1])
         assert set(given) == {"language_config"}
 
 
@@ -219,7 +227,7 @@ def test_sections_are_part_of_every_line():
     long = {**text, "rope_parameters": yarn, "max_position_embeddings": 32768}
     for raw in (config, {**config, "text_config": long}):
         for server in ("vllm", "sglang"):
-            given = json.loads(override(raw, meaning_of(raw), server).split("'")[1])
+            given = json.loads(override_options(raw, meaning_of(raw), server).split("'")[1])
             got = given["text_config"]["rope_parameters"]
             assert got["mrope_section"] == [2, 1, 1] and got["mrope_interleaved"] is True
             assert got["partial_rotary_factor"] == 0.5

@@ -6,7 +6,7 @@ import pytest
 
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.writers.overrides import overridden, override
+from posenc.dialects.writers.overrides import config_after_override, override_options
 from tests.dialects.golden_cases import FOLDER, config
 from tests.doctor.threads import BASE, GLM4
 
@@ -47,7 +47,7 @@ def assert_same(got, recorded):
     ],
 )
 def test_vllm_replaces_the_dict(case, base, given):
-    got = RUNTIMES["vllm"](overridden(config(base), given, "vllm"), None)
+    got = RUNTIMES["vllm"](config_after_override(config(base), given, "vllm"), None)
     recorded = RECORDED["vllm"][case]
     assert_same(got, recorded)
     if "error" not in recorded:
@@ -60,7 +60,9 @@ def test_sglang_merges_into_the_dict(case):
     base = "04_" if "v5" in case else "02_"
     if recorded["resolved"]["rope_theta"] == 10000.0:
         base = "01_"
-    got = RUNTIMES["sglang"](overridden(config(base), recorded["overrides"], "sglang"), None)
+    got = RUNTIMES["sglang"](
+        config_after_override(config(base), recorded["overrides"], "sglang"), None
+    )
     assert_same(got, recorded)
 
 
@@ -69,8 +71,8 @@ def test_sglang_merges_into_the_dict(case):
 def test_a_printed_override_gives_what_is_meant(runtime, number):
     raw = config(f"{number}_")
     meaning = meaning_of(raw)
-    given = json.loads(override(raw, meaning, runtime).split("'")[1])
-    got = RUNTIMES[runtime](overridden(raw, given, runtime), None)
+    given = json.loads(override_options(raw, meaning, runtime).split("'")[1])
+    got = RUNTIMES[runtime](config_after_override(raw, given, runtime), None)
     for kind, layer in meaning.computed.layers.items():
         assert got.layers[kind].inv_freq == pytest.approx(layer.inv_freq, rel=1e-6, abs=1e-25)
         assert got.layers[kind].multiplier == pytest.approx(layer.multiplier, rel=1e-6)
@@ -80,9 +82,9 @@ def test_a_printed_override_gives_what_is_meant(runtime, number):
 def test_an_override_that_does_not_exist_is_refused():
     raw = config("49_")
     with pytest.raises(ValueError, match="sglang cannot"):
-        override(raw, meaning_of(raw), "sglang")
+        override_options(raw, meaning_of(raw), "sglang")
     with pytest.raises(ValueError, match="takes no overrides"):
-        override(raw, meaning_of(raw), "llama.cpp")
+        override_options(raw, meaning_of(raw), "llama.cpp")
 
 
 @pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])

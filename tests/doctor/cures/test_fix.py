@@ -7,7 +7,7 @@ import pytest
 from posenc.dialects.files.source import load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.writers.proof import disagreement, failures
+from posenc.dialects.writers.proof import disagreement, reasons_for_disagreement
 from posenc.doctor.cures.fixing import fix
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
@@ -49,11 +49,11 @@ def test_each_golden_case_is_fixed_or_the_reason_is_told(path, written, tmp_path
     meant = meaning_of(raw)
     text, code = fix(source, out, ALL)
     fixed = json.loads((out / "config.json").read_text())
-    wrong = failures(fixed, meant.computed, ALL)
+    wrong = reasons_for_disagreement(fixed, meant.computed, ALL)
     assert (code == 1) == bool(wrong)
     for name in ALL:
         assert (f"cannot: {name}: " in text) == (name in wrong)
-    right = [n for n in ALL if n not in wrong and emulate(fixed)[n].knows]
+    right = [n for n in ALL if n not in wrong and emulate(fixed)[n].is_known]
     assert right
     for name in right:
         assert disagreement(emulate(fixed, None, [name])[name], meant.computed) == ""
@@ -67,7 +67,7 @@ def test_a_length_makes_it_static(number, written, tmp_path):
     text, code = fix(written(raw), out, named, length=4096)
     assert code == 0, text
     fixed = json.loads((out / "config.json").read_text())
-    assert failures(fixed, meaning_of(raw, 4096).computed, named) == {}
+    assert reasons_for_disagreement(fixed, meaning_of(raw, 4096).computed, named) == {}
     for length in (64, 4096):
         got = emulate(fixed, length, named)
         assert len({c.layers["all"].inv_freq for c in got.values()}) == 1
@@ -76,15 +76,15 @@ def test_a_length_makes_it_static(number, written, tmp_path):
 def test_most_golden_cases_are_fixed_for_four_runtimes_and_many_for_all():
     named = ("transformers-4", "transformers-5", "vllm", "sglang")
     counts = {"four": 0, "all": 0}
-    from posenc.dialects.writers.recipes import best
+    from posenc.dialects.writers.recipes import best_recipe
 
     for path in CASES:
         if path.name[:2] in NO_STATIC_FORM | NO_FORM:
             continue
         raw = json.loads(path.read_text())["config"]
         meant = meaning_of(raw)
-        counts["four"] += not best(raw, meant, named).cannot
-        counts["all"] += not best(raw, meant, ALL).cannot
+        counts["four"] += not best_recipe(raw, meant, named).cannot
+        counts["all"] += not best_recipe(raw, meant, ALL).cannot
     assert counts["four"] >= 45
     assert counts["all"] >= 28
 
@@ -131,11 +131,11 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, name):
 def test_a_wrong_recipe_fails_its_proof():
     raw = {**BASE, "rope_theta": 500000.0}
     meant = meaning_of(raw).computed
-    assert failures(raw, meant, ALL) == {}
+    assert reasons_for_disagreement(raw, meant, ALL) == {}
     off = {**raw, "rope_theta": 500001.0}
-    assert set(failures(off, meant, ALL)) == set(ALL)
-    assert set(failures(raw, meant, ALL, folded=1.00001)) == set(ALL)
-    assert set(failures(raw, meant, ALL, folded=float("nan"))) == set(ALL)
+    assert set(reasons_for_disagreement(off, meant, ALL)) == set(ALL)
+    assert set(reasons_for_disagreement(raw, meant, ALL, folded=1.00001)) == set(ALL)
+    assert set(reasons_for_disagreement(raw, meant, ALL, folded=float("nan"))) == set(ALL)
 
 
 def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
@@ -288,7 +288,7 @@ def test_a_length_makes_every_kind_of_layer_static(family, length, written, tmp_
     fixed = json.loads((tmp_path / "out/config.json").read_text())
     meant = meaning_of(raw, length).computed
     for at in (1, 500, 513, 4096):
-        assert failures(fixed, meant, ("transformers-5",), at) == {}
+        assert reasons_for_disagreement(fixed, meant, ("transformers-5",), at) == {}
 
 
 def test_a_copy_that_no_runtime_reads_right_is_not_written(written, tmp_path):

@@ -10,8 +10,8 @@ from posenc.dialects import formulas
 from posenc.dialects.files.source import load
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.weights.fold import fold, foldable
-from posenc.dialects.weights.tensors import decode, encode, entries
+from posenc.dialects.weights.fold import fold_multiplier, why_not_foldable
+from posenc.dialects.weights.tensors import decode_floats, encode_floats, read_entries
 from posenc.doctor.cures.fixing import fix
 from tests.doctor.threads import BASE, EIGHT
 
@@ -84,7 +84,7 @@ def test_folded_weights_give_the_same_logits(family, tmp_path):
         assert code == 1 and "cannot: transformers-4: refuses: ValueError" in said
         named = named[1:]
     text, code = fix(load(source / "config.json"), tmp_path / "out", named)
-    factor = 1.69 / (formulas.yarn_scale(4.0) ** 2 if family == "glm4" else 1)
+    factor = 1.69 / (formulas.yarn_mscale(4.0) ** 2 if family == "glm4" else 1)
     assert code == 0 and f"rotated rows * {factor:.7g}" in text, text
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["rope_parameters"].get("attention_factor", 1.0) == 1.0
@@ -99,16 +99,18 @@ def test_folded_weights_give_the_same_logits(family, tmp_path):
 def test_only_rotated_rows_of_q_change(tmp_path):
     folder = checkpoint(tmp_path / "model", "glm4")
     path = folder / "model.safetensors"
-    before = {e.name: path.read_bytes()[e.start : e.stop] for e in entries(path)}
-    changed = fold(folder, model_of(json.loads((folder / "config.json").read_text())), 1.3)
+    before = {e.name: path.read_bytes()[e.start : e.stop] for e in read_entries(path)}
+    changed = fold_multiplier(
+        folder, model_of(json.loads((folder / "config.json").read_text())), 1.3
+    )
     assert len(changed) == 2 and all("q_proj.weight" in name for name in changed)
-    for entry in entries(path):
+    for entry in read_entries(path):
         data = path.read_bytes()[entry.start : entry.stop]
         if entry.name not in changed:
             assert data == before[entry.name]
             continue
-        old = decode(before[entry.name], entry.dtype).reshape(4, 16, -1)
-        new = decode(data, entry.dtype).reshape(4, 16, -1)
+        old = decode_floats(before[entry.name], entry.dtype).reshape(4, 16, -1)
+        new = decode_floats(data, entry.dtype).reshape(4, 16, -1)
         np.testing.assert_allclose(new[:, :8], old[:, :8] * 1.69, rtol=1e-6)
         np.testing.assert_array_equal(new[:, 8:], old[:, 8:])
 
@@ -117,10 +119,10 @@ def test_bfloat16_is_rounded_to_nearest(tmp_path):
     folder = checkpoint(tmp_path / "model", "llama", "bfloat16")
     path = folder / "model.safetensors"
     name = "model.layers.0.self_attn.q_proj.weight"
-    (entry,) = [e for e in entries(path) if e.name == name]
-    old = decode(path.read_bytes()[entry.start : entry.stop], "BF16")
-    fold(folder, model_of(TINY), 1.3)
-    new = decode(path.read_bytes()[entry.start : entry.stop], "BF16")
+    (entry,) = [e for e in read_entries(path) if e.name == name]
+    old = decode_floats(path.read_bytes()[entry.start : entry.stop], "BF16")
+    fold_multiplier(folder, model_of(TINY), 1.3)
+    new = decode_floats(path.read_bytes()[entry.start : entry.stop], "BF16")
     wanted = torch.tensor(old * 1.69).to(torch.bfloat16).double().numpy()
     np.testing.assert_array_equal(new, wanted)
 
@@ -128,20 +130,20 @@ def test_bfloat16_is_rounded_to_nearest(tmp_path):
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
 def test_a_dtype_comes_back_as_it_was(dtype):
     values = np.array([0.0, 1.0, -2.5, 3.140625, 2.0**-10])
-    np.testing.assert_array_equal(decode(encode(values, dtype), dtype), values)
+    np.testing.assert_array_equal(decode_floats(encode_floats(values, dtype), dtype), values)
 
 
 def test_what_cannot_be_folded_says_why(tmp_path):
     folder = checkpoint(tmp_path / "model", "llama")
     raw = json.loads((folder / "config.json").read_text())
-    assert foldable(folder, model_of(raw)) == ""
+    assert why_not_foldable(folder, model_of(raw)) == ""
     quantised = {**raw, "quantization_config": {"bits": 4}}
-    assert "quantised" in foldable(folder, model_of(quantised))
-    assert "no query weights of the layers [2]" in foldable(
+    assert "quantised" in why_not_foldable(folder, model_of(quantised))
+    assert "no query weights of the layers [2]" in why_not_foldable(
         folder, model_of({**raw, "num_hidden_layers": 3})
     )
-    assert "rows" in foldable(folder, model_of({**raw, "num_attention_heads": 8}))
-    assert "no safetensors" in foldable(tmp_path, model_of(raw))
+    assert "rows" in why_not_foldable(folder, model_of({**raw, "num_attention_heads": 8}))
+    assert "no safetensors" in why_not_foldable(tmp_path, model_of(raw))
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert "damaged" in foldable(folder, model_of(raw))
+    assert "damaged" in why_not_foldable(folder, model_of(raw))

@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from posenc.dialects.model import model_of
-from posenc.dialects.weights.fold import ONE_PLUS_WEIGHT, fold, foldable
-from posenc.dialects.weights.layout import convert, order
+from posenc.dialects.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
+from posenc.dialects.weights.layout import permute_folder, row_permutation
 from posenc.dialects.weights.rows import rotary_dim
 from posenc.doctor.cures.layout import FEWEST, WORDS, measure, report, write
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
@@ -59,7 +59,7 @@ def test_scores_stay_the_same_when_the_reader_changes_too(family, to_interleaved
     folder = checkpoint(tmp_path / "model", family)
     model = model_of(json.loads((folder / "config.json").read_text()))
     before = load_file(folder / "model.safetensors")
-    changed = convert(folder, model, to_interleaved=to_interleaved)
+    changed = permute_folder(folder, model, to_interleaved=to_interleaved)
     after = load_file(folder / "model.safetensors")
     assert set(changed) == {n for n in before if not np.array_equal(before[n], after[n])}
 
@@ -87,15 +87,15 @@ def test_there_and_back_gives_the_same_bytes(family, tmp_path):
     path = folder / "model.safetensors"
     model = model_of(json.loads((folder / "config.json").read_text()))
     before = path.read_bytes()
-    convert(folder, model, to_interleaved=True)
+    permute_folder(folder, model, to_interleaved=True)
     assert path.read_bytes() != before
-    convert(folder, model, to_interleaved=False)
+    permute_folder(folder, model, to_interleaved=False)
     assert path.read_bytes() == before
 
 
 def test_the_order_is_the_textbooks():
-    assert order(8, to_interleaved=False) == [0, 2, 4, 6, 1, 3, 5, 7]
-    assert order(8, to_interleaved=True) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert row_permutation(8, to_interleaved=False) == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert row_permutation(8, to_interleaved=True) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_grouped_keys_are_permuted_by_their_own_heads(tmp_path):
@@ -103,7 +103,9 @@ def test_grouped_keys_are_permuted_by_their_own_heads(tmp_path):
     folder = checkpoint(tmp_path / "model", "llama")
     name = "model.layers.0.self_attn.k_proj.weight"
     before = load_file(folder / "model.safetensors")[name]
-    convert(folder, model_of(json.loads((folder / "config.json").read_text())), to_interleaved=True)
+    permute_folder(
+        folder, model_of(json.loads((folder / "config.json").read_text())), to_interleaved=True
+    )
     after = load_file(folder / "model.safetensors")[name]
     np.testing.assert_array_equal(after[1], before[8])  # first head, second row
     np.testing.assert_array_equal(after[17], before[24])  # second head of two
@@ -125,10 +127,10 @@ def test_an_adapter_has_only_its_b_rows_permuted(tmp_path):
         f"{at}v_proj.lora_B.weight": rng.normal(size=(32, 4)),
     }
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    changed = convert(tmp_path, model_of(config), to_interleaved=True)
+    changed = permute_folder(tmp_path, model_of(config), to_interleaved=True)
     assert changed == [f"{at}q_proj.lora_B.weight"]
     after = load_file(tmp_path / "adapter_model.safetensors")
-    wanted = tensors[changed[0]].reshape(4, 16, 4)[:, order(16, to_interleaved=True)]
+    wanted = tensors[changed[0]].reshape(4, 16, 4)[:, row_permutation(16, to_interleaved=True)]
     np.testing.assert_array_equal(after[changed[0]].reshape(4, 16, 4), wanted)
 
 
@@ -289,7 +291,7 @@ def test_no_temperature_is_folded_where_a_norm_undoes_it(tmp_path):
     saved_model(tmp_path / "apart", "stablelm", num_key_value_heads=2, qk_layernorm=True)
     for name, said in (("after", "has no effect in this model"), ("apart", "is not known")):
         model = model_of(json.loads((tmp_path / name / "config.json").read_text()))
-        assert said in foldable(tmp_path / name, model)
+        assert said in why_not_foldable(tmp_path / name, model)
 
 
 GATED = {
@@ -318,7 +320,7 @@ def test_a_temperature_is_folded_beside_the_gate_of_a_query(tmp_path):
             layer.self_attn.scaling *= 1.3**2
     wanted = model(ids).logits
     read = model_of(json.loads((tmp_path / "model/config.json").read_text()))
-    assert fold(tmp_path / "model", read, 1.3)
+    assert fold_multiplier(tmp_path / "model", read, 1.3)
     folded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     torch.testing.assert_close(folded(ids).logits, wanted, rtol=1e-4, atol=1e-4)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
-from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.proof import reasons_for_disagreement
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.oracles.run import logits
@@ -128,8 +128,10 @@ def check(name: str, root: Path, pythons: Mapping[str, str]) -> dict[str, list[S
         return [float(abs(one - meant).max()) for one in got.reshape(-1, *meant.shape)]
 
     config = read_json(broken / "config.json")
-    known = [name for name, computed in emulate(config, None, RUNTIMES).items() if computed.knows]
-    wrong = failures(config, meaning_of(config).computed, known)
+    known = [
+        name for name, computed in emulate(config, None, RUNTIMES).items() if computed.is_known
+    ]
+    wrong = reasons_for_disagreement(config, meaning_of(config).computed, known)
     said, _ = run(Options((broken,), fix=True, out=fixed, for_=",".join(RUNTIMES)))
     right = proved(said)
     return {

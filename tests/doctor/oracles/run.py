@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.dialects.formulas import plain
+from posenc.dialects.formulas import rope_frequencies
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from tests.doctor.oracles import exports
@@ -86,7 +86,7 @@ def breaks(model: Path, folder: Path) -> Path:
         "attention_factor": TEMPERATURE,
         "original_max_position_embeddings": config["max_position_embeddings"] // 4,
     }
-    assert len(plain(head_dim, theta)) == len(factors)
+    assert len(rope_frequencies(head_dim, theta)) == len(factors)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 
-from posenc.dialects.families import WITHOUT_ROTATION, family
+from posenc.dialects.families import WITHOUT_ROTATION, facts_of_family
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RECORD, RUNTIMES
 from posenc.dialects.runtimes.running import CELLS
@@ -84,7 +84,7 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             {**raw, "rope_parameters": {**given, "rope_theta": 54321.0}},
         )
         yield "yarn", {**raw, "rope_parameters": {**given, "rope_theta": 54321.0, **YARN}}
-    facts = (family(raw["model_type"]) or {}).get(CELL) or {}
+    facts = (facts_of_family(raw["model_type"]) or {}).get(CELL) or {}
     for key in {facts.get("theta_key"), *facts.get("theta_keys", {}).values()} - {
         None,
         "rope_theta",
@@ -236,7 +236,7 @@ def compared(raw: dict[str, Any], wanted: dict[str, Any], got: Any) -> str:
 def _layers_of(raw: dict[str, Any], kind: str) -> tuple[int, ...]:
     """The layers of a kind; a module may have frequencies for kinds that no layer has."""
     model = model_of(raw)
-    return model.layers_of(kind) if model.nested else (0,)
+    return model.layers_of_kind(kind) if model.has_rope_dict_per_kind else (0,)
 
 
 def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
@@ -256,7 +256,9 @@ def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
         if config.model_type in WITHOUT_ROTATION:
             row["verdict"] = "differs" if found else "right"
             continue
-        if not family(config.model_type) or CELL not in (family(config.model_type) or {}):
+        if not facts_of_family(config.model_type) or CELL not in (
+            facts_of_family(config.model_type) or {}
+        ):
             row["verdict"] = "not known"
             continue
         if RUNTIMES[RUNTIME](raw, None, VERSION).known == "unknown":
@@ -266,7 +268,9 @@ def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
             row["verdict"] = "has no buffers to compare"
             continue
         for changed, varied in variations(raw):
-            if "mrope_section" in (family(config.model_type) or {})[CELL].get("required", ()):
+            if "mrope_section" in (facts_of_family(config.model_type) or {})[CELL].get(
+                "required", ()
+            ):
                 given = varied.get("rope_scaling") or {"rope_type": "default"}
                 varied = {**varied, "rope_scaling": {"mrope_section": [16, 24, 24], **given}}
             if why := differs(config, found, varied, changed):
@@ -281,8 +285,8 @@ def composites() -> dict[str, str]:
     class does; empty if it does not. Only those whose language model posenc knows."""
     answer = {}
     for name, config in sorted(real.composite_classes().items()):
-        text = (family(config.model_type) or {}).get("text")
-        if text is None or CELL not in (family(text) or {}):
+        text = (facts_of_family(config.model_type) or {}).get("text")
+        if text is None or CELL not in (facts_of_family(text) or {}):
             continue
         try:
             built = config()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.families import family
+from posenc.dialects.families import facts_of_family
 from posenc.dialects.runtimes.running import CELLS
 
 PATH = Path(__file__).with_name("swept.json")
@@ -16,7 +16,7 @@ PATH = Path(__file__).with_name("swept.json")
 
 def digest(name: str, runtime: str) -> str:
     """Return what changes with a family's facts of a runtime; empty without any."""
-    facts = family(name) or {}
+    facts = facts_of_family(name) or {}
     own = {k: v for k, v in facts.items() if k not in CELLS.values() or k == CELLS[runtime]}
     if not facts.get(CELLS[runtime]):
         return ""

@@ -251,8 +251,8 @@ def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
 )
 def test_a_scale_of_the_familys_own_needs_no_edit(family, keys):
     from posenc.dialects.meaning import meaning_of
-    from posenc.dialects.runtimes.gguf_converter import convert
-    from posenc.dialects.runtimes.llama_cpp import from_metadata
+    from posenc.dialects.runtimes.gguf_converter import converted_metadata
+    from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 
     config = {
         "model_type": family,
@@ -265,5 +265,5 @@ def test_a_scale_of_the_familys_own_needs_no_edit(family, keys):
         **keys,
     }
     meaning = meaning_of(config)
-    got = from_metadata(convert(meaning.model), None).softmax_scale
+    got = compute_from_metadata(converted_metadata(meaning.model), None).softmax_scale
     assert got == pytest.approx(meaning.computed.softmax_scale)

@@ -62,12 +62,12 @@ def rotation_of(
     and a rotation that no scaling here computes: the result is compared with the dialects'.
     """
     from posenc.dialects.computed import RefusedError
-    from posenc.dialects.meaning import UnknownFamilyError, known_family, meaning_of
+    from posenc.dialects.meaning import UnknownFamilyError, meaning_of, require_known_family
     from posenc.dialects.model import model_of
 
     config = _as_dict(config, f"{owner}.from_config")
     try:
-        known_family(model_of(config))
+        require_known_family(model_of(config))
         _check_rotary_keys(config, owner)
         meant = meaning_of(config)
     except UnknownFamilyError as error:
@@ -92,7 +92,7 @@ def rotation_of(
             f"{owner}: this config has layers of {len(kinds)} kinds: kind must be one of "
             f"{', '.join(kinds)}, got {kind!r}."
         )
-    if set(model.layers_of(kind)) <= set(meant.computed.without_rotation):
+    if set(model.layers_of_kind(kind)) <= set(meant.computed.without_rotation):
         raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
     _check_layout(model, interleaved, owner)
     p = meant.parameters[kind]
@@ -111,7 +111,7 @@ def rotation_of(
         if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
             raise ValueError(f"{owner}: this config's {p['rope_type']} is not computed here.")
     arguments = {
-        "head_dim": model.of_kind(kind).head_dim,
+        "head_dim": model.with_sizes_of_kind(kind).head_dim,
         "rope_theta": theta,
         "interleaved": model.interleaved if model.layout_is_known else interleaved,
         "rotary_dim": rotary_dim,

@@ -35,7 +35,7 @@ class Export:
     def right(self) -> tuple[str, ...]:
         """Return the runtimes that have the model and read the folder correctly."""
         known = emulate(self.recipe.config)
-        return tuple(n for n in RUNTIMES if known[n].knows and n not in self.recipe.cannot)
+        return tuple(n for n in RUNTIMES if known[n].is_known and n not in self.recipe.cannot)
 
 
 PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}

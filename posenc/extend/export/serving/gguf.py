@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Layer, RefusedError
+from posenc.dialects.computed import LayerRotation, RefusedError
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes.gguf_converter import convert
+from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.writers import gguf_edit
-from posenc.dialects.writers.recipes import Recipe, changes_with_length
+from posenc.dialects.writers.recipes import Recipe, what_changes_with_length
 from posenc.extend.export.serving.described import Export, fenced
 
 
@@ -40,13 +40,13 @@ def lines(export: Export) -> Iterator[str]:
 def uneditable(recipe: Recipe, meaning: Meaning) -> str:
     """Return why no edit of the converted file makes libllama compute the export's frequencies; ""
     if one does."""
-    what = changes_with_length(meaning)
+    what = what_changes_with_length(meaning)
     if what:
         return what
     bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     try:
-        meta = convert(model_of(recipe.config))
-        gguf_edit.plan(meta, meaning.computed, bases, meaning.max_length)
+        meta = converted_metadata(model_of(recipe.config))
+        gguf_edit.plan_edit(meta, meaning.computed, bases, meaning.max_length)
     except (RefusedError, ValueError) as refused:
         return str(refused).rstrip(".")
     return ""
@@ -57,7 +57,7 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
 
     Raises: ValueError if there are none.
     """
-    if set(meaning.parameters) != {"all"} or changes_with_length(meaning):
+    if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
     dim = _unscaled_dim(before)
     wanted = meaning.computed.layers["all"]
@@ -76,7 +76,7 @@ def _unscaled_dim(before: Mapping[str, Any]) -> int:
     come on top of it.
     """
     try:
-        meta = convert(model_of(before))
+        meta = converted_metadata(model_of(before))
     except RefusedError as refused:
         raise ValueError(f"its converter stops: {refused}") from refused
     plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
@@ -85,22 +85,22 @@ def _unscaled_dim(before: Mapping[str, Any]) -> int:
     return meta.dimension_count
 
 
-def _base_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _base_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the option of another base; None if no base gives the frequencies."""
     base = _base(wanted, dim)
     return None if base is None else f"--rope-freq-base {base:.9g}"
 
 
-def _linear_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _linear_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the options that divide all frequencies alike; None if that does not give them."""
     factor = _factor(parameters)
-    plain = formulas.plain(dim, float(parameters["rope_theta"]))
-    if not _same(wanted, Layer(formulas.divided(plain, [factor] * len(plain)))):
+    plain = formulas.rope_frequencies(dim, float(parameters["rope_theta"]))
+    if not _same(wanted, LayerRotation(formulas.divide_each(plain, [factor] * len(plain)))):
         return None
     return f"--rope-scaling linear --rope-scale {factor:.9g}"
 
 
-def _yarn_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _yarn_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the options of YaRN; None if it does not give the frequencies."""
     if parameters["rope_type"] != "yarn":
         return None
@@ -108,8 +108,10 @@ def _yarn_option(wanted: Layer, dim: int, parameters: Mapping[str, Any]) -> str 
     original = parameters["original_max_position_embeddings"]
     fast = float(parameters.get("beta_fast") or 32)
     slow = float(parameters.get("beta_slow") or 1)
-    yarn = formulas.yarn(dim, float(parameters["rope_theta"]), factor, original, fast, slow)
-    if not _same(wanted, Layer(yarn, formulas.yarn_scale(factor))):
+    yarn = formulas.yarn_frequencies(
+        dim, float(parameters["rope_theta"]), factor, original, fast, slow
+    )
+    if not _same(wanted, LayerRotation(yarn, formulas.yarn_mscale(factor))):
         return None
     return (
         f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
@@ -122,15 +124,15 @@ def _factor(parameters: Mapping[str, Any]) -> float:
     return float(parameters.get("factor") or 1.0)
 
 
-def _base(wanted: Layer, dim: int) -> float | None:
+def _base(wanted: LayerRotation, dim: int) -> float | None:
     """Return the base of plain RoPE with these frequencies; None if no base has them."""
     if len(wanted.inv_freq) < 2 or not wanted.inv_freq[1]:
         return None
     base = wanted.inv_freq[1] ** (-dim / 2)
-    return base if _same(wanted, Layer(formulas.plain(dim, base))) else None
+    return base if _same(wanted, LayerRotation(formulas.rope_frequencies(dim, base))) else None
 
 
-def _same(a: Layer, b: Layer) -> bool:
+def _same(a: LayerRotation, b: LayerRotation) -> bool:
     """Return True if two layers rotate alike: the same frequencies and multiplier, to a
     millionth."""
     pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.writers.dual import OURS
-from posenc.dialects.writers.overrides import override
-from posenc.dialects.writers.proof import failures
-from posenc.dialects.writers.recipes import changes_with_length
+from posenc.dialects.writers.overrides import override_options
+from posenc.dialects.writers.proof import reasons_for_disagreement
+from posenc.dialects.writers.recipes import what_changes_with_length
 from posenc.extend.export.serving import gguf
 from posenc.extend.export.serving.described import Export, fenced
 
@@ -59,9 +59,9 @@ def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) ->
         options = gguf.options(before, export.meaning)
         yield from fenced("sh", f"llama-server -m original.gguf -c {export.longest} {options}")
     else:
-        if what := changes_with_length(export.meaning):
+        if what := what_changes_with_length(export.meaning):
             raise ValueError(f"{what} is read otherwise there")
-        options = override(before, export.meaning, name)
+        options = override_options(before, export.meaning, name)
         server = "vllm serve" if name == "vllm" else "python -m sglang.launch_server --model-path"
         yield from fenced("sh", f"{server} {quoted} {options}")
 
@@ -79,10 +79,10 @@ def changes(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, A
         merged.pop("rope_scaling", None)  # loading moved it into rope_parameters
     elif name in export.recipe.cannot:
         raise ValueError(export.recipe.cannot[name])
-    if not emulate(merged, names=[name])[name].knows:
+    if not emulate(merged, names=[name])[name].is_known:
         raise ValueError("it has no such model")
-    if not changes_with_length(export.meaning):
-        wrong = failures(merged, export.meaning.computed, [name])
+    if not what_changes_with_length(export.meaning):
+        wrong = reasons_for_disagreement(merged, export.meaning.computed, [name])
         if wrong:
             raise ValueError(wrong[name])
     if name == "transformers-4" and "rotary_emb_base" in changed:

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.record import LayerKind, of_meaning
+from posenc.dialects.record import LayerKind, record_of_meaning
 from posenc.dialects.runtimes import VERSIONS, emulate
-from posenc.dialects.weights.fold import foldable
-from posenc.dialects.writers.recipes import best, changes_with_length
+from posenc.dialects.weights.fold import why_not_foldable
+from posenc.dialects.writers.recipes import best_recipe, what_changes_with_length
 from posenc.extend.export.serving import gguf, original
 from posenc.extend.export.serving.described import Export, fenced, load, serve
 
@@ -86,7 +86,7 @@ def page(export: Export) -> str:
 
 def _meaning(export: Export) -> Iterator[str]:
     """Yield what the checkpoint computes, whatever runs it."""
-    record = of_meaning(export.meaning, "transformers", None)
+    record = record_of_meaning(export.meaning, "transformers", None)
     yield (
         f"It reads {export.longest} tokens, {export.trained} before it was stretched. Method: "
         f"{export.method}."
@@ -95,7 +95,7 @@ def _meaning(export: Export) -> Iterator[str]:
     for kind in record.kinds:
         yield f"- {_kind(kind)}"
     yield f"- softmax scale {record.softmax_scale:.6g}"
-    what = changes_with_length(export.meaning)
+    what = what_changes_with_length(export.meaning)
     if what:
         yield f"- {what}: these are the frequencies at {record.length} tokens"
     yield ""
@@ -123,7 +123,7 @@ def _table(export: Export) -> Iterator[str]:
     for name, computed in emulate(export.recipe.config).items():
         why = export.recipe.cannot.get(name)
         verdict = "as meant" if why is None else f"**something else**: {why}"
-        if not computed.knows:
+        if not computed.is_known:
             verdict = f"not known: {computed.error}"
         elif computed.error is not None:
             verdict = f"**nothing**: {computed.error}"
@@ -134,7 +134,7 @@ def _runtime(export: Export, name: str) -> Iterator[str]:
     """Yield how to serve the export with one runtime, from its own folder or from the original."""
     computed = emulate(export.recipe.config, names=[name])[name]
     why = export.recipe.cannot.get(name)
-    if not computed.knows:
+    if not computed.is_known:
         yield f"{computed.error}."
         return
     if name == "llama.cpp":
@@ -151,13 +151,13 @@ def _runtime(export: Export, name: str) -> Iterator[str]:
 def _cure(export: Export, name: str) -> Iterator[str]:
     """Yield how to write a copy for this runtime, if one exists, with the temperature in the
     weights."""
-    if changes_with_length(export.meaning):
+    if what_changes_with_length(export.meaning):
         yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
         yield "N tokens for all lengths."
         return
-    fold = not foldable(export.folder, export.meaning.model)
+    fold = not why_not_foldable(export.folder, export.meaning.model)
     try:
-        recipe = best(export.recipe.config, export.meaning, (name,), fold=fold)
+        recipe = best_recipe(export.recipe.config, export.meaning, (name,), fold=fold)
     except ValueError:
         recipe = None
     if recipe is None or recipe.cannot:
