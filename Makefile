@@ -1,8 +1,9 @@
 # Everything runs in .venv at the root; the first call sets it up.
 PYTHON ?= python3
 BIN := .venv/bin
-# One thread a process: the tests run in parallel, and threads of their own would fight.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
+# One thread a process: the tests run in parallel, and threads of their own would fight. Bytecode is
+# kept, whatever the shell says: hundreds of processes would each compile the library anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
 .PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer test-floors test-newest release-check clean
 
