@@ -68,8 +68,8 @@ def assert_real(vector):
     from tests.dialects.runtimes.test_vendors import turned
     from tests.doctor.oracles import real
 
-    config_class = {c.model_type: c for c in real.config_classes().values()}
-    config = config_class[vector["config"]["model_type"]].from_dict(copy.deepcopy(vector["config"]))
+    config_class = real.class_of(vector["config"]["model_type"])
+    config = config_class.from_dict(copy.deepcopy(vector["config"]))
     length = vector["length"] or vector["config"].get("max_position_embeddings")
     got = {}
     for rotary in real.rotary_modules(config):

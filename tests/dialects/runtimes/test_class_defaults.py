@@ -1,6 +1,7 @@
 """The record against the installed release where a config leaves out what its class fills in: the
 size of a head, the kinds of the layers, the sections of M-RoPE."""
 
+import copy
 import json
 
 import pytest
@@ -60,15 +61,13 @@ def small(config: type) -> dict:
     return {"model_type": config.model_type, **needed, **sizes, **more}
 
 
-def known_classes() -> dict[str, type]:
+def known_names() -> list[str]:
+    return [name for name, facts in sorted(all_families().items()) if facts.get("transformers5")]
+
+
+def class_of(name: str) -> type:
     real.quiet()
-    # Of two classes with one name, the older spelling has no model of its own.
-    classes = {c.model_type: c for _, c in sorted(real.config_classes().items(), reverse=True)}
-    return {
-        name: config
-        for name, config in sorted(classes.items())
-        if (all_families().get(name) or {}).get("transformers5")
-    }
+    return real.class_of(name)
 
 
 def differences(config: type, varied: dict[str, dict]) -> dict[str, str]:
@@ -142,10 +141,10 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.slow) for n in known_classes()]
+    "name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.slow) for n in known_names()]
 )
 def test_what_a_class_fills_in_is_known(name):
-    config = known_classes()[name]
+    config = class_of(name)
     assert not differences(config, variations(config))
 
 
@@ -153,13 +152,13 @@ def test_another_default_head_is_seen(monkeypatch):
     """That of the class's own example, where the class divides."""
     facts = all_families()["csm"]
     monkeypatch.setitem(facts, "defaults", {**facts["defaults"], "head_dim": 64})
-    assert "sizes" in differences(known_classes()["csm"], variations(known_classes()["csm"]))
+    assert "sizes" in differences(class_of("csm"), variations(class_of("csm")))
 
 
 def test_another_last_layer_is_seen(monkeypatch):
     facts = all_families()["gemma4_text"]
     monkeypatch.setitem(facts, "layers", {"cycle": facts["layers"]["cycle"]})
-    config = known_classes()["gemma4_text"]
+    config = class_of("gemma4_text")
     wrong = differences(config, variations(config))
     assert {"sizes", "3 layers", "kinds that are given"} <= wrong.keys()
 
@@ -194,9 +193,10 @@ def of_half_the_head(raw: dict, config: type) -> dict:
 def test_the_record_and_the_answer_of_a_whole_model_are_the_same():
     """Of every family whose model can be built alone: frequencies, multiplier, scale, refusals."""
     rows, questions = [], []
-    for name, config in known_classes().items():
+    for name in known_names():
         if name in OTHER_REASONS:
             continue
+        config = class_of(name)
         raw = small(config)
         reads_text = "vocab_size" in real.as_json(real.default(config))
         for given in (raw, of_half_the_head(raw, config)) if reads_text else (raw,):
@@ -219,10 +219,17 @@ MOONSHINE = {
     "model_type": "moonshine",
     "hidden_size": 192,
     "encoder_num_attention_heads": 4,
-    "decoder_num_attention_heads": 6,
     "encoder_num_hidden_layers": 1,
     "decoder_num_hidden_layers": 1,
 }
+DECODERS = (4, 6)
+"""Numbers of heads of its decoder."""
+
+
+def moonshine(decoder: int) -> dict:
+    return {**MOONSHINE, "decoder_num_attention_heads": decoder}
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 TEXT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 32}
 STOPPING = [
@@ -261,7 +268,8 @@ RUNNING = [
 def stops(raw: dict) -> bool:
     """Whether a forward pass of the model stops."""
     sizes = {"intermediate_size": 32, "pad_token_id": 0}
-    config = transformers.AutoConfig.for_model(**raw, **sizes)
+    given = copy.deepcopy(raw)  # the class writes into what it is given
+    config = transformers.AutoConfig.for_model(**given, **sizes)
     model = transformers.AutoModel.from_config(config).eval()
     try:
         with torch.inference_mode():
@@ -271,31 +279,41 @@ def stops(raw: dict) -> bool:
     return False
 
 
+@pytest.fixture(scope="module")
+def answered():
+    """answered(raw): the runtime's answer. One process gives all of them, as its start takes
+    seconds."""
+    raws = [*STOPPING, *RUNNING, *(moonshine(decoder) for decoder in DECODERS)]
+    answers = ask([(raw, [64]) for raw in raws])
+    by_config = {json.dumps(raw): a for raw, a in zip(raws, answers, strict=True)}
+    return lambda raw: by_config[json.dumps(raw)]
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("raw", STOPPING, ids=lambda raw: raw["model_type"])
-def test_a_forward_pass_that_stops_is_known_and_answered(raw):
+def test_a_forward_pass_that_stops_is_known_and_answered(answered, raw):
     assert stops(raw)
     known = RUNTIMES["transformers-5"](raw, None, VERSION)
-    (answer,) = ask([(raw, [64])])
+    answer = answered(raw)
     assert known.error is None and "must match the size" in known.stops
     assert known.with_stop_as_refusal.error == known.stops and not known.with_stop_as_refusal.layers
     assert "must match the size" in answer.stops
 
 
-def test_a_forward_pass_that_runs_is_no_refusal():
-    answers = ask([(raw, [64]) for raw in RUNNING])
-    for raw, answer in zip(RUNNING, answers, strict=True):
+def test_a_forward_pass_that_runs_is_no_refusal(answered):
+    for raw in RUNNING:
+        answer = answered(raw)
         assert not stops(raw)
         assert not answer.stops and answer.rotations
         assert not RUNTIMES["transformers-5"](raw, None, VERSION).stops
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("decoder", [4, 6])
-def test_moonshine_rotates_heads_as_wide_as_its_encoders(decoder):
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_moonshine_rotates_heads_as_wide_as_its_encoders(answered, decoder):
     """The encoder's layers write their number of heads into the config that both parts share."""
-    raw = {**MOONSHINE, "decoder_num_attention_heads": decoder}
-    (answer,) = ask([(raw, [64])])
+    raw = moonshine(decoder)
+    answer = answered(raw)
     known = RUNTIMES["transformers-5"](raw, None, VERSION)
     pairs = {len(rotation.inv_freq) for rotation in answer.rotations}
     assert pairs == {len(known.layers["all"].inv_freq)} == {22}  # int(0.9 * 48) channels

@@ -10,6 +10,7 @@ import inspect
 import json
 import pkgutil
 import re
+import sys
 import warnings
 from functools import cache
 from typing import Any
@@ -74,8 +75,19 @@ def every() -> dict[str, type]:
 
 def _keys(config: type) -> set[str]:
     annotated = {k for cls in config.__mro__ for k in getattr(cls, "__annotations__", {})}
-    written = re.findall(r"self\.(\w+) = ", inspect.getsource(config))  # as Bamba's in version 4
-    return annotated | set(inspect.signature(config.__init__).parameters) | set(written)
+    keys = annotated | set(inspect.signature(config.__init__).parameters)
+    # To cut a class's source out of its module takes a second for all of them together.
+    if ABOUT.search(inspect.getsource(sys.modules[config.__module__])):
+        written = re.findall(
+            r"self\.(\w+) = ", inspect.getsource(config)
+        )  # as Bamba's in version 4
+        keys |= set(written)
+    return keys
+
+
+def class_of(model_type: str) -> type:
+    """The config class of a family, without the import of all the others."""
+    return transformers.CONFIG_MAPPING[model_type]
 
 
 def default(config: type) -> Any:
