@@ -1,6 +1,6 @@
 """Try torch's kernels for the CPU at several sizes, and record what this release computes wrongly.
 
-Run it with the Python of an environment that has the release; it writes one line of KNOWN in
+Run it with the Python of an environment that has the release; it writes one line of KNOWN_WRONG in
 posenc/attend/kernels.py.
 """
 
@@ -18,13 +18,13 @@ SIZES = ((8, 8), (8, 600), (70, 1100), (300, 520), (800, 1300))
 
 def record(text: str, release: str, wrong: set[str]) -> str:
     """Return the source with the line of this release, among the others in their order."""
-    begin, rest = text.split("KNOWN: dict[str, tuple[str, ...]] = {\n")
+    begin, rest = text.split("KNOWN_WRONG: dict[str, tuple[str, ...]] = {\n")
     lines, end = rest.split("}\n", 1)
     known = dict(re.findall(r'^    "([\d.]+)": (.*),$', lines, re.MULTILINE))
     known[release] = str(tuple(name for name in kernels.FORMS if name in wrong)).replace("'", '"')
     order = sorted(known, key=lambda each: [int(part) for part in each.split(".")])
     written = "".join(f'    "{each}": {known[each]},\n' for each in order)
-    return f"{begin}KNOWN: dict[str, tuple[str, ...]] = {{\n{written}}}\n{end}"
+    return f"{begin}KNOWN_WRONG: dict[str, tuple[str, ...]] = {{\n{written}}}\n{end}"
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for kernels.QUERIES, kernels.KEYS in SIZES:
-            wrong |= kernels.tried()
+            wrong |= kernels.wrong_forms()
     text = FILE.read_text(encoding="utf-8")
     FILE.write_text(record(text, kernels.RELEASE, wrong), encoding="utf-8")
     print(f"torch {kernels.RELEASE}: {', '.join(sorted(wrong)) or 'all forms right'}")

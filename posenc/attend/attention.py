@@ -11,9 +11,9 @@ from torch import Tensor
 
 from posenc.arguments import answered
 from posenc.attend.cache import KVCache, check_cache
-from posenc.attend.choose import choose, others
+from posenc.attend.choose import choose, reasons_against_others
 from posenc.attend.problem import Problem
-from posenc.attend.request import problems_of
+from posenc.attend.request import build_problems
 from posenc.attend.ways import flash, flex, reference
 from posenc.encodings import ScoreMod
 from posenc.encodings.base.base import PositionEncoding
@@ -25,7 +25,7 @@ from posenc.positions import KeyPositions, QueryPositions
 
 @dataclass(frozen=True)
 class Plan:
-    """Describe how `attention` runs a call: which implementation, why, at what cost, and the scale.
+    """How `attention` runs a call: which implementation, why, at what cost, and with which scale.
 
     impl, reason: the implementation, and why it was chosen; rejected: why each other one was not.
     time: its growth with the lengths, such as "O(q_len * kv_len)". extra_bytes: peak memory beyond
@@ -42,6 +42,7 @@ class Plan:
     rejected: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        """Return the plan in a few lines, as `posenc.explain` is printed."""
         extra = f"{self.extra_bytes / 2**20:.1f} MiB extra"
         lines = [
             f"{self.impl}: {self.reason}; time {self.time}, {extra}",
@@ -126,7 +127,7 @@ def attention(
     q, k, v = heads_first("attention", layout, q, k, v)
     check_cache("attention", cache)
     with nullcontext() if cache is None else cache.unchanged_on_error():
-        problems = problems_of(
+        problems = build_problems(
             q,
             k,
             v,
@@ -142,8 +143,10 @@ def attention(
             sinks=sinks,
             scale=scale,
         )
-        results = [_run(p, impl) for p in problems]
-        out, lse = results[0] if len(results) == 1 and sinks is None else _merge(results, sinks)
+        results = [_run_pass(p, impl) for p in problems]
+        out, lse = (
+            results[0] if len(results) == 1 and sinks is None else _merge_passes(results, sinks)
+        )
         # Outputs are encoded at the true positions, also where a position map (Self-Extend) gave
         # the pass others. Without a map these are the same.
         queries = problems[0].queries.unmapped()
@@ -178,7 +181,7 @@ def attention_weights(
             [0.5000, 0.5000, 0.0000],
             [0.3333, 0.3333, 0.3333]])
     """
-    problems = problems_of(
+    problems = build_problems(
         q,
         k,
         k,
@@ -193,8 +196,8 @@ def attention_weights(
         scale=scale,
     )
     n = q.shape[2]
-    results = [reference.weigh(p.ready(n), 0, n, p.visible(0, n)) for p in problems]
-    return _merge(results, sinks)[0]  # type: ignore[arg-type]
+    results = [reference.weigh(p.with_prepared_term(n), 0, n, p.visible(0, n)) for p in problems]
+    return _merge_passes(results, sinks)[0]  # type: ignore[arg-type]
 
 
 @answered
@@ -224,7 +227,7 @@ def score_mod(
     >>> mod(torch.zeros(()), *(torch.tensor(i) for i in (0, 0, 5, 3)))  # batch, head, q, key
     tensor(-0.5000)
     """
-    (problem, *more) = problems_of(
+    (problem, *more) = build_problems(
         q,
         k,
         k,
@@ -276,7 +279,7 @@ def explain(
     >>> plan.impl
     'reference'
     """
-    problems = problems_of(
+    problems = build_problems(
         q,
         k,
         v,
@@ -293,62 +296,69 @@ def explain(
     )
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
-    each = [cost.extra_bytes for cost in costs]
+    bytes_of_passes = [cost.extra_bytes for cost in costs]
     # A backward pass needs the memory of all passes; otherwise each frees its own.
-    extra = (sum(each) if problems[0].needs_grad else max(each)) + sum(
-        t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
+    extra = sum(bytes_of_passes) if problems[0].needs_grad else max(bytes_of_passes)
+    extra += sum(
+        t.numel() * t.element_size() * (1 if t.shape == argument.shape else 2)
         for problem in problems
-        for t, own in ((problem.q, q), (problem.k, k), (problem.v, v))
-        if t is not own  # transformed q, k and v, and temporary memory if they are wider
+        for t, argument in ((problem.q, q), (problem.k, k), (problem.v, v))
+        if t is not argument  # transformed q, k and v, and temporary memory if they are wider
     )
     if len(problems) > 1:
-        # The output of each pass, and as much again while `_merge` joins them.
+        # The output of each pass, and as much again while `_merge_passes` joins them.
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
-    way, used = choices[0].way, problems[0].scale
+    way, scale_used = choices[0].way, problems[0].scale
     return Plan(
         impl=way,
         reason=choices[0].reason,
         time=costs[0].time,
         extra_bytes=extra,
-        scale=used,
-        scale_of=_origin_of_scale(used, scale is not None, q.shape[-1], problems[0].encoding),
-        rejected=others(problems[0], way),
+        scale=scale_used,
+        scale_of=_scale_origin(scale_used, scale is not None, q.shape[-1], problems[0].encoding),
+        rejected=reasons_against_others(problems[0], way),
     )
 
 
-def _origin_of_scale(scale: float, given: bool, head_dim: int, encoding: PositionEncoding) -> str:
-    """Return where the scale of an attention comes from, for `explain`."""
+def _scale_origin(
+    scale: float, is_argument: bool, head_dim: int, encoding: PositionEncoding
+) -> str:
+    """Return where the scale of an attention comes from, such as "1/sqrt(head_dim)", for `explain`.
+    `is_argument`: the caller gave it."""
     usual = head_dim**-0.5
-    if given:
+    if is_argument:
         return "as given"
     if math.isclose(scale, usual):
         return "1/sqrt(head_dim)"
     return f"{type(encoding).__name__}'s own, {scale / usual:.6g} times 1/sqrt(head_dim)"
 
 
-def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
+def _run_pass(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     """Run one pass; return its output (batch, num_heads, q_len, v_dim), and its log-sum-exp (batch,
     num_heads, q_len) or None."""
     choice = choose(problem, impl)
-    empty = not (problem.q.numel() and problem.kv_len)
-    return _of_nothing(problem) if empty else choice.run(problem)
+    if problem.q.numel() == 0 or problem.kv_len == 0:
+        return _result_without_pairs(problem)
+    return choice.run(problem)
 
 
-def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return zeros, with zero gradients for every tensor, if there are no queries or no keys."""
+def _result_without_pairs(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Return the result of a problem without queries or without keys: an output of zeros, with zero
+    gradients for every tensor, and a log-sum-exp of -inf, or None if it is not needed."""
     q, v, sides = problem.q, problem.v, (problem.queries, problem.keys)
     parts = [q, problem.k, v, *(t for side in sides for t in (side.x, side.state))]
     parts += problem.encoding.parameters()
-    # Sum an empty part of each, because 0 times a number that is not finite would be NaN.
-    none = sum(t.flatten()[:0].sum() for t in parts if t is not None)
-    out = (q.new_zeros(*q.shape[:3], v.shape[-1]) + none).to(q.dtype)
-    if not problem.need_lse:
+    # This zero ties the output to every tensor, so that all get a gradient. It is the sum of an
+    # empty part of each, because 0 times a number that is not finite would be NaN.
+    zero = sum(t.flatten()[:0].sum() for t in parts if t is not None)
+    out = (q.new_zeros(*q.shape[:3], v.shape[-1]) + zero).to(q.dtype)
+    if not problem.needs_lse:
         return out, None
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=at_least_float32(q.dtype))
-    return out, (lse + none).to(lse.dtype)
+    return out, (lse + zero).to(lse.dtype)
 
 
-def _merge(
+def _merge_passes(
     results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Join the outputs and log-sum-exps of passes, which attend to disjoint sets of keys. `sinks`,
@@ -356,4 +366,4 @@ def _merge(
     if sinks is not None:
         out, lse = results[0]
         results = [*results, (out.new_zeros(()), sinks[:, None].to(lse.dtype).expand_as(lse))]
-    return flash.join(results)
+    return flash.join_attention(results)

@@ -80,7 +80,9 @@ class KVCache:
             return None
         return tensor(self.where, self._buffers["k"].device)
 
-    def _check(self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int) -> None:
+    def _check_fits(
+        self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int
+    ) -> None:
         """Raise ValueError or TypeError if new tokens do not fit the cached ones."""
         num_keys = new["k"].shape[2]
         num_values = new["v"].shape[2]
@@ -91,20 +93,20 @@ class KVCache:
                 continue
             if name not in new:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
-            self._check_unchanged(name, new[name], buffer)
+            self._check_same_shape(name, new[name], buffer)
         if self.length and "state" in new and "state" not in self._buffers:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
         if self.where is None:
             return
-        cached_dtype = _dtype_of(self.where)
-        new_dtype = _dtype_of(positions)
+        cached_dtype = _positions_dtype(self.where)
+        new_dtype = _positions_dtype(positions)
         if cached_dtype != new_dtype or position_axis != self._token_axis:
             raise TypeError(
                 f"KVCache: it has positions in {cached_dtype}, got {new_dtype}; use one kind for "
                 "all tokens."
             )
 
-    def _check_unchanged(self, name: str, new: Tensor, buffer: Tensor) -> None:
+    def _check_same_shape(self, name: str, new: Tensor, buffer: Tensor) -> None:
         """Raise TypeError for another dtype or device than the cached ones, ValueError if batch,
         heads or width differ. `buffer`: (batch, heads, capacity, ...); `name`: what it holds."""
         if new.dtype != buffer.dtype or new.device != buffer.device:
@@ -150,16 +152,16 @@ class KVCache:
         tensors = {"k": k, "v": v}
         if state is not None:
             tensors["state"] = state
-        self._check(tensors, positions, position_axis)
+        self._check_fits(tensors, positions, position_axis)
         end = self.length + k.shape[2]
         for name, new in tensors.items():
             if name == "state" and keep_last_state:
                 if new.shape[2]:  # a copy, because the caller may write to its state
                     self._buffers[name] = new[:, :, -1:].clone()
             else:
-                self._write(name, new, end)
+                self._store(name, new, end)
             if _MADE + name in self._buffers:
-                self._write(_MADE + name, new, end)
+                self._store(_MADE + name, new, end)
         self._token_axis = position_axis
         if self._made_at is not None:
             self._made_at = join(self._made_at, positions, position_axis, len(k), k.device)
@@ -170,18 +172,20 @@ class KVCache:
         self.length = end
         return self.k, self.v, self.where, self.state
 
-    # Without the unused space of the buffers, which they share.
-
     @property
     def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:
+        """Return the cached keys, a view of their buffer without its unused space."""
         return self._buffers["k"][:, :, : self.length]
 
     @property
     def v(self) -> Float[Tensor, "batch num_kv_heads {self.length} v_width"]:
+        """Return the cached values, a view of their buffer without its unused space."""
         return self._buffers["v"][:, :, : self.length]
 
     @property
     def state(self) -> Shaped[Tensor, "batch state_heads stored *state"] | None:
+        """Return the states of the cached tokens, of the newest token alone after
+        `keep_last_state`; None if the encoding has no state."""
         buffer = self._buffers.get("state")
         return None if buffer is None else buffer[:, :, : self.length]
 
@@ -194,10 +198,12 @@ class KVCache:
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
-        self.where = self._rows_of(self.where, rows)
-        self._made_at = self._rows_of(self._made_at, rows)
+        self.where = self._positions_of_rows(self.where, rows)
+        self._made_at = self._positions_of_rows(self._made_at, rows)
 
-    def _rows_of(self, where: Tensor | range | None, rows: Tensor) -> Tensor | range | None:
+    def _positions_of_rows(
+        self, where: Tensor | range | None, rows: Tensor
+    ) -> Tensor | range | None:
         """Return the positions of batch rows; those that all rows share stay."""
         if not isinstance(where, Tensor):
             return where
@@ -243,11 +249,11 @@ class KVCache:
                 if name != "state" or not only_last:
                     parts = [buffer[:, :, :start], buffer[:, :, stop : self.length]]
                     self._buffers[name] = torch.cat(parts, dim=2)
-        self.where = self._without(self.where, start, stop)
-        self._made_at = self._without(self._made_at, start, stop)
+        self.where = self._positions_without(self.where, start, stop)
+        self._made_at = self._positions_without(self._made_at, start, stop)
         self.length -= stop - start
 
-    def _without(
+    def _positions_without(
         self, where: Tensor | range | None, start: int, stop: int
     ) -> Tensor | range | None:
         """Return positions without those of tokens start .. stop - 1, as a range if they still are
@@ -288,9 +294,9 @@ class KVCache:
             raise ValueError(f"KVCache.shift: delta must be below 2^62, got {delta}.")
         if start == self.length or not delta:
             return
-        encoding = self._mover()
+        encoding = self._encoding_that_moves_keys()
         assert self.where is not None  # only an empty cache has no positions
-        after = self._moved(start, delta)
+        after = self._shifted_positions(start, delta)
         made_at = tensor(self.where if self._made_at is None else self._made_at, self.k.device)
         moving = (self._token_axis, start, self.length - start)
         made_there = made_at.narrow(*moving)
@@ -313,7 +319,7 @@ class KVCache:
         self.where = after
         self._made_at = made_at
 
-    def _mover(self) -> PositionEncoding:
+    def _encoding_that_moves_keys(self) -> PositionEncoding:
         """Return the encoding that made the keys. Raise ValueError if it cannot move them."""
         encoding = self._made_by
         if encoding is None:
@@ -335,7 +341,7 @@ class KVCache:
             )
         return encoding
 
-    def _moved(self, start: int, delta: float) -> Tensor | range:
+    def _shifted_positions(self, start: int, delta: float) -> Tensor | range:
         """Return the positions after a shift. Raise ValueError for numbers that are too large."""
         where = self.where
         assert where is not None  # only an empty cache has no positions
@@ -347,7 +353,7 @@ class KVCache:
         check_whole("KVCache.shift", "positions", after)
         return after
 
-    def _write(self, name: str, new: Tensor, end: int) -> None:
+    def _store(self, name: str, new: Tensor, end: int) -> None:
         """Store new tokens as those before `end`, in a buffer that doubles when it is full."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape[2] < end:
@@ -359,7 +365,8 @@ class KVCache:
         buffer[:, :, self.length : end] = new
 
 
-def _dtype_of(positions: Tensor | range) -> torch.dtype:
+def _positions_dtype(positions: Tensor | range) -> torch.dtype:
+    """Return the dtype of positions; a range is as good as int64."""
     return torch.int64 if isinstance(positions, range) else positions.dtype
 
 

@@ -1,4 +1,4 @@
-"""Choose the implementation ("way") that runs one attention, and say why not the others.
+"""Choose the implementation ("way") that runs one attention, and say why the others do not.
 
 There are four, the cheapest first:
 
@@ -9,7 +9,7 @@ There are four, the cheapest first:
 
 These are chosen on the CPU in float32:
 
-               training              prefill               decoding (up to FEW queries)
+               training              prefill               decoding (up to FEW_QUERIES queries)
     RoPE       sdpa plain            sdpa plain            sdpa plain
     ALiBi, T5  sdpa strips           sdpa strips           sdpa row
     FoX        sdpa key rows         sdpa key rows         sdpa row
@@ -19,8 +19,9 @@ These are chosen on the CPU in float32:
 
 On CUDA a few queries run as `sdpa row`, too, and all longer attention with a bias as `flex`.
 
-`reference` also runs training in 16 bits, or with a bias, over at most SHORT keys. Of two names,
-the second one runs if the scores exceed DENSE_BYTES. Shaw needs enough keys (NEAR).
+`reference` also runs training in 16 bits, or with a bias, over at most SHORT_LENGTH keys. Of two
+names, the second one runs if the scores exceed DENSE_BYTES. Shaw needs enough keys
+(MIN_LENGTH_PER_NEAR_KEY).
 """
 
 from dataclasses import dataclass
@@ -43,30 +44,31 @@ FORMS = {
     "key rows": "torch's kernel, which reads one row of bias for each block of queries",
     "near and far": "the encoding's vectors for near keys, torch's kernel for all others",
 }
-FEW = 8
+FEW_QUERIES = 8
 """Maximum number of queries for which torch's kernel gets the full bias as a mask."""
-SHORT = 512
+SHORT_LENGTH = 512
 """Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
 kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
-NEAR = 16
-"""Near keys are attended to apart if there are this many times as many, at least SHORT to train and
-SHORT / 4 otherwise."""
+MIN_LENGTH_PER_NEAR_KEY = 16
+"""The form "near and far" runs if there are at least this many queries for each near key, and at
+least SHORT_LENGTH to train or SHORT_LENGTH / 4 otherwise."""
 DENSE_BYTES = 32 * 2**20
 """Maximum size of scores that are computed all at once."""
-LEAN_BYTES = 4 * 2**20
-"""The same on the CPU without gradients, because smaller blocks stay in the CPU's cache."""
+DENSE_INFERENCE_BYTES = 4 * 2**20
+"""Maximum size of such scores on the CPU without gradients, because smaller blocks stay in the
+CPU's cache."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Name the implementation that runs an attention (`way`), and why (`reason`)."""
+    """The implementation that runs an attention (`way`), and why it was chosen (`reason`)."""
 
     way: str
     reason: str
     form: str = ""
     """One of FORMS if `way` is "sdpa"."""
 
-    named: bool = False
+    by_name: bool = False
     """The caller asked for this way, so no other may run."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -78,9 +80,9 @@ class Choice:
             return sdpa.run(problem, self.form)
         try:
             return WAYS[self.way].run(problem)
-        except flex.NoRoom:
-            # From now on `refusal` says so: this chooses another way, or raises.
-            return choose(problem, "flex" if self.named else "auto").run(problem)
+        except flex.KernelTooLarge:
+            # From now on `why_cannot_run` says so: this chooses another way, or raises.
+            return choose(problem, "flex" if self.by_name else "auto").run(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """Return the expected time and memory."""
@@ -95,10 +97,10 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
     Raises: ValueError for an unknown name, or an implementation that cannot run this problem.
     """
     if impl == "auto":
-        return _cheapest(problem)
+        return _cheapest_choice(problem)
     if impl not in WAYS:
         raise ValueError(f"attention: unknown impl {impl!r}; known: auto, {', '.join(WAYS)}.")
-    why_not = refusal(problem, impl)
+    why_not = why_cannot_run(problem, impl)
     if why_not:
         raise ValueError(
             f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
@@ -108,19 +110,19 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
     if impl == "sdpa":
         form, _ = sdpa_form(problem)
     elif impl == "flex":
-        reason += _note_of_backend(problem)
-    return Choice(impl, reason + _note_of_repeating(problem, impl, form), form, named=True)
+        reason += _backend_note(problem)
+    return Choice(impl, reason + _repeated_heads_note(problem, impl, form), form, by_name=True)
 
 
-def others(problem: Problem, chosen: str) -> dict[str, str]:
+def reasons_against_others(problem: Problem, chosen: str) -> dict[str, str]:
     """Return, for each implementation but the chosen one, why it was not chosen."""
     why = dict.fromkeys(WAYS, "expected to be slower here")
     if problem.q.device.type == "cpu":
         why["flex"] = "compiling takes seconds; select it by name"
-    return {name: refusal(problem, name) or why[name] for name in WAYS if name != chosen}
+    return {name: why_cannot_run(problem, name) or why[name] for name in WAYS if name != chosen}
 
 
-def refusal(problem: Problem, way: str) -> str | None:
+def why_cannot_run(problem: Problem, way: str) -> str | None:
     """Return why the implementation `way` cannot run this problem; None if it can."""
     match way:
         case "sdpa":
@@ -133,61 +135,62 @@ def refusal(problem: Problem, way: str) -> str | None:
     return None
 
 
-def _cheapest(problem: Problem) -> Choice:
+def _cheapest_choice(problem: Problem) -> Choice:
     """Return the first implementation of the table above that can run the problem."""
     on_cpu = problem.q.device.type == "cpu"
-    dense = _fits_dense(problem)  # the scores may be computed all at once
-    short_training = on_cpu and problem.needs_grad and dense and problem.kv_len <= SHORT
-    if short_training and _is_slow_by_flash(problem):
+    dense = _dense_scores_fit(problem)  # the scores may be computed all at once
+    short_training = on_cpu and problem.needs_grad and dense and problem.kv_len <= SHORT_LENGTH
+    if short_training and _trains_slower_by_flash(problem):
         return Choice("reference", "short rows that need gradients")
 
     form, _ = sdpa_form(problem)
     if form:
-        return Choice("sdpa", FORMS[form] + _note_of_repeating(problem, "sdpa", form), form)
+        return Choice("sdpa", FORMS[form] + _repeated_heads_note(problem, "sdpa", form), form)
 
     if not on_cpu and not dense and _why_not_flex(problem) is None:
         reason = "one fused kernel with the encoding's score_mod"
-        return Choice("flex", reason + _note_of_backend(problem))
+        return Choice("flex", reason + _backend_note(problem))
 
-    blocks_can_run = refusal(problem, "blocks") is None
+    blocks_can_run = why_cannot_run(problem, "blocks") is None
     if blocks_can_run and blocks.takes_bias_as_mask(problem):
         reason = "torch's kernel reads the encoding's bias as a mask"
-        return Choice("blocks", reason + _note_of_repeating(problem, "blocks"))
+        return Choice("blocks", reason + _repeated_heads_note(problem, "blocks"))
     if blocks_can_run and not dense:
         return Choice("blocks", "the scores are too large to compute at once")
     return Choice("reference", "the scores are small" if dense else "nothing else can run here")
 
 
-def _fits_dense(problem: Problem) -> bool:
+def _dense_scores_fit(problem: Problem) -> bool:
     """Return True if scores and weights of all pairs are small enough to compute all at once."""
-    lean = problem.q.device.type == "cpu" and not problem.needs_grad
+    infers_on_cpu = problem.q.device.type == "cpu" and not problem.needs_grad
     scores_and_weights = 2 * scores_bytes(problem, problem.q_len)
-    return scores_and_weights <= (LEAN_BYTES if lean else DENSE_BYTES)
+    return scores_and_weights <= (DENSE_INFERENCE_BYTES if infers_on_cpu else DENSE_BYTES)
 
 
-def _note_of_backend(problem: Problem) -> str:
+def _backend_note(problem: Problem) -> str:
     """Return FlexAttention's backend, and why it runs, to be added to a reason."""
-    name, why = flex_options.backend(problem)
+    name, why = flex_options.backend_and_reason(problem)
     return f", backend {name}: {why}"
 
 
-def _note_of_repeating(problem: Problem, way: str, form: str = "") -> str:
-    """Return what is added to the reason if the operators get keys and values for every head."""
+def _repeated_heads_note(problem: Problem, way: str, form: str = "") -> str:
+    """Return a note for the reason if keys and values are repeated for every query head, because
+    this release of torch reads heads that several query heads share wrongly; "" otherwise."""
     if way == "blocks":
         runs_operators = blocks.takes_bias_as_mask(problem)
     else:
         runs_operators = way == "sdpa" and form != "plain"
     shares_heads = problem.q.shape[1] != problem.k.shape[1]
     on_cpu = problem.q.device.type == "cpu"
-    if not (runs_operators and shares_heads and on_cpu and kernels.wrong().grouped):
+    if not (runs_operators and shares_heads and on_cpu and kernels.faults().grouped):
         return ""
     repeated = "keys and values are repeated for every head"
     return f"; {repeated}, because torch {kernels.RELEASE} reads shared heads wrongly"
 
 
-def _is_slow_by_flash(problem: Problem) -> bool:
+def _trains_slower_by_flash(problem: Problem) -> bool:
     """Return True if torch's flash kernel trains slower than dense scores on few keys."""
-    half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.autocast
+    half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.is_autocast
     return not _attends_near_apart(problem) and (half or problem.term is not None)
 
 
@@ -197,21 +200,21 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
-    few_queries = problem.q_len <= FEW and not problem.need_lse
-    if few_queries and _takes_rows(problem):
+    few_queries = problem.q_len <= FEW_QUERIES and not problem.needs_lse
+    if few_queries and _takes_bias_rows(problem):
         return "row", ""
     if _attends_near_apart(problem):
         return "near and far", ""
 
     why_not_strips = None
-    if problem.term is not None or problem.need_lse or _has_window(problem):
+    if problem.term is not None or problem.needs_lse or _has_window(problem):
         why_not_strips = _why_not_strips(problem)
         if why_not_strips is None:
             return "strips", ""
-    if problem.need_lse:
+    if problem.needs_lse:
         return "", f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
     if problem.term is None:
-        wrong = kernels.wrong().function if problem.q.device.type == "cpu" else ""
+        wrong = kernels.faults().function if problem.q.device.type == "cpu" else ""
         return ("", wrong) if wrong else ("plain", "")
     why_not_key_rows = _why_not_key_rows(problem)
     if why_not_key_rows is None:
@@ -224,7 +227,7 @@ def _has_window(problem: Problem) -> bool:
     return problem.mask is not None and problem.mask.window is not None
 
 
-def _takes_rows(problem: Problem) -> bool:
+def _takes_bias_rows(problem: Problem) -> bool:
     """Return True if a kernel of torch takes the term as a mask of a few queries. On CUDA it is the
     fastest: one query and 32,768 keys, 4 rows and 16 heads of 128 channels in bfloat16, take an
     H100 0.41 to 0.53 ms with such a row, 0.35 without, 1.3 by FlexAttention with ALiBi's formula,
@@ -239,12 +242,12 @@ def _attends_near_apart(problem: Problem) -> bool:
     term = problem.term
     if term is None or term.far_from is None or torch.compiler.is_compiling():
         return False
-    least_length = max(NEAR * term.far_from, SHORT if problem.needs_grad else SHORT // 4)
-    if problem.q_len < least_length:
+    least_length = SHORT_LENGTH if problem.needs_grad else SHORT_LENGTH // 4
+    if problem.q_len < max(least_length, MIN_LENGTH_PER_NEAR_KEY * term.far_from):
         return False
     # The term computes its vectors from q as it came, and its positions are indices.
     untransformed = problem.q is problem.queries.x
-    by_index = problem.shift == 0 and problem.causal_by_index
+    by_index = problem.shift == 0 and problem.is_causal_by_index
     return untransformed and by_index and flash.runs_on(problem.q.device)
 
 
@@ -252,7 +255,7 @@ def _why_not_strips(problem: Problem) -> str | None:
     """Return why the form "strips" cannot run the problem; None if it can."""
     term = problem.term
     mask = problem.mask
-    if why_not := flash.why_not_on(problem.q.device):
+    if why_not := flash.why_cannot_run_on(problem.q.device):
         return why_not
     if term is not None and (term.by_distance is None or term.combine is not None):
         return "it changes scores or values, which these kernels do not expose"
@@ -268,7 +271,7 @@ def _why_not_strips(problem: Problem) -> str | None:
 def _why_not_key_rows(problem: Problem) -> str | None:
     """Return why the form "key rows" cannot run the problem; None if it can."""
     term = problem.term
-    if why_not := flash.why_not_on(problem.q.device):
+    if why_not := flash.why_cannot_run_on(problem.q.device):
         return why_not
     if not readable(problem.q):
         return "its blocks depend on values that only uncompiled code on the CPU reads"
@@ -277,8 +280,8 @@ def _why_not_key_rows(problem: Problem) -> str | None:
     if term is None or term.per_key is None or term.combine is not None:
         return "the bias is no term of the query minus a term of the key"
     if problem.q.numel() == 0 or problem.kv_len == 0:
-        return None
-    return key_rows.why_not(problem)
+        return None  # it has no largest number to look at
+    return key_rows.why_cannot_run(problem)
 
 
 def _why_not_flex(problem: Problem) -> str | None:
@@ -306,7 +309,7 @@ def _why_not_flex(problem: Problem) -> str | None:
         why_not = f"it runs on CPU and CUDA, not on {device}"
     if why_not is not None:
         return why_not
-    if flex.lacks_room(problem):
+    if flex.kernel_is_too_large(problem):
         return "torch could not build its kernel, which needs more shared memory than the GPU has"
     return None
 
@@ -319,7 +322,7 @@ def _head_width(problem: Problem) -> int:
 def _why_not_flex_on_cuda(problem: Problem) -> str | None:
     """Return what only on CUDA keeps FlexAttention from running; None if nothing does."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    if deterministic and flex_options.adds_atomically(problem):
+    if deterministic and flex_options.adds_bias_gradient_atomically(problem):
         return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
     return None
 
@@ -328,6 +331,6 @@ def _why_not_flex_on_cpu(problem: Problem) -> str | None:
     """Return what only on the CPU keeps FlexAttention from running; None if nothing does."""
     if problem.needs_grad:
         return "FlexAttention has no backward pass on the CPU"
-    if problem.need_lse:
+    if problem.needs_lse:
         return "FlexAttention gives no log-sum-exp on the CPU"
     return None

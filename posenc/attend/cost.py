@@ -18,13 +18,16 @@ class Cost(NamedTuple):
 def scores_bytes(problem: Problem, rows: int) -> int:
     """Return the bytes needed to materialize the scores of `rows` queries."""
     batch, heads = problem.q.shape[:2]
-    return batch * heads * rows * problem.kv_len * max(4, problem.q.element_size())
+    element_bytes = max(4, problem.q.element_size())  # scores are float32 or wider
+    return batch * heads * rows * problem.kv_len * element_bytes
 
 
 def dense_bytes(problem: Problem, rows: int) -> int:
     """Return the bytes needed to attend from `rows` queries at once: scores, weights, temporary
     results of the term and, if gradients are needed, saved weights."""
-    arrays = 2 if problem.term is None else 2 + problem.term.held(problem.needs_grad)
+    arrays: float = 2  # scores and weights
+    if problem.term is not None:
+        arrays += problem.term.held(problem.needs_grad)
     if problem.needs_grad:  # weights are saved before rows without a key are set to zero
         arrays += 1 if problem.every_row_sees_a_key else 2
     return int(arrays * scores_bytes(problem, rows))

@@ -16,9 +16,9 @@ from posenc.encodings import Chain
 
 BLOCK = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
-TABLES = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
+TABLE_OPTIONS = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
 """A table's numbers need shared memory and registers, as keys do: a fifth faster on an H200."""
-FORMULAS = {
+FORMULA_OPTIONS = {
     "fwd_BLOCK_N": 64,
     "fwd_num_warps": 4,
     "fwd_num_stages": 3,
@@ -31,21 +31,22 @@ FORMULAS = {
 """For a bias by formulas. Smaller tiles than torch's leave registers for the arithmetic: on an H100
 at 8,192 tokens, 16 heads of 64 channels in bfloat16, ALiBi takes 0.62 ms instead of 0.75, with the
 backward pass 2.15 instead of 2.46."""
-TILES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
+PAIR_TILES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
 """Queries and keys of a tile, the most first, of which a bias that is read for each pair takes the
 first one that fits the shared memory of the GPU."""
 MEASURED_WIDTH = 64
-"""Widest heads for which FORMULAS was measured."""
+"""Widest heads for which FORMULA_OPTIONS was measured."""
 MEASURED_CARD = (9, 0)
-"""CUDA's compute capability for which FORMULAS was measured: the H100's and H200's. Another card
-may not have the shared memory for it."""
+"""CUDA's compute capability for which FORMULA_OPTIONS was measured: the H100's and H200's. Another
+card may not have the shared memory for it."""
 
 
-def backend(problem: Problem) -> tuple[str, str]:
-    """Return FlexAttention's backend, and why it runs. Torch takes FLASH only by name."""
+def backend_and_reason(problem: Problem) -> tuple[str, str]:
+    """Return FlexAttention's backend, "C++", "TRITON" or "AUTO", and why it runs. "AUTO" is torch's
+    choice, which never is the backend FLASH: that one must be named."""
     if problem.q.device.type == "cpu":
         return "C++", "compiled for the CPU"
-    if adds_atomically(problem):
+    if adds_bias_gradient_atomically(problem):
         return "TRITON", "FLASH gives a bias no gradient"
     return "AUTO", "Triton, with its own kernel for few queries"
 
@@ -61,7 +62,7 @@ def bias_may_learn(problem: Problem) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 
-def adds_atomically(problem: Problem) -> bool:
+def adds_bias_gradient_atomically(problem: Problem) -> bool:
     """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
     in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
     return bias_may_learn(problem) and not problem.has_bias_by_distance
@@ -87,9 +88,9 @@ def reads_pairs(problem: Problem) -> bool:
     return bias_may_learn(problem) or not computed
 
 
-def kind(problem: Problem) -> str:
-    """Return how the kernel gets the bias: by formulas, which it names; from a "table" by distance;
-    or from "pairs" of positions, with the formulas that it computes there."""
+def bias_kind(problem: Problem) -> str:
+    """Return how the kernel gets the bias: the names of its formulas; "table" for one by distance;
+    or "pairs" and the formulas that it computes from pairs of positions."""
     term = problem.term
     names = ""
     if term is not None and term.formulas is not None:
@@ -101,8 +102,9 @@ def kind(problem: Problem) -> str:
     return f"pairs {names}".strip()
 
 
-def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
-    """Return the options of FlexAttention's kernels; `parts`: how many masks they attend under."""
+def kernel_options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
+    """Return the kernel_options of flex_attention. `parts`: how many calls share the keys, one for
+    each block mask."""
     chosen: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
     if problem.q.device.type != "cuda":
         return chosen
@@ -112,10 +114,10 @@ def options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
         return chosen
     by_formulas = computes_formulas(problem)
     if not by_formulas:
-        chosen |= TABLES
-    elif _is_measured(problem):
-        chosen |= FORMULAS
-    if parts == 1 and _is_orderly(problem):
+        chosen |= TABLE_OPTIONS
+    elif _formula_options_were_measured(problem):
+        chosen |= FORMULA_OPTIONS
+    if parts == 1 and _visits_visible_keys_in_order(problem):
         chosen["BLOCKS_ARE_CONTIGUOUS"] = True
         if by_formulas:  # their numbers are finite; a table's may be -inf
             chosen["ROWS_GUARANTEED_SAFE"] = True
@@ -129,27 +131,27 @@ def _options_for_pairs(problem: Problem) -> dict[str, Any]:
     chosen: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
     if problem.q_len <= BLOCK:  # torch may run its kernel for decoding, which has other tiles
         return chosen | {"fwd_num_stages": 1}
-    stages, queries, keys = _first_that_fits(problem)
+    stages, queries, keys = _largest_fitting_tile(problem)
     chosen["fwd_BLOCK_M"] = queries
     chosen["fwd_BLOCK_N"] = keys
     chosen["fwd_num_stages"] = stages
-    # A tile of BLOCK queries gets as many warps as in TABLES, a smaller one half of them.
+    # A tile of BLOCK queries gets as many warps as in TABLE_OPTIONS, a smaller one half of them.
     chosen["fwd_num_warps"] = 8 if queries == BLOCK else 4
     return chosen
 
 
-def _first_that_fits(problem: Problem) -> tuple[int, int, int]:
+def _largest_fitting_tile(problem: Problem) -> tuple[int, int, int]:
     """Return (stages, queries, keys) of the first tile that fits the shared memory, two stages
     before one; of the smallest tile if none does."""
     room = _shared_memory(problem.q.device)
     for stages in (2, 1):
-        for queries, keys in TILES:
-            if _bytes_needed(problem, queries, keys, stages) <= room:
+        for queries, keys in PAIR_TILES:
+            if _shared_bytes_needed(problem, queries, keys, stages) <= room:
                 return stages, queries, keys
-    return 1, *TILES[-1]
+    return 1, *PAIR_TILES[-1]
 
 
-def _bytes_needed(problem: Problem, queries: int, keys: int, stages: int) -> int:
+def _shared_bytes_needed(problem: Problem, queries: int, keys: int, stages: int) -> int:
     """Return the shared memory of a forward kernel in bytes, counted so that it is not too low.
 
     It holds a tile of queries and one of weights; keys and values of each stage; and for each
@@ -158,14 +160,14 @@ def _bytes_needed(problem: Problem, queries: int, keys: int, stages: int) -> int
     A term reads at most two numbers for a pair: of the query's vector and of the key's.
     """
     terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
-    q_width = _power_of_two(problem.q.shape[-1])
-    v_width = _power_of_two(problem.v.shape[-1])
+    q_width = _padded_power_of_two(problem.q.shape[-1])
+    v_width = _padded_power_of_two(problem.v.shape[-1])
     rows = queries * q_width + queries * keys + stages * keys * (q_width + v_width)
     numbers = 2 * terms * (stages - 1) * queries * keys
-    return problem.q.dtype.itemsize * rows + 4 * numbers
+    return problem.q.dtype.itemsize * rows + 4 * numbers  # 4 bytes a float32
 
 
-def _power_of_two(width: int) -> int:
+def _padded_power_of_two(width: int) -> int:
     """Return the power of two to which Triton pads a width."""
     return 1 << (width - 1).bit_length()
 
@@ -175,7 +177,7 @@ def _shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
-def _is_orderly(problem: Problem) -> bool:
+def _visits_visible_keys_in_order(problem: Problem) -> bool:
     """Return True if all blocks that a kernel visits in one go lie side by side, and if each query
     sees a key in the first tile that is visited for it, so that no maximum of scores is -inf.
 
@@ -192,15 +194,16 @@ def _is_orderly(problem: Problem) -> bool:
     return only_causal and same_start and problem.q_len % BLOCK == 0
 
 
-def _is_measured(problem: Problem) -> bool:
-    """Return True if FORMULAS was measured for such heads, dtypes, lengths and cards. Up to BLOCK
-    queries torch may run another kernel, for decoding."""
+def _formula_options_were_measured(problem: Problem) -> bool:
+    """Return True if FORMULA_OPTIONS was measured for such heads, dtypes, lengths and cards. Up to
+    BLOCK queries torch may run another kernel, for decoding."""
     q = problem.q
     narrow = max(q.shape[-1], problem.v.shape[-1]) <= MEASURED_WIDTH
     half = q.dtype.itemsize == 2
     long = problem.q_len > BLOCK
-    return narrow and half and long and _capability(q.device) == MEASURED_CARD
+    return narrow and half and long and _compute_capability(q.device) == MEASURED_CARD
 
 
-def _capability(device: torch.device) -> tuple[int, int]:
+def _compute_capability(device: torch.device) -> tuple[int, int]:
+    """Return CUDA's version of the card, such as (9, 0) for an H100."""
     return torch.cuda.get_device_capability(device)

@@ -1,8 +1,8 @@
 """Know which forms of attention torch's kernels for the CPU compute right in this release.
 
 A release may compute a form wrongly, and say nothing: torch 2.6 reads memory that is not k's if
-heads of q share a head of k. Releases in KNOWN were tried by docs/update_kernels.py. Any other
-release is tried once, when the first attention of a process is chosen, which takes some
+heads of q share a head of k. Releases in KNOWN_WRONG were tried by docs/update_kernels.py. Any
+other release is tried once, when the first attention of a process is chosen, which takes some
 hundredths of a second. Forms that are wrong run other ways: slower, and right.
 """
 
@@ -22,9 +22,9 @@ from posenc.encodings.numbers.tracking import readable
 FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
-GROUPED = "operators: grouped heads"
-"""The form that other calls replace: with keys and values repeated for every head."""
-KNOWN: dict[str, tuple[str, ...]] = {
+GROUPED_HEADS = "operators: grouped heads"
+"""The form for which there is a substitute: keys and values repeated for every head."""
+KNOWN_WRONG: dict[str, tuple[str, ...]] = {
     "2.6.0": ("operators: grouped heads",),
     "2.11.0": (),
     "2.13.0": (),
@@ -40,9 +40,9 @@ Results = list[Tensor]
 """Output, log-sum-exp if it is given, and the gradients of q, k and v."""
 
 
-class Wrong(NamedTuple):
-    """Say what is wrong with the operators and with the public function, "" for nothing, and with
-    the operators' grouped heads alone."""
+class Faults(NamedTuple):
+    """What torch computes wrongly: sentences about the operators and about the public function, ""
+    for nothing, and whether the operators read grouped heads wrongly."""
 
     operators: str
     function: str
@@ -53,57 +53,60 @@ RELEASE = torch.__version__.partition("+")[0]
 """torch's release without the build, such as "2.13.0"."""
 
 
-def wrong() -> Wrong:
-    """Return what torch computes wrongly here: as KNOWN says, or as a trial finds; everything while
-    none can be made, as in compiled code."""
-    global _found
-    if _found is None:
+def faults() -> Faults:
+    """Return what torch computes wrongly here, from KNOWN_WRONG or from a trial. While no trial can
+    be made, as in compiled code, everything counts as wrong."""
+    global _known_faults
+    if _known_faults is None:
         if not readable(torch.empty((), device="cpu")):
             unknown = f"whether torch {RELEASE} computes it right was not tried yet"
-            return Wrong(unknown, unknown, True)
-        _found = _what_is_wrong(tried())
-    return _found
+            return Faults(unknown, unknown, True)
+        _known_faults = _faults_of_forms(wrong_forms())
+    return _known_faults
 
 
-def tried() -> frozenset[str]:
+def wrong_forms() -> frozenset[str]:
     """Try all forms, and return the names of those that are wrong."""
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(torch.device("cpu")):
         return frozenset(name for name, is_right in FORMS.items() if not is_right())
 
 
-def _what_is_wrong(names: Collection[str]) -> Wrong:
-    """Return what is wrong if these forms, keys of FORMS, are computed wrongly."""
-    operators = [n for n in FORMS if n in names and n.startswith("operators: ") and n != GROUPED]
-    function = [n for n in FORMS if n in names and n.startswith("function: ")]
-    of_operators = _sentence(operators)
+def _faults_of_forms(names: Collection[str]) -> Faults:
+    """Return the faults of a torch that computes these forms, keys of FORMS, wrongly."""
+    in_order = [name for name in FORMS if name in names and name != GROUPED_HEADS]
+    operators = _fault_sentence([name for name in in_order if name.startswith("operators: ")])
+    function = _fault_sentence([name for name in in_order if name.startswith("function: ")])
     if FORWARD is None or BACKWARD is None:
-        of_operators = f"torch {RELEASE} has no flash kernel for the CPU"
-    return Wrong(of_operators, _sentence(function), GROUPED in names)
+        operators = f"torch {RELEASE} has no flash kernel for the CPU"
+    return Faults(operators, function, GROUPED_HEADS in names)
 
 
-def _sentence(names: list[str]) -> str:
+def _fault_sentence(names: list[str]) -> str:
     """Return the sentence that says which forms are computed wrongly; "" for none."""
     if not names:
         return ""
     return f"torch {RELEASE} computes it wrongly on the CPU, as trials found ({', '.join(names)})"
 
 
-def _numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Return numbers that are the same in every process, and leave torch's generator as it is."""
+def _random_numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Return normal numbers that are the same in every process, without drawing from torch's own
+    generator."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64).to(dtype)
 
 
-def _inputs(q_len: int, kv_len: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
+def _random_qkv(q_len: int, kv_len: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
     """Return q, k and v with a batch of one. k and v are the first heads of tensors that have as
     many as q, so that a kernel that takes no notice of grouped heads reads wrong numbers of ours,
     and nobody's memory."""
     lengths = (q_len, kv_len, kv_len)
-    q, k, v = (_numbers(1, HEADS, n, WIDTH, dtype=dtype, seed=i) for i, n in enumerate(lengths))
+    q, k, v = (
+        _random_numbers(1, HEADS, n, WIDTH, dtype=dtype, seed=i) for i, n in enumerate(lengths)
+    )
     return [t.requires_grad_() for t in (q, k[:, :kv_heads], v[:, :kv_heads])]
 
 
-def _by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
+def _attend_by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
     """Attend in float64: softmax(SCALE q k^T + bias) v. A query without keys gets zeros, and the
     log-sum-exp 0, as the kernel has it."""
     q, k, v = (t.detach().double().requires_grad_() for t in tensors)
@@ -116,11 +119,12 @@ def _by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
     return [out, lse, *torch.autograd.grad(out.sum(-1).sin().sum(), (q, k, v))]
 
 
-def _close(found: Results, expected: Results, dtype: torch.dtype) -> bool:
-    """Return True if all numbers agree; False for NaN."""
-    for ours, theirs in zip(found, expected, strict=True):
-        bound = BOUNDS[dtype] * max(1.0, float(theirs.detach().abs().max()))
-        if not bool(((ours.double() - theirs).abs() <= bound).all()):
+def _all_close(found: Results, expected: Results, dtype: torch.dtype) -> bool:
+    """Return True if all numbers agree to BOUNDS[dtype]; False for NaN."""
+    for result, wanted in zip(found, expected, strict=True):
+        bound = BOUNDS[dtype] * max(1.0, float(wanted.detach().abs().max()))
+        # A comparison with NaN is False, so that NaN is no agreement.
+        if not bool(((result.double() - wanted).abs() <= bound).all()):
             return False
     return True
 
@@ -128,20 +132,22 @@ def _close(found: Results, expected: Results, dtype: torch.dtype) -> bool:
 def _operators_are_right(
     bias: Tensor | None, kv_heads: int = HEADS, dtype: torch.dtype = torch.float32
 ) -> bool:
-    """Compare the two operators with the formula, for a bias, or for None and causality."""
+    """Return True if the two operators agree with the formula, for a bias (1, HEADS or 1, q_len,
+    kv_len), or for a causal mask if it is None. `kv_heads`: heads of k and v."""
     if FORWARD is None or BACKWARD is None:
         return False
     q_len, kv_len = (QUERIES, QUERIES) if bias is None else bias.shape[2:]
-    q, k, v = (t.detach() for t in _inputs(q_len, kv_len, kv_heads, dtype))
+    q, k, v = (t.detach() for t in _random_qkv(q_len, kv_len, kv_heads, dtype))
     added = _causal_bias(q_len) if bias is None else bias
-    expected = _by_formula([q, k, v], added.expand(1, HEADS, q_len, kv_len))
+    expected = _attend_by_formula([q, k, v], added.expand(1, HEADS, q_len, kv_len))
     options = {"is_causal": True} if bias is None else {"attn_mask": bias}
     out, lse = FORWARD(q, k, v, scale=SCALE, **options)
     if bias is None or kv_heads != HEADS:  # attention asks for no gradients of these
-        return _close([out, lse], expected[:2], dtype)
+        return _all_close([out, lse], expected[:2], dtype)
+    # The derivative of sin(out.sum(-1)).sum(), whose gradients `_attend_by_formula` returns.
     grad = out.double().sum(-1, keepdim=True).cos().expand(out.shape).to(dtype).contiguous()
     found = BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=SCALE)
-    return _close([out, lse, *found], expected, dtype)
+    return _all_close([out, lse, *found], expected, dtype)
 
 
 def _function_is_right(
@@ -150,18 +156,21 @@ def _function_is_right(
     kv_heads: int = HEADS,
     dtype: torch.dtype = torch.float32,
 ) -> bool:
-    """Compare torch's public function with the formula, with a boolean mask, causality or none."""
+    """Return True if torch's public function agrees with the formula, under a boolean mask, True
+    for visible pairs, a causal mask, or without one. `kv_heads`: heads of k and v."""
     kv_len = QUERIES if causal else KEYS
-    q, k, v = _inputs(QUERIES, kv_len, kv_heads, dtype)
+    q, k, v = _random_qkv(QUERIES, kv_len, kv_heads, dtype)
     bias = _causal_bias(QUERIES) if causal else q.new_zeros(1, 1, QUERIES, KEYS, dtype=dtype)
     bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
-    out, _, *gradients = _by_formula([q, k, v], bias.detach().expand(1, HEADS, QUERIES, kv_len))
-    given = {"attn_mask": mask, "is_causal": causal, "enable_gqa": kv_heads != HEADS}
-    followed = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **given)
+    out, _, *gradients = _attend_by_formula(
+        [q, k, v], bias.detach().expand(1, HEADS, QUERIES, kv_len)
+    )
+    options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": kv_heads != HEADS}
+    tracked = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **options)
     with torch.no_grad():  # which may run another kernel
-        free = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **given)
-    found = torch.autograd.grad(followed.sum(-1).sin().sum(), (q, k, v))
-    return _close([free, followed, *found], [out, out, *gradients], dtype)
+        untracked = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **options)
+    found = torch.autograd.grad(tracked.sum(-1).sin().sum(), (q, k, v))
+    return _all_close([untracked, tracked, *found], [out, out, *gradients], dtype)
 
 
 def _causal_bias(length: int) -> Tensor:
@@ -170,34 +179,37 @@ def _causal_bias(length: int) -> Tensor:
     return torch.zeros(1, 1, length, length, device="cpu").masked_fill(later, -math.inf)
 
 
-def _hidden(blind: bool) -> Tensor:
-    """Return a mask of hidden pairs, (1, HEADS, QUERIES, KEYS): a query of whose first 512 keys
-    none is seen, and with `blind` one that sees no key."""
-    hidden = _numbers(1, HEADS, QUERIES, KEYS, seed=5) > 0.5
-    hidden[..., -1] = False
-    hidden[:, :, 3, :-50] = True
+def _random_hidden_pairs(blind: bool) -> Tensor:
+    """Return random pairs to hide, True for hidden, (1, HEADS, QUERIES, KEYS). Query 3 sees none of
+    the first 512 keys, which are the kernel's first block. With `blind` query 7 sees no key."""
+    hidden = _random_numbers(1, HEADS, QUERIES, KEYS, seed=5) > 0.5
+    hidden[..., -1] = False  # every query sees the last key
+    hidden[:, :, 3, :-50] = True  # the last 50 of 600 keys are in the second block
     hidden[:, :, 7] |= blind
     return hidden
 
 
-def _bias(dtype: torch.dtype = torch.float32) -> Tensor:
+def _random_bias(dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a bias with a number of its own for each pair, (1, HEADS, QUERIES, KEYS)."""
-    return _numbers(1, HEADS, QUERIES, KEYS, dtype=dtype, seed=3)
+    return _random_numbers(1, HEADS, QUERIES, KEYS, dtype=dtype, seed=3)
 
 
-def _view() -> Tensor:
-    """Return a bias by distance as a view of one row for each head, as strips read it."""
-    row = _numbers(HEADS, QUERIES + KEYS - 1, seed=4)
+def _bias_view_by_distance() -> Tensor:
+    """Return a bias by distance, (1, HEADS, QUERIES, KEYS), as a view of one row for each head, as
+    the form "strips" gives it to the kernel."""
+    row = _random_numbers(HEADS, QUERIES + KEYS - 1, seed=4)
     return row.as_strided((1, HEADS, QUERIES, KEYS), (0, row.stride(0), 1, 1))
 
 
-def _rows() -> Tensor:
-    """Return one row of bias for all queries, as key rows read it."""
-    return _bias()[:, :, :1].expand(1, HEADS, QUERIES, KEYS)
+def _one_row_of_bias() -> Tensor:
+    """Return one row of bias for all queries, (1, HEADS, QUERIES, KEYS), as the form "key rows"
+    gives it to the kernel."""
+    return _random_bias()[:, :, :1].expand(1, HEADS, QUERIES, KEYS)
 
 
-def _padding() -> Tensor:
-    """Return a mask that shows the last 80 keys to every query, without memory for each."""
+def _padding_mask() -> Tensor:
+    """Return a mask (1, 1, QUERIES, KEYS) that shows the last 80 keys to every query: a view with
+    one row of memory."""
     shown = torch.arange(KEYS, device="cpu") >= KEYS - 80
     return shown.expand(1, 1, QUERIES, KEYS)
 
@@ -205,26 +217,36 @@ def _padding() -> Tensor:
 _HALF, _WIDE = torch.bfloat16, torch.float64
 FORMS: dict[str, Callable[[], bool]] = {
     "operators: causal": lambda: _operators_are_right(None),
-    "operators: bias": lambda: _operators_are_right(_bias()),
-    "operators: bias in float64": lambda: _operators_are_right(_bias(_WIDE), dtype=_WIDE),
-    "operators: float32 bias of bfloat16": lambda: _operators_are_right(_bias(), dtype=_HALF),
-    "operators: one query": lambda: _operators_are_right(_bias()[:, :, :1]),
-    "operators: view of a row": lambda: _operators_are_right(_view()),
-    "operators: row for all queries": lambda: _operators_are_right(_rows()),
-    "operators: hidden keys": lambda: _operators_are_right(
-        _bias().masked_fill(_hidden(blind=True), -math.inf)
+    "operators: bias": lambda: _operators_are_right(_random_bias()),
+    "operators: bias in float64": lambda: _operators_are_right(_random_bias(_WIDE), dtype=_WIDE),
+    "operators: float32 bias of bfloat16": lambda: _operators_are_right(
+        _random_bias(), dtype=_HALF
     ),
-    GROUPED: lambda: _operators_are_right(_bias(), kv_heads=2),
+    "operators: one query": lambda: _operators_are_right(_random_bias()[:, :, :1]),
+    "operators: view of a row": lambda: _operators_are_right(_bias_view_by_distance()),
+    "operators: row for all queries": lambda: _operators_are_right(_one_row_of_bias()),
+    "operators: hidden keys": lambda: _operators_are_right(
+        _random_bias().masked_fill(_random_hidden_pairs(blind=True), -math.inf)
+    ),
+    GROUPED_HEADS: lambda: _operators_are_right(_random_bias(), kv_heads=2),
     "function: all keys": lambda: _function_is_right(None),
     "function: causal": lambda: _function_is_right(None, causal=True),
-    "function: mask": lambda: _function_is_right(~_hidden(blind=False)),
-    "function: mask of bfloat16": lambda: _function_is_right(~_hidden(blind=False), dtype=_HALF),
-    "function: mask for all heads": lambda: _function_is_right(~_hidden(blind=False)[:, :1]),
-    "function: padding": lambda: _function_is_right(_padding()),
-    "function: grouped heads": lambda: _function_is_right(~_hidden(blind=False), kv_heads=2),
+    "function: mask": lambda: _function_is_right(~_random_hidden_pairs(blind=False)),
+    "function: mask of bfloat16": lambda: _function_is_right(
+        ~_random_hidden_pairs(blind=False), dtype=_HALF
+    ),
+    "function: mask for all heads": lambda: _function_is_right(
+        ~_random_hidden_pairs(blind=False)[:, :1]
+    ),
+    "function: padding": lambda: _function_is_right(_padding_mask()),
+    "function: grouped heads": lambda: _function_is_right(
+        ~_random_hidden_pairs(blind=False), kv_heads=2
+    ),
 }
 """Each form, and a trial that returns True if torch computes it right. "operators" are FORWARD and
 BACKWARD, "function" is torch's scaled_dot_product_attention."""
 
-_found: Wrong | None = _what_is_wrong(KNOWN[RELEASE]) if RELEASE in KNOWN else None
-"""What `wrong` returns, once it is known."""
+_known_faults: Faults | None = (
+    _faults_of_forms(KNOWN_WRONG[RELEASE]) if RELEASE in KNOWN_WRONG else None
+)
+"""What `faults` returns; None before a release that is not in KNOWN_WRONG was tried."""

@@ -97,13 +97,14 @@ class Attention(nn.Module):
         self.scale = scale
         self.impl = impl
 
-        def project(heads: int, *needed_by: Projections) -> nn.Linear | None:
+        def projection(heads: int, *needed_by: Projections) -> nn.Linear | None:
+            """Return a layer with this many heads, if one of these kinds of projections has it."""
             width = heads * self.head_dim
             return nn.Linear(embed_dim, width, bias=bias) if projections in needed_by else None
 
-        self.q_proj = project(num_heads, "separate", "k=v", "q=k")
-        self.k_proj = project(num_kv_heads, "separate", "k=v")
-        self.v_proj = project(num_kv_heads, "separate", "q=k")
+        self.q_proj = projection(num_heads, "separate", "k=v", "q=k")
+        self.k_proj = projection(num_kv_heads, "separate", "k=v")
+        self.v_proj = projection(num_kv_heads, "separate", "q=k")
         self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
 
     @answered
@@ -144,7 +145,7 @@ class Attention(nn.Module):
 
         # `source` is what keys and values are projected from.
         if context is not None:
-            check_across("Attention", encoding)
+            check_cross_attention("Attention", encoding)
             source = context
             source_positions = checked(context, context_positions, name="context")
             if cache is not None and cache.length:  # the context is cached: append nothing
@@ -187,17 +188,17 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q, and source to k and v, each (batch, heads, len, head_dim)."""
-        q = self._heads(x if self.q_proj is None else self.q_proj(x))
+        q = self._split_heads(x if self.q_proj is None else self.q_proj(x))
         if self.k_proj is not None:
-            k = self._heads(self.k_proj(source))
+            k = self._split_heads(self.k_proj(source))
         elif source is x:
             k = q
         else:
-            k = self._heads(source if self.q_proj is None else self.q_proj(source))
-        v = k if self.v_proj is None else self._heads(self.v_proj(source))
+            k = self._split_heads(source if self.q_proj is None else self.q_proj(source))
+        v = k if self.v_proj is None else self._split_heads(self.v_proj(source))
         return q, k, v
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """Split (batch, len, heads * head_dim) into (batch, heads, len, head_dim)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
@@ -224,7 +225,7 @@ class Attention(nn.Module):
             )
 
 
-def check_across(owner: str, encoding: PositionEncoding) -> None:
+def check_cross_attention(owner: str, encoding: PositionEncoding) -> None:
     """Raise ValueError for an encoding that cannot act in cross-attention."""
     if not encoding.claims.permutation_invariant:
         raise ValueError(

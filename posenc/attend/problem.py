@@ -3,7 +3,7 @@
 A `Problem` answers what the ways of attention ask: which keys a mask may show to some queries
 (`maybe_visible`) and which it shows for sure (`all_visible`), the scores and the bias of some
 queries, and the sum of values. Queries and keys are counted by index, from 0. `first_key` is above
-0 if a problem was restricted to some keys by `among`.
+0 if a problem was restricted to some keys by `with_keys`.
 """
 
 import math
@@ -20,13 +20,13 @@ from posenc.encodings.numbers.torch_abilities import autocast_enabled
 from posenc.masks import Mask
 from posenc.positions import same
 
-FAR = 2**62
-"""Distance that no pair reaches."""
+BEYOND_ANY_DISTANCE = 2**62
+"""A distance that no pair reaches, in place of infinity."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Hold the arguments of one softmax attention, checked and transformed.
+    """The arguments of one softmax attention, checked and transformed.
 
     q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) are results of
     `encoding.transform`; `queries` and `keys` are the untransformed tokens.
@@ -49,7 +49,7 @@ class Problem:
     mask: Mask | None
     scale: float
     dropout_p: float
-    need_lse: bool
+    needs_lse: bool
     needs_grad: bool
     shift: int | None = None
     mask_shift: int | None = None
@@ -57,25 +57,28 @@ class Problem:
 
     @property
     def q_len(self) -> int:
+        """Return the number of queries."""
         return self.q.shape[2]
 
     @property
     def kv_len(self) -> int:
+        """Return the number of keys of this problem."""
         return self.k.shape[2]
 
     @property
-    def autocast(self) -> bool:
+    def is_autocast(self) -> bool:
+        """Return True if torch's autocast is enabled for the device of q."""
         return autocast_enabled(self.q.device.type)
 
     @property
     def product_dtype(self) -> torch.dtype:
         """Return the dtype in which torch's kernels multiply: that of q, or autocast's."""
-        if not self.autocast or self.q.dtype == torch.float64:
+        if not self.is_autocast or self.q.dtype == torch.float64:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
 
     @property
-    def causal_by_index(self) -> bool:
+    def is_causal_by_index(self) -> bool:
         """Return True if the mask equals torch's is_causal: query i sees keys 0 to i."""
         mask = self.mask
         if mask is None or not mask.causal or not mask.exact:
@@ -94,14 +97,15 @@ class Problem:
         return mask.exact and same(mask.q_positions, mask.kv_positions)
 
     @property
-    def distances(self) -> tuple[int, int]:
-        """Return the least and the greatest distance at which the mask may show a key, by index:
-        that of a query minus that of a key."""
+    def visible_distances(self) -> tuple[int, int]:
+        """Return the least and the greatest distance at which the mask may show a key. A distance
+        is the index of a query minus the index of a key."""
         mask = self.mask
         shift = self.mask_shift
         if mask is None or shift is None:
-            return -FAR, FAR
-        most = FAR if mask.window is None else mask.window - 1  # a window counts the query itself
+            return -BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE
+        # A window counts the query itself.
+        most = BEYOND_ANY_DISTANCE if mask.window is None else mask.window - 1
         least = 0 if mask.causal else -most
         return least - shift, most - shift  # from positions to indices
 
@@ -110,7 +114,7 @@ class Problem:
         stop); not empty unless there are no keys."""
         if self.mask_shift is None:
             return 0, self.kv_len
-        least, most = self.distances
+        least, most = self.visible_distances
         # The last query, stop - 1, sees keys up to stop - 1 - least; the first one from
         # start - most on. One key stays even if the mask hides all. These count from the mask's
         # first key, and the range from `first_key`.
@@ -125,40 +129,42 @@ class Problem:
             return 0, self.kv_len
         if self.mask_shift is None or not self.mask.exact:
             return 0, 0
-        least, most = self.distances
+        least, most = self.visible_distances
         # Here the last query limits the first key, and the first query the last one.
         first = max(0, stop - 1 - most - self.first_key)
         last = min(self.kv_len, start - least + 1 - self.first_key)
         return (first, last) if first < last else (0, 0)
 
-    def hide(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
+    def mask_scores_in_place(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
         """Write -inf in place where a key is hidden from queries [start, stop). Return the mask of
         visible pairs, which broadcasts to `scores`, if the mask was read for all keys anyway:
-        `blocks.masked` then sets keys to zero that it hides from all. Otherwise None.
+        `blocks.attend_with_bias_mask` then sets keys to zero that it hides from all queries.
+        Otherwise None.
 
         scores: (batch, num_heads, stop - start, kv_len).
         """
         first, last = self.all_visible(start, stop)
         if first == last:
-            return self._hide_among(scores, start, stop, 0, self.kv_len)
-        self._hide_among(scores, start, stop, 0, first)
-        self._hide_among(scores, start, stop, last, self.kv_len)
+            return self._mask_scores_of_keys(scores, start, stop, 0, self.kv_len)
+        self._mask_scores_of_keys(scores, start, stop, 0, first)
+        self._mask_scores_of_keys(scores, start, stop, last, self.kv_len)
         return None
 
-    def _hide_among(
+    def _mask_scores_of_keys(
         self, scores: Tensor, start: int, stop: int, first: int, last: int
     ) -> Tensor | None:
-        """Do what `hide` does, for keys [first, last) only."""
+        """Write -inf in place where one of keys [first, last) is hidden from queries [start, stop).
+        Return the mask of these pairs, True for visible ones; None if it hides none."""
         if first >= last:
             return None
-        visible = self.among(first, last).visible(start, stop)
+        visible = self.with_keys(first, last).visible(start, stop)
         if visible is not None:
             scores[..., first:last].masked_fill_(~visible, -torch.inf)
         return visible
 
-    def ready(self, rows: int) -> "Problem":
-        """Return the problem with a term that has computed what blocks of at most `rows` queries
-        have in common, such as tables by distance; to be called once, before `scores`."""
+    def with_prepared_term(self, rows: int) -> "Problem":
+        """Return the same problem, whose term has computed what blocks of at most `rows` queries
+        have in common, such as a table by distance. Called once, before `scores` or `bias`."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):
@@ -174,9 +180,10 @@ class Problem:
         same_q = same(self.queries.where, mask.q_positions)
         return same_q and same(self.keys.where, mask.kv_positions)
 
-    def among(self, first: int, last: int) -> "Problem":
-        """Return the same attention from all queries to keys [first, last) of this problem only.
-        `first_key` keeps count of those before, so that mask, term and `distances` still fit."""
+    def with_keys(self, first: int, last: int) -> "Problem":
+        """Return the attention from all queries to keys [first, last) of this problem only, counted
+        from 0. Its `first_key` counts the keys left out before them, because mask, term and
+        `visible_distances` keep the indices of all keys."""
         if (first, last) == (0, self.kv_len):
             return self
         return replace(
@@ -188,7 +195,7 @@ class Problem:
 
     def widen_dtype(self, t: Tensor) -> Tensor:
         """Convert t to at least float32, except under autocast, which would cast it back."""
-        return t if self.autocast else t.to(at_least_float32(t.dtype))
+        return t if self.is_autocast else t.to(at_least_float32(t.dtype))
 
     def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
         """Return the scaled scores of queries [start, stop) with the term applied, before masking:
@@ -200,7 +207,7 @@ class Problem:
         if self.term is None:
             return scores
         with without_autocast(scores.device):
-            added = self.term.add(scores, slice(start, stop), self.span, visible)
+            added = self.term.add(scores, slice(start, stop), self.key_span, visible)
         return added.to(scores.dtype)  # states may be wider than q
 
     def bias(self, start: int, stop: int) -> Tensor:
@@ -213,7 +220,7 @@ class Problem:
         if self.has_bias_by_distance:
             row = self.bias_of_distances(stop - 1 - self.first_key, count + self.kv_len - 1)
             # A prepared encoding keeps the row for later calls. It is returned as it is only where
-            # nobody writes to it, as `hide` does for hidden keys.
+            # nobody writes to it, as `mask_scores_in_place` does for hidden keys.
             nothing_to_hide = self.all_visible(start, stop) == (0, self.kv_len)
             if count == 1 and nothing_to_hide:
                 return row[None, :, None]
@@ -222,14 +229,14 @@ class Problem:
 
         dtype = at_least_float32(self.q.dtype)
         if isinstance(term, Dense):
-            # (1, ...) if rows of the batch share the bias. `hide` may write to what is returned, so
-            # that a tensor which belongs to the user's encoding is copied.
-            return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
-        product = term.product(rows, self.span) if isinstance(term, ByDistance) else None
+            # (1, ...) if rows of the batch share the bias. `mask_scores_in_place` may write to what
+            # is returned, so that a tensor which belongs to the user's encoding is copied.
+            return term.values(rows, self.key_span).to(dtype, copy=not term.owns_values)
+        product = term.product(rows, self.key_span) if isinstance(term, ByDistance) else None
         if product is not None:
             return product.to(dtype)
         zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
-        return term.add(zeros, rows, self.span, None).to(dtype)
+        return term.add(zeros, rows, self.key_span, None).to(dtype)
 
     @property
     def has_bias_by_distance(self) -> bool:
@@ -250,7 +257,7 @@ class Problem:
         check_heads(self.encoding, row.shape[0], self.q)
         return row
 
-    def negligible(self) -> Tensor:
+    def negligible_threshold(self) -> Tensor:
         """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query
         if its bias minus that of another key, which the query also sees, is less than this.
 
@@ -264,8 +271,8 @@ class Problem:
         """
         dtype = at_least_float32(self.q.dtype)
         num_heads = self.q.shape[1]
-        longest_q = _longest(self.q, num_heads, dtype)
-        longest_k = _longest(self.k, num_heads, dtype)
+        longest_q = _longest_norm(self.q, num_heads, dtype)
+        longest_k = _longest_norm(self.k, num_heads, dtype)
         # 2.04 instead of 2: vectors may be rounded to 16 bits.
         difference = 2.04 * abs(self.scale) * longest_q * longest_k
         nan_unless_finite = 0 * self.v.detach().sum(dtype=dtype)
@@ -281,22 +288,23 @@ class Problem:
             batch, heads, start, stop, self.kv_len, self.q.device, first_key=self.first_key
         )
 
-    def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """Return the weighted sum of values for queries [start, stop), in the dtype of q."""
+    def sum_values(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """Return the sum of values by `weights` (batch, num_heads, stop - start, kv_len) for
+        queries [start, stop), in the dtype of q. A term may add to it."""
         v = self.widen_dtype(self.v)
         if self.term is None or self.term.combine is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
         with without_autocast(weights.device):
-            out = self.term.combine(weights, v, slice(start, stop), self.span)
+            out = self.term.combine(weights, v, slice(start, stop), self.key_span)
         return out.to(self.q.dtype)
 
     @property
-    def span(self) -> slice:
-        """Return the slice of these keys among all keys that the term knows."""
+    def key_span(self) -> slice:
+        """Return which of all keys, as mask and term count them, are the keys of this problem."""
         return slice(self.first_key, self.first_key + self.kv_len)
 
 
-def _longest(vectors: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+def _longest_norm(vectors: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
     """Return the length of the longest vector for each query head, (num_heads,)."""
     lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
     return for_every_head(lengths.amax((0, 2)), num_heads, 0)

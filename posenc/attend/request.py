@@ -1,11 +1,11 @@
 """Check the arguments of attention and split it into softmax attentions, one for each pass.
 
-`problems_of` works in four steps:
+`build_problems` works in four steps:
 
-    _checked      every argument is checked, positions become Tokens
-    _with_cache   new keys and values are appended to the cache; keys are now Raw or Rotated
-    _bound        the mask is bound to the positions of all keys
-    _problem      one Problem for each pass, with its vectors, its term and its mask
+    _checked_call      every argument is checked, positions become Tokens
+    _join_cached_keys  new keys and values are appended to the cache, and all are returned
+    _bound_mask        the mask is bound to the positions of all keys
+    _build_problem     one Problem for each pass, with its vectors, its term and its mask
 
 Most encodings have one pass. Self-Extend has two: one for near keys and one for far keys.
 """
@@ -30,7 +30,7 @@ from posenc.positions import repeated_position, run_shift
 _OWNER = "attention"
 
 
-class Call(NamedTuple):
+class CheckedCall(NamedTuple):
     """Checked arguments of one call of `attention`; keys and values are the new ones only."""
 
     encoding: PositionEncoding
@@ -43,15 +43,15 @@ class Call(NamedTuple):
     dropout_p: float
 
 
-class Raw(NamedTuple):
-    """Keys as they came, before `encoding.transform`: each pass transforms them for its own
-    positions. Without a cache, and for encodings that claim needs_raw_k."""
+class RawKeys(NamedTuple):
+    """Keys before `encoding.transform`, and values. Each pass transforms these keys for its own
+    positions. Used without a cache, and for encodings that claim needs_raw_k."""
 
     keys: Tokens
     v: Tensor
 
 
-class Rotated(NamedTuple):
+class TransformedKeys(NamedTuple):
     """Keys that `encoding.transform` changed before they entered the cache, so that a decode step
     transforms only the new ones, and the queries `q` that were transformed with the new keys."""
 
@@ -69,7 +69,7 @@ class PassInputs(NamedTuple):
     mask: Mask | None
 
 
-def problems_of(
+def build_problems(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -91,7 +91,7 @@ def problems_of(
 
     Raises: TypeError for wrong types, ValueError for sizes that do not fit.
     """
-    call = _checked(
+    call = _checked_call(
         q,
         k,
         v,
@@ -107,22 +107,22 @@ def problems_of(
         sinks=sinks,
         scale=scale,
     )
-    stored = _with_cache(call, cache)
-    shared_mask = _bound(call.mask, call.queries, stored.keys)
-    passes = _passes(call.encoding, call.queries, stored.keys)
+    stored = _join_cached_keys(call, cache)
+    shared_mask = _bound_mask(call.mask, call.queries, stored.keys)
+    passes = _pass_inputs(call.encoding, call.queries, stored.keys)
     transforms = 2 in call.encoding.claims.places
-    if isinstance(stored, Rotated) and len(passes) > 1 and transforms:
+    if isinstance(stored, TransformedKeys) and len(passes) > 1 and transforms:
         raise ValueError(
             f"{_OWNER}: {type(call.encoding).__name__} changes queries and keys in each of its "
             f"{len(passes)} passes, and the cache stores keys that were changed once. It must "
             "claim needs_raw_k, see posenc.Claims."
         )
     # Passes are merged, and a sink is added, by their log-sum-exp.
-    need_lse = return_lse or sinks is not None or len(passes) > 1
-    return [_problem(call, stored, inputs, shared_mask, need_lse) for inputs in passes]
+    needs_lse = return_lse or sinks is not None or len(passes) > 1
+    return [_build_problem(call, stored, inputs, shared_mask, needs_lse) for inputs in passes]
 
 
-def _checked(
+def _checked_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -138,7 +138,7 @@ def _checked(
     return_lse: Any,
     sinks: Any,
     scale: Any,
-) -> Call:
+) -> CheckedCall:
     """Check every argument and return them as tokens. The values are transformed here, because no
     encoding transforms them for a pass."""
     encoding = boundary.check_encoding(_OWNER, encoding)
@@ -163,7 +163,7 @@ def _checked(
     check_share(_OWNER, "dropout_p", dropout_p)
     check_flag(_OWNER, "return_lse", return_lse)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + num_cached)
-    return Call(
+    return CheckedCall(
         encoding,
         queries,
         keys,
@@ -174,20 +174,21 @@ def _checked(
     )
 
 
-def _with_cache(call: Call, cache: KVCache | None) -> Raw | Rotated:
-    """Append the new keys and values to the cache, if there is one, and return all of them."""
+def _join_cached_keys(call: CheckedCall, cache: KVCache | None) -> RawKeys | TransformedKeys:
+    """Append the new keys and values to the cache, if there is one, and return all keys and values,
+    the cached ones first."""
     if cache is None:
-        return Raw(call.keys, call.v)
+        return RawKeys(call.keys, call.v)
     if call.encoding.claims.needs_raw_k:
-        _check_new(cache, call.keys, call.mask)
-        return Raw(*_appended(cache, call.encoding, call.keys, call.v))
-    q, k = _transformed(call.encoding, call.queries, call.keys)
+        _check_new_positions(cache, call.keys, call.mask)
+        return RawKeys(*_append_tokens(cache, call.encoding, call.keys, call.v))
+    q, k = _transform_queries_keys(call.encoding, call.queries, call.keys)
     rotated = call.keys.given(k)
-    _check_new(cache, rotated, call.mask)
-    return Rotated(q, *_appended(cache, call.encoding, rotated, call.v))
+    _check_new_positions(cache, rotated, call.mask)
+    return TransformedKeys(q, *_append_tokens(cache, call.encoding, rotated, call.v))
 
 
-def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
+def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
     """Raise ValueError if a causal mask would show a new token earlier ones at its own position, as
     where two layers share a cache or positions do not advance."""
     if mask is None or cache.where is None or new.num_axes > 1:
@@ -207,7 +208,7 @@ def _check_new(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
         )
 
 
-def _appended(
+def _append_tokens(
     cache: KVCache, encoding: PositionEncoding, new: Tokens, v: Tensor
 ) -> tuple[Tokens, Tensor]:
     """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
@@ -226,7 +227,7 @@ def _appended(
     return Tokens(k, positions, None if only_last else state, new.num_axes), v
 
 
-def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
+def _bound_mask(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
     """Return the mask bound to the positions of the tokens, unless it is bound already.
 
     Raises: ValueError if positions show packed documents and the mask does not separate them.
@@ -234,12 +235,12 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
     if mask is None:
         return None
     if not mask.bound:
-        mask = _bind(mask, queries, keys)
+        mask = _bind_to_tokens(mask, queries, keys)
     check_documents(mask)
     return mask
 
 
-def _bind(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
+def _bind_to_tokens(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
     """Return the mask bound to the positions of the tokens, or to their order in memory if
     positions have several components."""
     if queries.num_axes > 1:
@@ -247,16 +248,20 @@ def _bind(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
     return mask.bind(queries.where, keys.where)
 
 
-def _passes(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[PassInputs]:
-    """Return queries, keys and mask of each pass of the encoding, most have one."""
+def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[PassInputs]:
+    """Return queries, keys and mask for each pass of the encoding. Most encodings have one pass."""
     if type(encoding).passes is PositionEncoding.passes:  # needs no tensor of positions
         return [PassInputs(queries, keys, None)]
     passes = encoding.passes(queries.positions, keys.positions)
     return [PassInputs(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
 
 
-def _problem(
-    call: Call, stored: Raw | Rotated, inputs: PassInputs, shared_mask: Mask | None, need_lse: bool
+def _build_problem(
+    call: CheckedCall,
+    stored: RawKeys | TransformedKeys,
+    inputs: PassInputs,
+    shared_mask: Mask | None,
+    needs_lse: bool,
 ) -> Problem:
     """Return the softmax attention of one pass of the encoding (Self-Extend has two, which
     `attention` merges).
@@ -265,20 +270,20 @@ def _problem(
     stored: all keys and values, the cached ones first, at their true positions.
     inputs: the same queries and keys as this pass sees them, and its own mask.
     shared_mask: the caller's mask, bound to the true positions; it holds in every pass.
-    need_lse: the caller, a sink or another pass needs the log-sum-exp.
+    needs_lse: the caller, a sink or another pass needs the log-sum-exp.
     """
     encoding = call.encoding
     queries = inputs.queries
-    if isinstance(stored, Rotated):
+    if isinstance(stored, TransformedKeys):
         # These were transformed once, at the true positions: there is one pass, or the encoding
         # leaves them as they are.
         q, k = stored.q, stored.keys.x
         assert k is not None
     else:
-        q, k = _transformed(encoding, queries, inputs.keys)
-    keys = inputs.keys.given(_raw_keys(encoding, inputs.keys, q.shape[1]))
+        q, k = _transform_queries_keys(encoding, queries, inputs.keys)
+    keys = inputs.keys.given(_keys_for_term(encoding, inputs.keys, q.shape[1]))
     with without_autocast(q.device):
-        term = _term(encoding, queries, keys)
+        term = _checked_term(encoding, queries, keys)
     mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, stored.keys)
     shift = run_shift(queries.where, keys.where)
     vectors_and_states = (q, k, stored.v, queries.x, queries.state, keys.x, keys.state)
@@ -293,15 +298,16 @@ def _problem(
         mask=mask,
         scale=call.scale,
         dropout_p=call.dropout_p,
-        need_lse=need_lse,
-        needs_grad=_is_tracked(encoding, vectors_and_states),
+        needs_lse=needs_lse,
+        needs_grad=_autograd_tracks(encoding, vectors_and_states),
         shift=shift,
         mask_shift=_mask_shift(mask, queries, keys, shift),
     )
 
 
-def _raw_keys(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> Tensor | None:
-    """Return untransformed keys, one for every query head, if the encoding's term reads them."""
+def _keys_for_term(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> Tensor | None:
+    """Return untransformed keys (batch, num_heads, kv_len, width), repeated for every query head,
+    if the encoding's term reads them; None if it does not."""
     scores, values = 3, 4  # of the places of Claims
     acts_in_term = scores in encoding.claims.places or values in encoding.claims.places
     if not (encoding.claims.needs_raw_k and acts_in_term):
@@ -310,7 +316,7 @@ def _raw_keys(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> Tenso
     return for_every_head(keys.x, num_heads)
 
 
-def _term(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> Term | None:
+def _checked_term(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> Term | None:
     """Return the encoding's term. Raises: TypeError if a subclass returns anything else."""
     term: Any = encoding.term(queries, keys)
     if term is not None and not isinstance(term, Term):
@@ -320,25 +326,30 @@ def _term(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> Term | N
 
 
 def _mask_of_pass(
-    own: Mask | None, shared: Mask | None, queries: Tokens, keys: Tokens
+    pass_mask: Mask | None, shared_mask: Mask | None, queries: Tokens, keys: Tokens
 ) -> Mask | None:
-    """Return the pairs that a pass's own mask and the mask of the call both show. Positions of
-    `queries` and `keys` are the true ones, not those that the pass sees."""
-    if own is None:
-        return shared
-    if shared is None:
-        own = _bind(own, queries, keys)
-        check_documents(own)
-        return own
+    """Return a bound mask of the pairs that both masks show; None if there is no mask at all.
+
+    pass_mask: what this pass of the encoding shows.
+    shared_mask: the mask of the call, bound to true positions.
+    queries, keys: the tokens at their true positions, not at those that the pass gives them.
+    """
+    if pass_mask is None:
+        return shared_mask
+    if shared_mask is None:
+        pass_mask = _bind_to_tokens(pass_mask, queries, keys)
+        check_documents(pass_mask)
+        return pass_mask
     # `&` binds an unbound mask as the other one is. Of two bound masks it must see that they are
     # bound alike, which it may not see of a tensor and a range: bind both to the same objects.
-    if own.bound:
-        own = _bind(own, queries, keys)
-    return own & shared
+    if pass_mask.bound:
+        pass_mask = _bind_to_tokens(pass_mask, queries, keys)
+    return pass_mask & shared_mask
 
 
 def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | None) -> int | None:
-    """Return the shift of the positions that the mask is bound to, mostly those of the tokens."""
+    """Return the position of the first query minus that of the first key, as the mask is bound to
+    them; None unless both are consecutive. `shift`: the same for the tokens' own positions."""
     if mask is None:
         return shift
     at_q, at_k = mask.q_positions, mask.kv_positions
@@ -347,15 +358,16 @@ def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | N
     return run_shift(at_q, at_k)  # type: ignore[arg-type]
 
 
-def _is_tracked(encoding: PositionEncoding, tensors: tuple[Tensor | None, ...]) -> bool:
+def _autograd_tracks(encoding: PositionEncoding, tensors: tuple[Tensor | None, ...]) -> bool:
     """Return True if autograd tracks one of the tensors or a parameter of the encoding."""
     if not torch.is_grad_enabled():
         return False
     return any(t is not None and t.requires_grad for t in (*tensors, *encoding.parameters()))
 
 
-def _transformed(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKeys:
-    """Apply place 2. Raises: TypeError if a subclass returns anything but q and k of that shape."""
+def _transform_queries_keys(encoding: PositionEncoding, q: Tokens, k: Tokens) -> QueriesKeys:
+    """Return queries and keys as `encoding.transform` changes them, each (batch, heads, len,
+    width). Raises: TypeError if a subclass returns anything else."""
     result: Any = encoding.transform(q, k)
     pair = result if isinstance(result, tuple) else (result,)
     # The width may change, nothing else may.

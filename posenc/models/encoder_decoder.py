@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from posenc import masks
 from posenc.arguments import answered
 from posenc.attend.cache import KVCache
-from posenc.attend.multihead import check_across
+from posenc.attend.multihead import check_cross_attention
 from posenc.encodings import PositionEncoding, check_tokens, named, one_per_model, without_position
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
@@ -59,7 +59,7 @@ class EncoderDecoder(nn.Module):
         require_bidirectional("EncoderDecoder: encoder_encoding", encoder)
         if cross is not None:
             require_bidirectional("EncoderDecoder: cross_encoding", cross)
-            check_across("EncoderDecoder: cross_encoding", cross)
+            check_cross_attention("EncoderDecoder: cross_encoding", cross)
             if 1 in cross.claims.places:
                 raise ValueError(
                     f"EncoderDecoder: cross_encoding is {type(cross).__name__}, which "

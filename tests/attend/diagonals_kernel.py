@@ -27,11 +27,11 @@ def main() -> None:
         row = torch.randn(4, q_len + kv_len - 1)
         lse, mean = torch.randn(2, 4, q_len) + 5, torch.randn(2, 4, q_len)
         lse[:, :, 0] = torch.inf  # a query that sees no key
-        gradient.BLOCK = kernel.block_of(q, v)
-        aparts = gradient._aparts(built, gradient.BLOCK, 10**6)
-        tensors = gradient.Inputs(q, k, v, grad, lse, mean, row)
-        want = gradient._totals(built, tensors, aparts)
-        got = kernel.totals(*tensors, built.scale, built.distances, aparts)
+        gradient.BLOCK = kernel.block_size(q, v)
+        offsets = gradient._block_offsets(built, gradient.BLOCK, 10**6)
+        tensors = gradient.ScoreInputs(q, k, v, grad, lse, mean, row)
+        want = gradient._diagonal_block_sums(built, tensors, offsets)
+        got = kernel.diagonal_block_sums(*tensors, built.scale, built.visible_distances, offsets)
         # float32 sums in another order; weights are up to exp of scores, of any size here
         assert (got - want).abs().max() <= 1e-5 * want.abs().max()
     print("same")

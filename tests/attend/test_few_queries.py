@@ -8,7 +8,7 @@ from posenc import masks
 from posenc.attend import choose
 from posenc.attend.attention import explain
 from posenc.attend.problem import Problem
-from posenc.attend.request import problems_of
+from posenc.attend.request import build_problems
 from posenc.attend.ways import blocks, flash
 from posenc.encodings.terms.tokens import Tokens
 from tests.attend import test_flex
@@ -101,7 +101,7 @@ def test_autocast_rounds_no_row_of_bias(name, monkeypatch):
 
 def problem(q_positions, mask, first_key: int = 0) -> Problem:
     q, k = torch.randn(1, 1, len(q_positions), 4), torch.randn(1, 1, 20, 4)
-    found = problems_of(
+    found = build_problems(
         q,
         k,
         k,
@@ -116,7 +116,7 @@ def problem(q_positions, mask, first_key: int = 0) -> Problem:
         return_lse=False,
     )
     (found,) = found
-    return found.among(first_key, 20)
+    return found.with_keys(first_key, 20)
 
 
 @pytest.mark.parametrize("first, last", [(0, 20), (4, 8), (4, 20), (6, 7), (0, 8)])
@@ -124,7 +124,7 @@ def problem(q_positions, mask, first_key: int = 0) -> Problem:
 def test_keys_that_may_be_visible_are_counted_among_those_of_the_problem(first, last, window):
     mask = masks.causal & masks.sliding_window(window)
     whole = problem(torch.arange(20), mask)
-    some = whole.among(first, last)
+    some = whole.with_keys(first, last)
     for start, stop in ((6, 8), (5, 6), (0, 20)):
         begin, end = some.maybe_visible(start, stop)
         visible = whole.visible(start, stop)[0, 0, :, first:last].any(0).nonzero().flatten()
@@ -267,10 +267,12 @@ def test_a_row_of_bias_serves_grouped_heads_half_types_and_rows_that_see_nothing
 
 def by_rows_anywhere(q, k, v, encoding, monkeypatch, **options):
     """Attend to a few queries as on a GPU, where torch's kernel reads a bias in the dtype of q."""
-    (built,) = problems_of(q, k, v, encoding, **options)
+    (built,) = build_problems(q, k, v, encoding, **options)
     with monkeypatch.context() as patch:
         patch.setattr(flash, "runs_on", lambda device: False)
-        return blocks.masked(built.ready(built.q_len), 0, built.q_len)[0]
+        return blocks.attend_with_bias_mask(built.with_prepared_term(built.q_len), 0, built.q_len)[
+            0
+        ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -334,7 +336,7 @@ def test_a_gpu_runs_a_few_queries_with_a_row_of_bias():
         built = test_flex.on_cuda(test_flex.problem(name, masks.causal, q_len=1, kv_len=2000))
         assert choose.sdpa_form(built)[0] == form
         assert (choose.choose(built).form == "row") == (form == "row")
-    for options in ({"grad": True}, {"q_len": choose.FEW + 1}, {"return_lse": True}):
+    for options in ({"grad": True}, {"q_len": choose.FEW_QUERIES + 1}, {"return_lse": True}):
         built = test_flex.problem("t5", masks.causal, **{"q_len": 1, "kv_len": 2000} | options)
         assert choose.sdpa_form(test_flex.on_cuda(built))[0] == ""
     none = test_flex.on_cuda(test_flex.problem("t5", masks.causal, q_len=1, kv_len=0, q_at=0))

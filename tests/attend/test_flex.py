@@ -12,7 +12,7 @@ from torch.nn.attention import flex_attention as flex_of_torch
 import posenc
 from posenc import masks
 from posenc.attend import choose, flex_options
-from posenc.attend.request import problems_of
+from posenc.attend.request import build_problems
 from posenc.attend.ways import flex, reference
 from tests.attending import attend
 from tests.compilers import needs_inductor
@@ -46,7 +46,7 @@ def problem(
     if state is not None:
         options |= {"q_state": state[:, :, :q_len], "kv_state": state[:, :, :kv_len]}
     first = kv_len - q_len if q_at is None else q_at
-    (built,) = problems_of(
+    (built,) = build_problems(
         q,
         k,
         v,
@@ -117,7 +117,7 @@ def test_exact_block_masks_are_those_that_torch_finds_pair_by_pair(causal, windo
             mask.bind(range(shift, shift + q_len), range(kv_len)), None, None, q_len, kv_len, "cpu"
         )
         built = problem("nope", mask, q_len, kv_len, shift)
-        got = flex._exact(*built.distances, q_len, kv_len, torch.device("cpu"))
+        got = flex._exact_block_mask(*built.visible_distances, q_len, kv_len, torch.device("cpu"))
         assert got.seq_lengths == want.seq_lengths and got.BLOCK_SIZE == want.BLOCK_SIZE
         for side, kind in itertools.product(("kv", "q"), ("num_blocks", "indices")):
             for name in (f"{side}_{kind}", f"full_{side}_{kind}"):
@@ -166,7 +166,7 @@ CASES = {
 )
 def test_values_and_gradients_equal_the_reference_and_are_no_nan(name, case, monkeypatch):
     """Uncompiled, where FlexAttention has a backward pass, and reads the mask pair by pair."""
-    monkeypatch.setattr(flex, "_compiled", lambda *kind: flex._flex)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: flex._attend_to_parts)
     monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
     built = problem(name, **{"mask": masks.causal} | CASES[case], grad=True)
     leaves = [built.q, built.k, built.v, *built.encoding.parameters()]
@@ -214,7 +214,7 @@ def test_formulas_are_the_bias_at_any_distance(name, first):
     encoding = FORMULAS[name]().requires_grad_(False)
     built = problem(encoding, masks.causal, q_at=first)
     i, j = torch.arange(150), torch.arange(150).flip(0)
-    got, want = added(flex._formulas_mod(built), i, j), bias_at(encoding, first + i - j)
+    got, want = added(flex._formula_score_mod(built), i, j), bias_at(encoding, first + i - j)
     # float32 rounds the distance, r1 and r2; log and exp2 of large numbers are less exact
     torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-6)
 
@@ -223,10 +223,10 @@ def test_formulas_are_the_bias_at_any_distance(name, first):
 def test_a_kernel_reads_what_is_dear_to_compute(name):
     """On an H100, 8,192 tokens by KERPLE's logarithm take 1.59 ms, and from a table 0.97."""
     encoding = FORMULAS[name]().requires_grad_(False)
-    kind = flex_options.kind(problem(encoding, masks.causal))
+    kind = flex_options.bias_kind(problem(encoding, masks.causal))
     assert (kind == "table") == (name in ("KERPLE", "power", "sum"))
     at = torch.stack([torch.arange(150), 3 * torch.arange(150)])
-    kind = flex_options.kind(problem(encoding, masks.causal, q_at=at, kv_at=at))
+    kind = flex_options.bias_kind(problem(encoding, masks.causal, q_at=at, kv_at=at))
     assert kind.startswith("pairs _"), "a table of all pairs would be large"
 
 
@@ -252,7 +252,7 @@ def test_a_subclass_with_another_bias_is_not_computed_by_its_parents_formula():
     i, j = torch.arange(150), torch.zeros(150, dtype=torch.long)
     for encoding in (Steeper(4), changed):
         built = problem(encoding, masks.causal)
-        assert flex_options.kind(built) == "table"
+        assert flex_options.bias_kind(built) == "table"
         want = 3 * bias_at(posenc.ALiBi(4), i)
         torch.testing.assert_close(added(flex.score_mod(built), i, j), want, rtol=1e-6, atol=0)
 
@@ -295,7 +295,7 @@ def test_fox_reads_all_differences_only_to_learn():
 @pytest.fixture
 def uncompiled(monkeypatch):
     """FlexAttention as it runs uncompiled, where it has a backward pass on the CPU."""
-    monkeypatch.setattr(flex, "_compiled", lambda *kind: flex._flex)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: flex._attend_to_parts)
     monkeypatch.setattr(flex, "WITHOUT_LSE", ())
     monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
 
@@ -329,8 +329,10 @@ LONG = {
 def test_t5_attends_to_far_keys_without_a_table(case, monkeypatch):
     options = {"mask": masks.causal} | LONG[case]
     parts = []
-    plain = flex._near_and_far
-    monkeypatch.setattr(flex, "_near_and_far", lambda *a: parts.append(plain(*a)) or parts[-1])
+    plain = flex._near_and_far_masks
+    monkeypatch.setattr(
+        flex, "_near_and_far_masks", lambda *a: parts.append(plain(*a)) or parts[-1]
+    )
     got, want = (results(way, "t5", **options) for way in (flex, reference))
     assert len(parts) == 1
     for mine, other in zip(got, want, strict=True):
@@ -359,7 +361,7 @@ def test_gradients_of_learned_biases_are_the_same_bit_for_bit(name):
 )
 def test_the_backend_is_named_with_its_reason(name, grad, backend, why):
     built = problem(name, grad=grad)
-    named, reason = flex_options.backend(on_cuda(built))
+    named, reason = flex_options.backend_and_reason(on_cuda(built))
     assert named == backend and why in reason
     assert f", backend {backend}: " in choose.choose(on_cuda(built), "flex").reason
     if not grad:
@@ -369,13 +371,15 @@ def test_the_backend_is_named_with_its_reason(name, grad, backend, why):
 def test_deterministic_algorithms_take_another_way_than_atomic_additions():
     by_distance = [on_cuda(problem(name, grad=True)) for name in ("alibi", "t5", "kerple")]
     learned = on_cuda(problem("deberta", grad=True))
-    assert choose.refusal(learned, "flex") is None
+    assert choose.why_cannot_run(learned, "flex") is None
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        assert [choose.refusal(built, "flex") for built in by_distance] == [None] * 3
-        assert "atomically" in str(choose.refusal(learned, "flex"))
-        assert choose.refusal(on_cuda(problem("deberta")), "flex") is None, "without gradients"
+        assert [choose.why_cannot_run(built, "flex") for built in by_distance] == [None] * 3
+        assert "atomically" in str(choose.why_cannot_run(learned, "flex"))
+        assert choose.why_cannot_run(on_cuda(problem("deberta")), "flex") is None, (
+            "without gradients"
+        )
         with pytest.raises(ValueError, match="deterministic algorithms are enabled"):
             choose.choose(learned, "flex")
     finally:
@@ -385,7 +389,7 @@ def test_deterministic_algorithms_take_another_way_than_atomic_additions():
 @pytest.fixture
 def compiler():
     torch.compiler.reset()
-    flex._compiled.cache_clear()
+    flex._compiled_flex.cache_clear()
     yield
     torch.compiler.reset()
 
@@ -430,7 +434,7 @@ def test_nothing_is_compiled_again_for_other_numbers(monkeypatch):
         run("kerple", wide, 3)
         run("sandwich", narrow, 3)
         run("deberta", masks.causal & masks.chunked(32), 20)
-        monkeypatch.setattr(flex, "_number", lambda value, device: value)
+        monkeypatch.setattr(flex, "_scalar_tensor", lambda value, device: value)
         with pytest.raises(RuntimeError, match="recompile"):
             run("sandwich", narrow, 150)
 
@@ -480,19 +484,23 @@ H100_BYTES, NEEDED_BYTES = 232_448, 245_760
 """Shared memory that a kernel can have on an H100, and that FIRE's needed there with three stages
 of 128 by 128 tiles and heads of 64 channels in bfloat16, in Triton's words."""
 OPTIONS = {
-    "table": ("sandwich", {}, flex_options.TABLES),
-    "dear formula": ("kerple", {}, flex_options.TABLES),
+    "table": ("sandwich", {}, flex_options.TABLE_OPTIONS),
+    "dear formula": ("kerple", {}, flex_options.TABLE_OPTIONS),
     "table, whole blocks": (
         "sandwich",
         {"q_len": 256, "kv_len": 256},
-        flex_options.TABLES | NEXT_TO_EACH_OTHER,
+        flex_options.TABLE_OPTIONS | NEXT_TO_EACH_OTHER,
     ),
-    "formula": ("alibi", {}, flex_options.FORMULAS),
-    "formula, whole blocks": ("alibi", {"q_len": 256, "kv_len": 256}, flex_options.FORMULAS | SAFE),
+    "formula": ("alibi", {}, flex_options.FORMULA_OPTIONS),
+    "formula, whole blocks": (
+        "alibi",
+        {"q_len": 256, "kv_len": 256},
+        flex_options.FORMULA_OPTIONS | SAFE,
+    ),
     "formula, learned": (
         "alibi",
         {"q_len": 256, "kv_len": 256, "grad": True},
-        flex_options.FORMULAS | SAFE,
+        flex_options.FORMULA_OPTIONS | SAFE,
     ),
     "formula, float32": ("alibi", {"q_len": 256, "kv_len": 256, "dtype": torch.float32}, SAFE),
     "formula, other card": ("alibi", {"card": (8, 0)}, {}),
@@ -511,14 +519,14 @@ def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
     name, size, options = OPTIONS[case]
     size = dict(size)
     dtype, card = size.pop("dtype", torch.bfloat16), size.pop("card", (9, 0))
-    monkeypatch.setattr(flex_options, "_capability", lambda device: card)
+    monkeypatch.setattr(flex_options, "_compute_capability", lambda device: card)
     monkeypatch.setattr(flex_options, "_shared_memory", lambda device: H100_BYTES)
     given = {}
     monkeypatch.setattr(flex, "score_mod", lambda problem: None)
     monkeypatch.setattr(flex, "block_mask", lambda problem: None)
     monkeypatch.setattr(
         flex,
-        "_compiled",
+        "_compiled_flex",
         lambda *key: lambda *qkv, **options: given.update(options) or (qkv[0], None),
     )
     built = on_cuda(problem(name, masks.causal, **size), dtype)
@@ -529,11 +537,11 @@ def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
 
 def test_the_bound_of_shared_memory_is_not_below_what_triton_reported():
     built = with_widths(problem("fire", masks.causal, 256, 256), 64)
-    assert flex_options._bytes_needed(built, 128, 128, 3) >= NEEDED_BYTES
-    assert flex_options._bytes_needed(built, 128, 64, 2) <= H100_BYTES
+    assert flex_options._shared_bytes_needed(built, 128, 128, 3) >= NEEDED_BYTES
+    assert flex_options._shared_bytes_needed(built, 128, 64, 2) <= H100_BYTES
     both = posenc.Compose(posenc.create("fire", SHAPE), posenc.create("deberta", SHAPE))
     two = with_widths(problem(both, masks.causal, 256, 256), 64)
-    assert flex_options._bytes_needed(two, 128, 64, 2) > flex_options._bytes_needed(
+    assert flex_options._shared_bytes_needed(two, 128, 64, 2) > flex_options._shared_bytes_needed(
         built, 128, 64, 2
     ), "it reads more numbers"
 
@@ -588,15 +596,15 @@ def no_room(monkeypatch):
         calls.append(args)
         raise RuntimeError(OUT_OF_ROOM)
 
-    monkeypatch.setattr(flex, "_compiled", lambda *kind: fails)
-    monkeypatch.setattr(flex, "_no_room", set())
-    plain = choose._cheapest
+    monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: fails)
+    monkeypatch.setattr(flex, "_too_large_kernels", set())
+    plain = choose._cheapest_choice
 
     def first_flex(problem):
         can = choose._why_not_flex(problem) is None
         return choose.Choice("flex", "planted") if can else plain(problem)
 
-    monkeypatch.setattr(choose, "_cheapest", first_flex)
+    monkeypatch.setattr(choose, "_cheapest_choice", first_flex)
     return calls
 
 
@@ -609,7 +617,10 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_tried_once(name, no_room):
     assert len(no_room) == 1
     built = problem(encoding, q_len=150, kv_len=150)
     assert choose.choose(built).way != "flex"
-    assert "more shared memory than the GPU has" in choose.others(built, "blocks")["flex"]
+    assert (
+        "more shared memory than the GPU has"
+        in choose.reasons_against_others(built, "blocks")["flex"]
+    )
     call(posenc.create("kerple", SHAPE).requires_grad_(False), "auto")
     assert len(no_room) == 2, "what one encoding needs says nothing of another"
 
@@ -626,10 +637,10 @@ def test_another_error_of_a_kernel_is_not_hidden(no_room, monkeypatch):
     def fails(*args, **options):
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(flex, "_compiled", lambda *kind: fails)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: fails)
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         call(posenc.create("fire", SHAPE).requires_grad_(False), "auto")
-    assert not flex._no_room
+    assert not flex._too_large_kernels
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(40)])
@@ -640,7 +651,7 @@ def test_options_promise_what_the_blocks_hold(mask, shift):
     promised = 0
     for q_len, kv_len in itertools.product((128, 129, 256, 512, 600), (128, 256, 300, 512, 650)):
         built = problem("alibi", mask, q_len, kv_len, shift)
-        if not flex_options._is_orderly(built) or mask is None:
+        if not flex_options._visits_visible_keys_in_order(built) or mask is None:
             continue
         promised += 1
         blocks = flex.block_mask(built)
@@ -670,5 +681,5 @@ def test_a_gpu_runs_narrow_heads_in_another_way():
     """Triton multiplies matrices of at least 16 columns; a model of 8 channels a head failed."""
     built = on_cuda(problem("alibi"))
     narrow = replace(built, v=built.v[..., :8])
-    assert choose.refusal(built, "flex") is None
-    assert "at least 16 channels" in str(choose.refusal(narrow, "flex"))
+    assert choose.why_cannot_run(built, "flex") is None
+    assert "at least 16 channels" in str(choose.why_cannot_run(narrow, "flex"))

@@ -74,10 +74,10 @@ def function_without_gradient_of_values(q, k, v, **options):
 
 OPERATORS = {name for name in kernels.FORMS if name.startswith("operators: ")}
 FUNCTIONS = set(kernels.FORMS) - OPERATORS
-BIASED = OPERATORS - {"operators: causal", kernels.GROUPED}
+BIASED = OPERATORS - {"operators: causal", kernels.GROUPED_HEADS}
 MASKED = FUNCTIONS - {"function: all keys", "function: causal"}
 PLANTED = [
-    ("FORWARD", only_first_heads, {kernels.GROUPED}),
+    ("FORWARD", only_first_heads, {kernels.GROUPED_HEADS}),
     ("FORWARD", no_stride_of_queries, {"operators: row for all queries"}),
     ("FORWARD", no_views, {"operators: view of a row"}),
     ("FORWARD", nan_where_a_block_is_hidden, {"operators: hidden keys"}),
@@ -99,17 +99,17 @@ def plant(monkeypatch):
     def planted(name, kernel):
         owner, name = (F, "scaled_dot_product_attention") if name == "function" else (kernels, name)
         monkeypatch.setattr(owner, name, kernel)
-        monkeypatch.setattr(kernels, "_found", None)
+        monkeypatch.setattr(kernels, "_known_faults", None)
 
     return planted
 
 
 @pytest.mark.parametrize(("name", "kernel", "forms"), PLANTED)
 def test_the_trial_finds_a_wrong_kernel(name, kernel, forms, plant):
-    before = kernels.tried()
+    before = kernels.wrong_forms()
     plant(name, kernel)
-    assert kernels.tried() - before >= forms - before
-    assert kernels.tried() <= forms | before
+    assert kernels.wrong_forms() - before >= forms - before
+    assert kernels.wrong_forms() <= forms | before
 
 
 def attend(kv_heads, encoding, mask, impl="auto", rows=600):
@@ -159,9 +159,9 @@ def test_explain_names_what_is_wrong(plant):
 
 
 def test_what_is_recorded_of_this_release_is_so():
-    if kernels.RELEASE not in kernels.KNOWN:
+    if kernels.RELEASE not in kernels.KNOWN_WRONG:
         pytest.skip(f"torch {kernels.RELEASE} is tried when it is used")
-    assert kernels.tried() == set(kernels.KNOWN[kernels.RELEASE])
+    assert kernels.wrong_forms() == set(kernels.KNOWN_WRONG[kernels.RELEASE])
 
 
 def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
@@ -170,10 +170,10 @@ def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
     expected = torch.randn(2)
     torch.manual_seed(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        kernels.wrong()
+        kernels.faults()
         assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.randn(2), expected)
-    assert kernels._found is not None
+    assert kernels._known_faults is not None
 
 
 @needs_whole_graphs
@@ -186,7 +186,7 @@ def test_unknown_in_compiled_code_is_the_plain_way(plant):
         return posenc.attention(q, q, q, alibi, mask=posenc.masks.causal, **where)
 
     got = torch.compile(call, backend="eager", fullgraph=True)(q, torch.arange(10))
-    assert kernels._found is None
+    assert kernels._known_faults is None
     want = call(q, torch.arange(10))
     torch.testing.assert_close(got, want)
-    assert kernels._found is not None
+    assert kernels._known_faults is not None

@@ -52,8 +52,10 @@ def attended(encoding, q, k, v, positions, mask, impl: str, **options):
 def test_it_is_the_reference(name, where, mask, dtype, monkeypatch):
     ran = []
     monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
-    plain = blocks.masked
-    monkeypatch.setattr(blocks, "masked", lambda *given: ran.append(1) or plain(*given))
+    plain = blocks.attend_with_bias_mask
+    monkeypatch.setattr(
+        blocks, "attend_with_bias_mask", lambda *given: ran.append(1) or plain(*given)
+    )
     encoding, positions = built(name), POSITIONS[where]
     q = torch.randn(2, HEADS, LENGTH, WIDTH).to(dtype)
     k, v = torch.randn(2, 2, 2, LENGTH, WIDTH).to(dtype)
@@ -168,7 +170,7 @@ class Doubled(posenc.PositionEncoding):
 )
 def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
     monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
-    monkeypatch.setattr(blocks, "masked", None)
+    monkeypatch.setattr(blocks, "attend_with_bias_mask", None)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH)
     x = torch.randn(2, LENGTH, HEADS * WIDTH)
     state = encoding.state(x, POSITIONS["run"])

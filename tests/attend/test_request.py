@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import Pass, masks
-from posenc.attend.request import problems_of
+from posenc.attend.request import build_problems
 
 ROPE = posenc.RoPE(8, interleaved=False)
 P = torch.arange(5)
@@ -275,7 +275,7 @@ def test_encodings_are_pickled(name):
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5"])
 def test_no_tensor_is_made_of_a_range_that_no_pass_maps(name):
     encoding = posenc.create(name, posenc.ModelShape(embed_dim=16, num_heads=2))
-    (problem,) = problems_of(*qkv(), encoding, q_positions=range(5), kv_positions=range(5))
+    (problem,) = build_problems(*qkv(), encoding, q_positions=range(5), kv_positions=range(5))
     assert problem.keys._tensor is None
 
 

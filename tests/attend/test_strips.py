@@ -235,7 +235,7 @@ def test_keys_that_strips_share_are_attended_to_once(rows, form, window, monkeyp
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # heads attend one at a time
     q, k, v = (t.detach() for t in inputs(2300))
     if form.endswith("together"):
-        monkeypatch.setattr(strips, "_negligible_entries", lambda problem, row: [0] * 4)
+        monkeypatch.setattr(strips, "_count_negligible_entries", lambda problem, row: [0] * 4)
     encoding, positions = posenc.ALiBi(4, form=form.split(",")[0]), torch.arange(2300)
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
     q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}
@@ -253,7 +253,7 @@ def test_a_torch_without_the_operators_gives_the_same(monkeypatch):
     for missing in (False, True):
         if missing:
             monkeypatch.setattr(kernels, "FORWARD", None)
-            monkeypatch.setattr(kernels, "_found", None)  # asked again
+            monkeypatch.setattr(kernels, "_known_faults", None)  # asked again
             with pytest.raises(ValueError, match="impl='sdpa' cannot run"):
                 call(posenc.ALiBi(4), q, k, v, "sdpa")
         out = call(posenc.ALiBi(4), q, k, v, "auto")

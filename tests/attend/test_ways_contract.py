@@ -185,11 +185,11 @@ def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
     monkeypatch.setattr(strips, "ROWS", 8)
-    monkeypatch.setattr(strips, "TOGETHER", 32)
+    monkeypatch.setattr(strips, "GROUP_ROWS", 32)
     monkeypatch.setattr(sandwich, "GRID_KEYS", 16)
     monkeypatch.setattr(strips_backward, "ROWS", 7)
     monkeypatch.setattr(strips_backward, "KEYS", 9)
-    monkeypatch.setattr(key_rows, "FALL", {16: 64, 8: 128})
+    monkeypatch.setattr(key_rows, "MAX_CHANGE_BY_BLOCK_SIZE", {16: 64, 8: 128})
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -70,7 +70,7 @@ def by_key_rows(case):
 def test_products_of_absolute_positions_are_found(monkeypatch):
     absolute = lambda q, k: (q.double(), k.double())  # noqa: E731
     monkeypatch.setattr(alibi, "from_origin", absolute)
-    monkeypatch.setattr(key_rows, "why_not", lambda problem: None)
+    monkeypatch.setattr(key_rows, "why_cannot_run", lambda problem: None)
     monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
     cases = drawn(
         6, lambda c: by_key_rows(c) and c.name == "alibi" and not c.gradients and c.q_len > 8
@@ -96,7 +96,7 @@ def test_gradients_of_slopes_from_gradients_per_key_are_found(monkeypatch):
 
     monkeypatch.setattr(alibi.ALiBi, "term", per_key)
     monkeypatch.setattr(alibi, "from_origin", lambda q, k: (q.double(), k.double()))
-    monkeypatch.setattr(key_rows, "why_not", lambda problem: None)
+    monkeypatch.setattr(key_rows, "why_cannot_run", lambda problem: None)
     monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
     cases = drawn(3, lambda c: by_key_rows(c) and c.long and c.name == "alibi:learned=true")
     assert wrongs(cases)
@@ -130,7 +130,7 @@ def test_documents_that_see_one_another_are_found(monkeypatch):
 
 
 def test_a_missing_second_derivative_is_found(monkeypatch):
-    monkeypatch.setattr(sdpa, "twice_differentiable", lambda problem, out: out)
+    monkeypatch.setattr(sdpa, "make_twice_differentiable", lambda problem, out: out)
     cases = drawn(12, lambda c: c.twice and c.name in ("nope", "rope") and c.impl == "auto")
     assert wrongs(cases)
 
@@ -152,7 +152,7 @@ def test_a_second_derivative_that_is_off_is_found(monkeypatch):
             (q,) = ctx.saved_tensors
             return 1e-3 * q**2, grad.detach()
 
-    monkeypatch.setattr(sdpa, "twice_differentiable", off)
+    monkeypatch.setattr(sdpa, "make_twice_differentiable", off)
     cases = drawn(12, lambda c: c.twice and c.name in ("nope", "rope") and c.impl == "auto")
     assert wrongs(cases)
 

@@ -15,9 +15,10 @@ from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK_BYTES = 2 * 2**20
 """Maximum bytes of one block's scores for each thread: they fit a core's cache."""
-MOST_BYTES = 8 * 2**20
-"""Maximum bytes of one block's scores if it would otherwise have fewer than ROWS queries."""
-ROWS = 64
+MAX_BLOCK_BYTES = 8 * 2**20
+"""Maximum bytes of one block's scores if it would otherwise have fewer than EFFICIENT_ROWS
+queries."""
+EFFICIENT_ROWS = 64
 """Queries of a block below which matrix products are slow on the CPU."""
 DEVICE_SHARE = 64
 """On CUDA the scores of a block take up to this fraction of the device's memory: 1.25 of 80 GB."""
@@ -38,26 +39,27 @@ def block_rows(problem: Problem) -> int:
         memory = torch.cuda.get_device_properties(problem.q.device).total_memory
         fit = max(1, memory // DEVICE_SHARE // row_bytes)
         # The greatest power of two up to 2 q_len - 1 is the least one from q_len on: one block.
-        one_block = _power_of_two(2 * problem.q_len - 1)
-        return max(16, min(_power_of_two(fit), one_block))
+        one_block = _floor_power_of_two(2 * problem.q_len - 1)
+        return max(16, min(_floor_power_of_two(fit), one_block))
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
     fit = BLOCK_BYTES * threads // row_bytes
-    most = MOST_BYTES // row_bytes
-    rows = max(1, fit, min(_least_rows(problem), most))
-    return min(512, max(16, _power_of_two(rows)))
+    most = MAX_BLOCK_BYTES // row_bytes
+    rows = max(1, fit, min(_efficient_rows(problem), most))
+    # 16 and 512 are chosen, not derived.
+    return min(512, max(16, _floor_power_of_two(rows)))
 
 
-def _least_rows(problem: Problem) -> int:
+def _efficient_rows(problem: Problem) -> int:
     """Return how many queries a block should have so that it runs fast on the CPU."""
     if not takes_bias_as_mask(problem):
-        return ROWS
+        return EFFICIENT_ROWS
     # Of several fractions of the keys these are the fastest, measured at 1,024 keys.
     if isinstance(problem.term, Dense):
-        return max(ROWS, problem.kv_len // 4)
-    return max(ROWS, problem.kv_len // 8)
+        return max(EFFICIENT_ROWS, problem.kv_len // 4)
+    return max(EFFICIENT_ROWS, problem.kv_len // 8)
 
 
-def _power_of_two(number: int) -> int:
+def _floor_power_of_two(number: int) -> int:
     """Return the greatest power of two up to the number."""
     return 1 << (number.bit_length() - 1)
 
@@ -70,7 +72,7 @@ def takes_bias_as_mask(problem: Problem) -> bool:
 
 def is_inference_with_bias(problem: Problem) -> bool:
     """Return True if the term only adds a bias, and there are no gradients, dropout or tracing:
-    then a kernel may read the bias as its mask, and `hide` may write to it."""
+    then a kernel may read the bias as its mask, and hidden pairs may be written into it."""
     term = problem.term
     only_adds = term is not None and term.additive and term.combine is None
     is_inference = not (problem.needs_grad or problem.dropout_p or torch.compiler.is_compiling())
@@ -80,8 +82,8 @@ def is_inference_with_bias(problem: Problem) -> bool:
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by blocks of queries, each over only the keys that may be visible to it."""
     rows = block_rows(problem)
-    problem = problem.ready(rows)
-    attend = masked if takes_bias_as_mask(problem) else reference.attend
+    problem = problem.with_prepared_term(rows)
+    attend = attend_with_bias_mask if takes_bias_as_mask(problem) else reference.attend
     if problem.needs_grad and not torch.compiler.is_compiling():
         attend = functools.partial(
             checkpoint,
@@ -95,16 +97,19 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     for start in range(0, problem.q_len, rows):
         stop = min(start + rows, problem.q_len)
         first, last = problem.maybe_visible(start, stop)
-        out, lse = attend(problem.among(first, last), start, stop)
+        out, lse = attend(problem.with_keys(first, last), start, stop)
         outs.append(out)
         if lse is not None:
             lses.append(lse)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2) if lses else None
 
 
-def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Attend by torch's kernel with the bias as its mask, and without autocast, which would round
-    the bias. Only the CPU's kernel returns the log-sum-exp."""
+def attend_with_bias_mask(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    """Attend from queries [start, stop) by torch's kernel with the bias as its mask. Return the
+    output, and the log-sum-exp if it is needed, which only the CPU's kernel gives.
+
+    Autocast would round the bias, and is disabled.
+    """
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
         # `needs_grad` knows parameters and inputs. An encoding of the user's may compute its bias
@@ -117,14 +122,14 @@ def masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         is_written = not all_visible and bias.shape != shape
         if bias.stride(-1) != 1 or is_written:
             bias = bias.expand(shape).contiguous()
-        visible = None if all_visible else problem.hide(bias, start, stop)
+        visible = None if all_visible else problem.mask_scores_in_place(bias, start, stop)
         dtype = problem.product_dtype
-        q, k, v = flash.same_width(
+        q, k, v = flash.pad_to_same_width(
             problem.q[:, :, start:stop].to(dtype), problem.k.to(dtype), problem.v.to(dtype)
         )
         if flash.runs_on(q.device):
             out, lse = flash.attend(q, k, v, bias, problem.scale, visible)
         else:
-            out = flash.attend_anywhere(q, k, v, bias, problem.scale, visible)
+            out = flash.attend_on_any_device(q, k, v, bias, problem.scale, visible)
             lse = None
-    return out[..., : problem.v.shape[-1]], lse if problem.need_lse else None
+    return out[..., : problem.v.shape[-1]], lse if problem.needs_lse else None

@@ -8,8 +8,8 @@ the sum of the gradients of the scores on one diagonal:
     d_weights = grad v^T,   mean[i] = grad[i] . out[i] - grad_lse[i]
 
 Scores are cut into blocks of BLOCK queries and BLOCK keys. Blocks along one diagonal of blocks are
-equally far `apart` (block of queries minus block of keys), and so have the same distances at the
-same places, here for 4 blocks of each:
+equally far apart: their `offset` is the same (number of the block of queries minus number of the
+block of keys), and so are the distances at the same places, here for 4 blocks of each:
 
               keys
     queries   0  -1  -2  -3      The four blocks 0 are added up pair by pair,
@@ -35,33 +35,41 @@ from posenc.encodings.numbers.precision import without_autocast
 BLOCK = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""
 BYTES = {"cpu": 8 * 2**20}
-DEVICE_BYTES = 512 * 2**20
-"""Maximum size of the scores of blocks that are computed at once."""
-ARRAYS = 3
-"""Arrays of this size in memory at the same time."""
+"""Maximum bytes of the scores of blocks that are computed at once, by type of device."""
+OTHER_BYTES = 512 * 2**20
+"""The same for all other devices."""
+ARRAYS_AT_ONCE = 3
+"""Arrays of this size that are in memory at the same time."""
 
 
-def with_gradient(problem: Problem, row: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out and lse, which a kernel computed from the numbers of `row`, with a gradient for
-    the row. Gradients of q, k and v are the kernel's own."""
-    return _OfRow.apply(out, lse, row, problem)  # type: ignore[return-value]
+def add_row_gradient(
+    problem: Problem, row: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return `out` and `lse` unchanged, but such that a backward pass gives `row` its gradient.
+
+    problem: the attention whose output and log-sum-exp these are. A kernel computed them, which
+        gives gradients to q, k and v, but none to a bias.
+    row: the bias by falling distance, (num_heads, q_len + kv_len - 1).
+    """
+    return _RowGradient.apply(out, lse, row, problem)  # type: ignore[return-value]
 
 
 def extra_bytes(problem: Problem) -> int:
-    """Return the peak memory of the backward pass."""
+    """Return the peak memory of the backward pass in bytes."""
     batch, heads = problem.q.shape[:2]
     longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK)  # in blocks
     scores = 4 * batch * heads * longest_diagonal * BLOCK**2
-    return ARRAYS * min(_most_bytes(problem.q.device), scores)
+    return ARRAYS_AT_ONCE * min(_max_scores_bytes(problem.q.device), scores)
 
 
-def _most_bytes(device: torch.device) -> int:
+def _max_scores_bytes(device: torch.device) -> int:
     """Return the maximum bytes of one array of scores at a time."""
-    return BYTES.get(device.type, DEVICE_BYTES)
+    return BYTES.get(device.type, OTHER_BYTES)
 
 
-class _OfRow(torch.autograd.Function):
-    """Return out and lse unchanged. Their gradients pass on to the kernel, and give the row's."""
+class _RowGradient(torch.autograd.Function):
+    """Return out and lse unchanged. Their gradients pass on to the kernel that computed them, and
+    the gradient of the row is computed from them."""
 
     @staticmethod
     def forward(
@@ -90,51 +98,60 @@ class _OfRow(torch.autograd.Function):
             lse = lse.masked_fill(lse == -torch.inf, torch.inf)
             dtype = ctx.problem.product_dtype
             q, k, v, grad_or_zero = (t.to(dtype) for t in (q, k, v, grad_or_zero))
-            inputs = Inputs(q, k, v, grad_or_zero, lse, mean, row)
-            d_row = _gradient(ctx.problem, inputs, grad_lse)
+            inputs = ScoreInputs(q, k, v, grad_or_zero, lse, mean, row)
+            d_row = _row_gradient(ctx.problem, inputs, grad_lse)
         return grad, grad_lse, d_row, None
 
 
-class Inputs(NamedTuple):
-    """What the gradients of scores are computed from; the head of this file says how."""
+class ScoreInputs(NamedTuple):
+    """Tensors from which the gradients of scores are computed, by the formulas at the head of this
+    file."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     grad: Tensor
+    """Gradient of the output, (batch, num_heads, q_len, v_dim)."""
     lse: Tensor
+    """Log-sum-exp of each query's scores, inf for queries that see no key."""
     mean: Tensor
+    """grad . out - grad_lse of each query."""
     row: Tensor
+    """Bias by falling distance, (num_heads, q_len + kv_len - 1)."""
 
 
-def _gradient(problem: Problem, inputs: Inputs, grad_lse: Tensor | None) -> Tensor:
-    """Return the gradient of the row."""
+def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None) -> Tensor:
+    """Return the gradient of the row, (num_heads, q_len + kv_len - 1). `grad_lse`: that of the
+    log-sum-exp, (batch, num_heads, q_len), or None."""
     row = inputs.row
     constant_from = _constant_from(problem)
     if _kernel_runs(problem, inputs):
         from posenc.attend.ways import diagonals_kernel as kernel
 
-        aparts = _aparts(problem, kernel.block_of(inputs.q, inputs.v), constant_from)
+        offsets = _block_offsets(problem, kernel.block_size(inputs.q, inputs.v), constant_from)
         adjacent = inputs._replace(
             lse=inputs.lse.contiguous(),
             mean=inputs.mean.contiguous(),
             row=row.contiguous(),
         )
-        totals = kernel.totals(*adjacent, problem.scale, problem.distances, aparts)
+        block_sums = kernel.diagonal_block_sums(
+            *adjacent, problem.scale, problem.visible_distances, offsets
+        )
     else:
-        aparts = _aparts(problem, BLOCK, constant_from)
-        totals = _totals(problem, inputs, aparts)
-    d_row = _along_diagonals(totals, aparts[0], problem.q_len, row.shape[1])
+        offsets = _block_offsets(problem, BLOCK, constant_from)
+        block_sums = _diagonal_block_sums(problem, inputs, offsets)
+    d_row = _sum_along_diagonals(block_sums, offsets[0], problem.q_len, row.shape[1])
     if constant_from <= problem.q_len - 1:
         # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
         # to 1. What the near entries leave of this sum belongs to the far ones: one parameter.
-        whole = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
-        d_row[:, 0] += whole - d_row.sum(-1)
+        sum_of_all = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
+        d_row[:, 0] += sum_of_all - d_row.sum(-1)
     return d_row.to(row.dtype)
 
 
-def _kernel_runs(problem: Problem, inputs: Inputs) -> bool:
-    """Return True if one kernel can do it: on CUDA, with a mask that depends on distance only."""
+def _kernel_runs(problem: Problem, inputs: ScoreInputs) -> bool:
+    """Return True if the kernel of diagonals_kernel.py can compute this gradient: on CUDA, in one
+    dtype, with a mask that depends on the distance only."""
     if problem.q.device.type != "cuda" or not has_triton():
         return False
     mask = problem.mask
@@ -143,13 +160,14 @@ def _kernel_runs(problem: Problem, inputs: Inputs) -> bool:
     return by_distance and same_dtype and inputs.row.dtype == torch.float32
 
 
-def _aparts(problem: Problem, block: int, constant_from: int) -> range:
-    """Return how many blocks queries may be after the keys whose bias matters, in falling order.
-    From distance `constant_from` on the bias is one parameter, which needs no sums of its own."""
-    least, most = problem.distances
+def _block_offsets(problem: Problem, block: int, constant_from: int) -> range:
+    """Return the offsets of blocks for which sums are needed, in falling order: those with pairs
+    that the mask may show. From distance `constant_from` on the bias is one parameter, which needs
+    no sums of its own. `block`: queries, and keys, of a block."""
+    least, most = problem.visible_distances
     most = min(most, constant_from - 1)
-    # Blocks that are `apart` apart have pairs at distances from apart * block - (block - 1) to
-    # apart * block + (block - 1). The highest `apart` still has one at `most` or below, so it is
+    # Blocks with an offset have pairs at distances from offset * block - (block - 1) to
+    # offset * block + (block - 1). The highest offset still has one at `most` or below, so it is
     # most / block rounded up; the lowest has one at `least` or above: (least - (block - 1)) / block
     # rounded up. Both within what the numbers of blocks allow.
     highest = min((most + block - 1) // block, (problem.q_len - 1) // block)
@@ -157,8 +175,8 @@ def _aparts(problem: Problem, block: int, constant_from: int) -> range:
     return range(highest, min(lowest, highest) - 1, -1)
 
 
-class Queries(NamedTuple):
-    """Inputs of queries in blocks, each (batch, num_heads, blocks, BLOCK, width or 1)."""
+class QueryBlocks(NamedTuple):
+    """Tensors of queries in blocks, each (batch, num_heads, blocks, BLOCK, width or 1)."""
 
     q: Tensor
     grad: Tensor
@@ -166,52 +184,54 @@ class Queries(NamedTuple):
     mean: Tensor
 
 
-class Keys(NamedTuple):
-    """Inputs of keys in blocks, each (batch, num_heads, blocks, BLOCK, width)."""
+class KeyBlocks(NamedTuple):
+    """Tensors of keys in blocks, each (batch, num_heads, blocks, BLOCK, width)."""
 
     k: Tensor
     v: Tensor
 
 
-def _totals(problem: Problem, inputs: Inputs, aparts: range) -> Tensor:
-    """Return the sums of the gradients of scores of blocks that are `aparts` apart: (len(aparts),
-    num_heads, BLOCK, BLOCK)."""
+def _diagonal_block_sums(problem: Problem, inputs: ScoreInputs, offsets: range) -> Tensor:
+    """Return, for each of the offsets, the sum of the gradients of the scores of all blocks with
+    this offset: (len(offsets), num_heads, BLOCK, BLOCK)."""
     q, k, v, grad, lse, mean, row = inputs
     dtype = row.dtype
     batch, heads, q_len, _ = q.shape
     q_blocks = -(-q_len // BLOCK)
     k_blocks = -(-k.shape[2] // BLOCK)
-    queries = Queries(
-        q=_in_blocks((q * problem.scale).to(dtype), q_blocks),
-        grad=_in_blocks(grad.to(dtype), q_blocks),
+    queries = QueryBlocks(
+        q=_split_into_blocks((q * problem.scale).to(dtype), q_blocks),
+        grad=_split_into_blocks(grad.to(dtype), q_blocks),
         # Queries of padding have weights exp(-inf) = 0.
-        lse=_in_blocks(lse[..., None], q_blocks, torch.inf),
-        mean=_in_blocks(mean[..., None], q_blocks),
+        lse=_split_into_blocks(lse[..., None], q_blocks, torch.inf),
+        mean=_split_into_blocks(mean[..., None], q_blocks),
     )
-    keys = Keys(
-        k=_in_blocks(for_every_head(k, heads).to(dtype), k_blocks),
-        v=_in_blocks(for_every_head(v, heads).to(dtype), k_blocks),
+    keys = KeyBlocks(
+        k=_split_into_blocks(for_every_head(k, heads).to(dtype), k_blocks),
+        v=_split_into_blocks(for_every_head(v, heads).to(dtype), k_blocks),
     )
-    at_once = max(1, _most_bytes(q.device) // (4 * batch * heads * BLOCK**2))
-    totals = []
-    for apart in aparts:
-        bias = _tile(row, apart, q_len)
+    at_once = max(1, _max_scores_bytes(q.device) // (4 * batch * heads * BLOCK**2))
+    block_sums = []
+    for offset in offsets:
+        bias = _block_bias(row, offset, q_len)
         total = torch.zeros_like(bias)
-        # Blocks of queries that have a block of keys `apart` before them.
-        begin = max(0, apart)
-        end = min(q_blocks, k_blocks + apart)
+        # Blocks of queries that have a block of keys `offset` before them.
+        begin = max(0, offset)
+        end = min(q_blocks, k_blocks + offset)
         for first in range(begin, end, at_once):
             last = min(first + at_once, end)
-            some_queries = Queries(*(t[:, :, first:last] for t in queries))
-            some_keys = Keys(*(t[:, :, first - apart : last - apart] for t in keys))
-            total += _of_blocks(problem, some_queries, some_keys, bias, first, first - apart)
-        totals.append(total)
-    return torch.stack(totals)
+            some_queries = QueryBlocks(*(t[:, :, first:last] for t in queries))
+            some_keys = KeyBlocks(*(t[:, :, first - offset : last - offset] for t in keys))
+            total += _sum_score_gradients(
+                problem, some_queries, some_keys, bias, first, first - offset
+            )
+        block_sums.append(total)
+    return torch.stack(block_sums)
 
 
 def _constant_from(problem: Problem) -> int:
-    """Return the distance, by index as all distances here, from which on the bias is one parameter
-    of each head; more than any distance if that is not known, or if the mask hides all of these."""
+    """Return the distance, by index, from which on the bias is one parameter of each head; more
+    than any distance if that is not known, or if the mask hides all of these."""
     term = problem.term
     mask = problem.mask
     assert term is not None and problem.shift is not None
@@ -220,77 +240,91 @@ def _constant_from(problem: Problem) -> int:
     if term.constant_from is None or not comparable:
         return more_than_any
     constant_from = term.constant_from - problem.shift
-    _, most = problem.distances
+    _, most = problem.visible_distances
     return constant_from if constant_from <= most else more_than_any
 
 
-def _in_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
-    """Return (batch, heads, len, width) as (batch, heads, blocks, BLOCK, width), padded."""
+def _split_into_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
+    """Return (batch, heads, len, width) as (batch, heads, blocks, BLOCK, width), padded by
+    `value`."""
     missing = blocks * BLOCK - t.shape[2]
     return F.pad(t, (0, 0, 0, missing), value=value).unflatten(2, (blocks, BLOCK))
 
 
-def _places(apart: int, q_len: int, device: torch.device) -> Tensor:
+def _row_indices(offset: int, q_len: int, device: torch.device) -> Tensor:
     """Return which element of the bias's row each pair of a block reads, (BLOCK, BLOCK).
 
     The row has the bias of each distance, the largest first: element q_len - 1 - d is that of
-    distance d. Query i and key j of two blocks that lie `apart` blocks from each other have the
-    distance apart * BLOCK + i - j. Pairs of padding may read outside of the row.
+    distance d. Query i and key j of two blocks that lie `offset` blocks from each other have the
+    distance offset * BLOCK + i - j. Pairs of padding may read outside of the row.
     """
-    within = torch.arange(BLOCK, device=device)
-    return q_len - 1 - apart * BLOCK - within[:, None] + within
+    index_in_block = torch.arange(BLOCK, device=device)
+    return q_len - 1 - offset * BLOCK - index_in_block[:, None] + index_in_block
 
 
-def _tile(row: Tensor, apart: int, q_len: int) -> Tensor:
-    """Return the bias of a block, (num_heads, BLOCK, BLOCK)."""
-    return row[:, _places(apart, q_len, row.device).clamp(0, row.shape[1] - 1)]
+def _block_bias(row: Tensor, offset: int, q_len: int) -> Tensor:
+    """Return the bias of all blocks with this offset, (num_heads, BLOCK, BLOCK)."""
+    # Padding may read outside of the row: any entry will do, its weight is 0.
+    return row[:, _row_indices(offset, q_len, row.device).clamp(0, row.shape[1] - 1)]
 
 
-def _of_blocks(
-    problem: Problem, queries: Queries, keys: Keys, bias: Tensor, q_block: int, k_block: int
+def _sum_score_gradients(
+    problem: Problem,
+    queries: QueryBlocks,
+    keys: KeyBlocks,
+    bias: Tensor,
+    q_block: int,
+    k_block: int,
 ) -> Tensor:
     """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK, BLOCK).
-    The first one has queries from block `q_block` on, and keys from `k_block` on."""
+
+    bias: of every block, (num_heads, BLOCK, BLOCK).
+    q_block, k_block: the numbers of the first block of queries, and of the first block of keys.
+    """
     scores = (queries.q @ keys.k.mT).add_(bias[:, None]).sub_(queries.lse)
     blocks = queries.q.shape[2]
-    scores.masked_fill_(_hidden(problem, q_block, k_block, blocks), -torch.inf)
+    scores.masked_fill_(_hidden_or_padding(problem, q_block, k_block, blocks), -torch.inf)
     weights = scores.exp_()
     d_scores = (queries.grad @ keys.v.mT).sub_(queries.mean).mul_(weights)
     return d_scores.sum((0, 2))
 
 
-def _hidden(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor:
-    """Return True for pairs that are hidden or padding, (batch or 1, num_heads or 1, blocks, BLOCK,
-    BLOCK)."""
+def _hidden_or_padding(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor:
+    """Return True for pairs that the mask hides or that are padding, in blocks whose first ones
+    have the numbers `q_block` and `k_block`: (batch or 1, num_heads or 1, blocks, BLOCK, BLOCK)."""
     device = problem.q.device
     block = torch.arange(blocks, device=device)[:, None] * BLOCK
-    within = torch.arange(BLOCK, device=device)
-    q_idx = (q_block * BLOCK + block + within)[:, :, None]  # (blocks, BLOCK, 1)
-    k_idx = (k_block * BLOCK + block + within)[:, None]  # (blocks, 1, BLOCK)
+    index_in_block = torch.arange(BLOCK, device=device)
+    q_idx = (q_block * BLOCK + block + index_in_block)[:, :, None]  # (blocks, BLOCK, 1)
+    k_idx = (k_block * BLOCK + block + index_in_block)[:, None]  # (blocks, 1, BLOCK)
     padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
     if problem.mask is None:
         return padding[None, None]
     batch = torch.arange(problem.q.shape[0], device=device).view(-1, 1, 1, 1, 1)
     heads = torch.arange(problem.q.shape[1], device=device).view(-1, 1, 1, 1)
+    # Masks may look up a token by its index, and padding has none.
     q_inside = q_idx.clamp(max=problem.q_len - 1)
     k_inside = k_idx.clamp(max=problem.kv_len - 1)
     visible = problem.mask(batch, heads, q_inside, k_inside)
     return ~visible | padding
 
 
-def _along_diagonals(totals: Tensor, apart: int, q_len: int, row_len: int) -> Tensor:
-    """Return the gradient of the row from sums of blocks (aparts, num_heads, block, block), whose
-    queries are `apart` blocks after their keys in the first, and one block less in each next."""
-    count, heads, block, _ = totals.shape
+def _sum_along_diagonals(block_sums: Tensor, first_offset: int, q_len: int, row_len: int) -> Tensor:
+    """Return the gradient of the row, (num_heads, row_len), from the sums of blocks of each offset.
+
+    block_sums: (offsets, num_heads, block, block); the first is that of `first_offset`, and each
+        next one that of the offset below.
+    """
+    count, heads, block, _ = block_sums.shape
     # Row i of the buffer is row block - 1 - i of the total shifted right by i, so that diagonals
     # become columns. The first column is for the last query and the first key of a block.
-    buffer = totals.new_zeros(count, heads, block, 2 * block)
+    buffer = block_sums.new_zeros(count, heads, block, 2 * block)
     strides = (heads * 2 * block**2, 2 * block**2, 2 * block + 1, 1)
-    buffer.as_strided(totals.shape, strides).copy_(totals.flip(2))
+    buffer.as_strided(block_sums.shape, strides).copy_(block_sums.flip(2))
     sums = buffer.sum(2).transpose(0, 1)  # (num_heads, count, 2 * block)
     # The second half of each has the distances of the first half of the next one.
     first, second = (half.flatten(1) for half in sums.split(block, -1))
     joined = F.pad(first, (0, block)) + F.pad(second, (block, 0))
-    before = q_len - 1 - apart * block - (block - 1)  # place of the first column in the row
+    before = q_len - 1 - first_offset * block - (block - 1)  # of the first column in the row
     after = row_len - before - joined.shape[1]
     return F.pad(joined, (before, after))  # a negative number drops columns

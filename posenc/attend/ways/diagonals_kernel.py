@@ -1,8 +1,8 @@
 """Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA.
 
-The formulas, and what `apart` means, are at the head of `diagonals`, which computes the same by
-plain operations of torch. One program adds up the blocks of one head that are equally far apart, or
-one of PARTS parts of them, for all rows of the batch.
+The formulas, and what an offset is, are at the head of diagonals.py, which computes the same by
+plain operations of torch. One program adds up one of PARTS parts of the blocks of one head and one
+offset, for all rows of the batch.
 """
 
 from typing import Any
@@ -18,12 +18,14 @@ SHARED_BYTES = 96 * 2**10
 """Maximum bytes of these in shared memory: more than one block if they are small, so that the next
 one loads during this one."""
 PARTS = 4
-"""Programs that share the blocks along one diagonal."""
+"""Programs that share the blocks of one offset."""
 WARPS = 8
+"""Warps of a program; chosen, not derived."""
 
 
-def block_of(q: Tensor, v: Tensor) -> int:
-    """Return the number of queries, and of keys, of a block."""
+def block_size(q: Tensor, v: Tensor) -> int:
+    """Return the number of queries, and of keys, of a block: the first of 64, 32 and 16 whose
+    tensors take at most BLOCK_BYTES, or 16, the smallest that the kernel can multiply."""
     block = 64
     while block > 16 and _block_bytes(q, v, block) > BLOCK_BYTES:
         block //= 2
@@ -32,16 +34,16 @@ def block_of(q: Tensor, v: Tensor) -> int:
 
 def _block_bytes(q: Tensor, v: Tensor, block: int) -> int:
     """Return the bytes of q, k, v and the output's gradient of a block of queries and of keys."""
-    return 2 * block * (_padded(q) + _padded(v)) * q.element_size()
+    return 2 * block * (_padded_width(q) + _padded_width(v)) * q.element_size()
 
 
-def _padded(t: Tensor) -> int:
+def _padded_width(t: Tensor) -> int:
     """Return the width to which the kernel pads t: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(t.shape[-1]))
 
 
 @triton.jit
-def _kernel(
+def _sum_diagonals_kernel(
     q,
     k,
     v,
@@ -71,7 +73,7 @@ def _kernel(
     q_len,
     kv_len,
     row_len,
-    last_apart,
+    last_offset,
     least,
     most,
     scale,
@@ -84,31 +86,33 @@ def _kernel(
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write the sum of the gradients of the scores of all blocks of one head whose queries are
-    `apart` blocks after their keys, of one part of them: (BLOCK, BLOCK)."""
+    """Write to `out` the sum of the gradients of the scores of one part of the blocks of one head
+    and one offset: (BLOCK, BLOCK). The ids of the program choose part, offset and head."""
     LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore[assignment]
     part = tl.program_id(0)
     place = tl.program_id(1)
     head = tl.program_id(2)
-    apart = last_apart - place
-    within = tl.arange(0, BLOCK)
-    # All blocks of a diagonal of blocks have the same distances, and so the same bias.
-    distance = apart * BLOCK + within[:, None] - within[None, :]
+    offset = last_offset - place
+    index_in_block = tl.arange(0, BLOCK)
+    # All blocks of one offset have the same distances, and so the same bias. It is multiplied by
+    # log2(e), as scores are below, because exp2 is the faster instruction: exp(x) = exp2(x
+    # log2(e)).
+    distance = offset * BLOCK + index_in_block[:, None] - index_in_block[None, :]
     entry = q_len - 1 - distance
     seen = (distance >= least) & (distance <= most) & (entry >= 0) & (entry < row_len)
     bias = tl.load(row + head.to(tl.int64) * row_len + entry, mask=seen, other=0.0)
     bias = tl.where(seen, bias, float("-inf")) * LOG2_E
 
-    # This program's share of the blocks of queries that have a block of keys `apart` before them.
-    first = tl.maximum(apart, 0)
-    stop = tl.minimum(tl.cdiv(q_len, BLOCK), tl.cdiv(kv_len, BLOCK) + apart)
+    # This program's share of the blocks of queries that have a block of keys `offset` before them.
+    first = tl.maximum(offset, 0)
+    stop = tl.minimum(tl.cdiv(q_len, BLOCK), tl.cdiv(kv_len, BLOCK) + offset)
     share = tl.cdiv(tl.maximum(stop - first, 0), PARTS)
     begin = first + part * share
     end = tl.minimum(begin + share, stop)
     channel = tl.arange(0, PADDED)
     v_channels = tl.arange(0, V_PADDED)
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    head64 = head.to(tl.int64)
+    head64 = head.to(tl.int64)  # a tensor may have more than 2^31 elements
     for b in range(batch):
         batch64 = tl.full((), 0, tl.int64) + b
         q_from = q + batch64 * q_batch + head64 * q_head
@@ -117,8 +121,8 @@ def _kernel(
         grad_from = grad + batch64 * grad_batch + head64 * grad_head
         rows_from = (batch64 * heads + head64) * q_len
         for block in range(begin, end):
-            i = block * BLOCK + within
-            j = (block - apart) * BLOCK + within
+            i = block * BLOCK + index_in_block
+            j = (block - offset) * BLOCK + index_in_block
             i_in = i < q_len
             j_in = j < kv_len
             wide_i = i.to(tl.int64)[:, None]
@@ -154,10 +158,10 @@ def _kernel(
             d_weights = tl.dot(grads, tl.trans(vs), input_precision=PRECISION)
             total += weights * (d_weights - means[:, None])
     target = ((place * PARTS + part).to(tl.int64) * heads + head64) * BLOCK * BLOCK
-    tl.store(out + target + within[:, None] * BLOCK + within[None, :], total)
+    tl.store(out + target + index_in_block[:, None] * BLOCK + index_in_block[None, :], total)
 
 
-def totals(
+def diagonal_block_sums(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -167,22 +171,23 @@ def totals(
     row: Tensor,
     scale: float,
     visible: tuple[int, int],
-    aparts: range,
+    offsets: range,
 ) -> Tensor:
-    """Return the sums of the gradients of scores of blocks that are `aparts` apart, in falling
-    order: (len(aparts), num_heads, block, block), with `block_of` queries in a block.
+    """Return, for each of the offsets in falling order, the sum of the gradients of the scores of
+    all blocks with this offset: (len(offsets), num_heads, block, block), with `block_size` queries
+    in a block.
 
     q, grad (batch, num_heads, q_len, ...), k, v (batch, num_kv_heads, kv_len, ...), all of one
     dtype; lse, mean (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
     contiguous. `visible`: the least and the greatest distance by index at which a key is visible.
     """
     batch, heads, q_len, width = q.shape
-    block = block_of(q, v)
-    out = row.new_empty(len(aparts), PARTS, heads, block, block)
+    block = block_size(q, v)
+    out = row.new_empty(len(offsets), PARTS, heads, block, block)
     least, most = (max(-(2**31), min(distance, 2**31 - 1)) for distance in visible)  # int32
-    kernel: Any = _kernel  # without triton, a type checker sees a plain function
+    kernel: Any = _sum_diagonals_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
-        kernel[(PARTS, len(aparts), heads)](
+        kernel[(PARTS, len(offsets), heads)](
             q,
             k,
             v,
@@ -200,15 +205,15 @@ def totals(
             q_len,
             k.shape[2],
             row.shape[1],
-            aparts[0],
+            offsets[0],
             least,
             most,
             scale,
             GROUPS=heads // k.shape[1],
             WIDTH=width,
             V_WIDTH=v.shape[-1],
-            PADDED=_padded(q),
-            V_PADDED=_padded(v),
+            PADDED=_padded_width(q),
+            V_PADDED=_padded_width(v),
             BLOCK=block,
             PARTS=PARTS,
             PRECISION="ieee",

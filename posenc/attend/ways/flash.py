@@ -1,7 +1,7 @@
 """Run torch's flash attention on the CPU, forward and backward, and get its log-sum-exp.
 
 A torch without these two operators, or whose operators compute wrongly, runs the other ways. The
-log-sum-exp lets `join` combine attention over disjoint sets of keys.
+log-sum-exp lets `join_attention` combine attention over disjoint sets of keys.
 """
 
 from typing import NamedTuple
@@ -17,14 +17,14 @@ from posenc.encodings.numbers.tracking import readable
 
 def runs_on(device: torch.device) -> bool:
     """Return True if the operators exist, run on this device and compute right."""
-    return why_not_on(device) == ""
+    return why_cannot_run_on(device) == ""
 
 
-def why_not_on(device: torch.device) -> str:
+def why_cannot_run_on(device: torch.device) -> str:
     """Return why the operators cannot run on this device, "" if they can."""
     if device.type != "cpu":
         return "only torch's flash kernel for the CPU can run it"
-    return kernels.wrong().operators
+    return kernels.faults().operators
 
 
 def attend(
@@ -38,17 +38,18 @@ def attend(
     """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,
-    see `same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and is -inf
-    where `visible` is False; None: a causal mask. Queries that see no key get zeros and -inf.
+    see `pad_to_same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and
+    is -inf where `visible` is False; None: a causal mask. Queries that see no key get zeros and
+    -inf.
     """
     assert kernels.FORWARD is not None
-    k, v = zero_where_hidden(visible, k, v)
-    if kernels.wrong().grouped:
+    k, v = zero_hidden_keys(visible, k, v)
+    if kernels.faults().grouped:
         k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     if bias is None:
         return kernels.FORWARD(q, k, v, is_causal=True, scale=scale)
     # Up to torch 2.6 the kernel takes no notice of the stride of keys.
-    out, lse = kernels.FORWARD(q, k, v, attn_mask=adjacent(bias), scale=scale)
+    out, lse = kernels.FORWARD(q, k, v, attn_mask=make_last_axis_contiguous(bias), scale=scale)
     if visible is not None:
         blind = ~visible.any(-1)
         out = out.masked_fill(blind[..., None], 0)
@@ -58,7 +59,7 @@ def attend(
     return out, lse
 
 
-def attend_anywhere(
+def attend_on_any_device(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, visible: Tensor | None
 ) -> Tensor:
     """Return the output of `attend` from torch's kernel for any device, which reads a bias in the
@@ -73,7 +74,7 @@ def attend_anywhere(
     bias = (bias - largest.masked_fill(blind, 0)).to(q.dtype)
     out = F.scaled_dot_product_attention(
         q,
-        *zero_where_hidden(visible, k, v),
+        *zero_hidden_keys(visible, k, v),
         attn_mask=bias,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -81,7 +82,7 @@ def attend_anywhere(
     return out.masked_fill(blind, 0)
 
 
-def zero_where_hidden(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def zero_hidden_keys(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with zeros for those that no query sees: padding may be NaN, and 0
     times NaN is NaN. `visible`: (batch, heads, rows, keys), True for visible pairs; None for all.
     """
@@ -91,8 +92,9 @@ def zero_where_hidden(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Ten
     return k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
 
 
-class Rows(NamedTuple):
-    """What the backward kernel reads of some queries."""
+class QueryRows(NamedTuple):
+    """Tensors of some queries that the backward kernel reads, each (batch, num_heads, rows,
+    ...)."""
 
     grad: Tensor
     """Gradient of the output."""
@@ -102,18 +104,21 @@ class Rows(NamedTuple):
 
 
 def gradients(
-    rows: Rows, keys: tuple[Tensor, Tensor], bias: Tensor, scale: float
+    rows: QueryRows, keys: tuple[Tensor, Tensor], bias: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v from those of the output. `keys`: k and v, with as many
-    heads as q, possibly only part of the keys of the softmax, whose bias is `bias`."""
+    """Return the gradients of q, k and v from the gradient of the output.
+
+    keys: k and v, with as many heads as q; possibly only some of the keys of the softmax.
+    bias: of these rows and keys, (batch or 1, num_heads or 1, rows, keys).
+    """
     assert kernels.BACKWARD is not None
     grad, q, out, lse = rows
     k, v = keys
-    bias = adjacent(bias)  # as in `attend`
+    bias = make_last_axis_contiguous(bias)  # as in `attend`
     return kernels.BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
-def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def join_attention(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
     query that sees no key of a set has log-sum-exp -inf and output 0 in it.
 
@@ -122,7 +127,8 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(parts) == 1:
         return parts[0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(0)
-    finite = total.masked_fill(total == -torch.inf, 0)  # a query without keys
+    # A query without keys has total -inf, and -inf - -inf would be NaN; exp(-inf - 0) is 0.
+    finite = total.masked_fill(total == -torch.inf, 0)
     shares = [(lse - finite).exp()[..., None] for _, lse in parts]
     out = parts[0][0] * shares[0]
     for (more, _), share in zip(parts[1:], shares[1:], strict=True):
@@ -130,19 +136,19 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return out.to(parts[0][0].dtype), total
 
 
-def same_width(*tensors: Tensor) -> list[Tensor]:
+def pad_to_same_width(*tensors: Tensor) -> list[Tensor]:
     """Pad the tensors to the widest head dimension, with contiguous channels, because the operators
     read as many channels of k and v as q has."""
     width = max(t.shape[-1] for t in tensors)
-    return [adjacent(_padded(t, width)) for t in tensors]
+    return [make_last_axis_contiguous(_pad_width(t, width)) for t in tensors]
 
 
-def _padded(t: Tensor, width: int) -> Tensor:
+def _pad_width(t: Tensor, width: int) -> Tensor:
     """Append channels of zeros to t, up to `width`."""
     missing = width - t.shape[-1]
     return F.pad(t, (0, missing)) if missing else t
 
 
-def adjacent(t: Tensor) -> Tensor:
-    """Copy t if its last axis is not contiguous in memory."""
+def make_last_axis_contiguous(t: Tensor) -> Tensor:
+    """Return t, or a copy if its last axis is not contiguous in memory."""
     return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)

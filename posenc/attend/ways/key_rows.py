@@ -17,25 +17,26 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.second_derivatives import dense_gradients
-from posenc.attend.ways.strips_backward import of_groups
+from posenc.attend.ways.strips_backward import sum_head_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.numbers.tracking import readable
 
 ROWS = 512
 """Maximum queries per block, which read one row of bias."""
-FALL = {ROWS: 64, 128: 128, 32: 128}
-"""From queries per block, the most first, to how much row[i] may change within such a block,
-because large numbers are coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow.
+MAX_CHANGE_BY_BLOCK_SIZE = {ROWS: 64, 128: 128, 32: 128}
+"""For each number of queries per block, the most first: how much row[i] may change within such a
+block, because large numbers are coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow.
 `_block_size` takes the first size whose bound holds; where none does, another way attends."""
-LARGEST = {torch.float32: 2.0**28, torch.float64: 2.0**12}
+MAX_MAGNITUDE = {torch.float32: 2.0**28, torch.float64: 2.0**12}
 """Maximum size of row and key for scores of this dtype: float64 then rounds their difference by
 less than 1e-7, and 1e-12."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
-    """Attend by blocks of queries. choose.py has checked that term and mask allow it."""
-    row, key = _row_and_key(problem)
+    """Attend by blocks of queries, and return the output. The log-sum-exp is None: choose.py lets
+    only problems come here that do not need it, and whose term and mask allow this way."""
+    row, key = _row_and_key_terms(problem)
     dtype = problem.product_dtype
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
     if torch.is_grad_enabled() and (row.requires_grad or key.requires_grad):
@@ -47,43 +48,44 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     return out, None  # type: ignore[return-value]
 
 
-def why_not(problem: Problem) -> str | None:
+def why_cannot_run(problem: Problem) -> str | None:
     """Return why the numbers of row and key do not allow this way; None if they do."""
-    row, key = (t.detach() for t in _row_and_key(problem))
+    row, key = (t.detach() for t in _row_and_key_terms(problem))
     largest = float(torch.maximum(row.abs().amax(), key.abs().amax()))
-    if not largest <= LARGEST[at_least_float32(problem.q.dtype)]:
+    if not largest <= MAX_MAGNITUDE[at_least_float32(problem.q.dtype)]:
         return "its positions or gates span too much for one row of bias per block"
     if _block_size(row) is None:
         return "the bias changes too much between neighbouring queries for one row per block"
     return None
 
 
-def _row_and_key(problem: Problem) -> tuple[Tensor, Tensor]:
+def _row_and_key_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return row and key of the term, each (batch or 1, num_heads, len)."""
     assert problem.term is not None and problem.term.per_key is not None
     row, key = problem.term.per_key()
-    return _with_batch(row), _with_batch(key)
+    return _add_batch_axis(row), _add_batch_axis(key)
 
 
-def _with_batch(t: Tensor) -> Tensor:
-    """Return (num_heads, len) as (1, num_heads, len), and what has a batch axis as it is."""
+def _add_batch_axis(t: Tensor) -> Tensor:
+    """Return t of shape (num_heads, len) with a batch axis of 1 in front; unchanged if it has
+    one."""
     return t if t.ndim == 3 else t[None]
 
 
 def _block_size(row: Tensor) -> int | None:
-    """Return the largest number of queries per block of FALL for which row changes little enough;
-    None if there is none."""
-    for size, most in FALL.items():
+    """Return the largest number of queries per block for which the row changes no more within a
+    block than MAX_CHANGE_BY_BLOCK_SIZE allows; None if there is none."""
+    for size, max_change in MAX_CHANGE_BY_BLOCK_SIZE.items():
         missing = -row.shape[-1] % size
         blocks = F.pad(row, (0, missing), mode="replicate").unflatten(-1, (-1, size))
         change = blocks.amax(-1) - blocks.amin(-1)
-        if bool((change <= most).all()):
+        if bool((change <= max_change).all()):
             return size
     return None
 
 
-class Part(NamedTuple):
-    """Select queries and keys of a block, with the bias of their scores."""
+class BlockPart(NamedTuple):
+    """Some queries and some keys of a block, with the bias of their scores."""
 
     rows: slice
     keys: slice
@@ -93,7 +95,7 @@ class Part(NamedTuple):
     """False for hidden pairs; None if none is hidden."""
 
 
-def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
+def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[BlockPart]]:
     """Yield each block of queries as up to three parts: the keys that all its queries see, and the
     keys before and after them. Keys before the first that may matter are left out.
 
@@ -102,11 +104,11 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
     dtype = at_least_float32(problem.q.dtype)
     size = _block_size(row)
     assert size is not None
-    negligible = problem.negligible()
+    negligible = problem.negligible_threshold()
     for start in range(0, problem.q_len, size):
         stop = min(start + size, problem.q_len)
         first, last = problem.maybe_visible(start, stop)
-        first = max(first, _first_that_matters(problem, key, start, stop, negligible))
+        first = max(first, _first_key_that_matters(problem, key, start, stop, negligible))
         begin, end = problem.all_visible(start, stop)
         if begin == end:  # none is known to be visible to all
             begin, end = first, first
@@ -118,22 +120,22 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Part]]:
         parts = []
         for lower, upper in ((first, begin), (begin, end), (end, last)):
             if lower < upper:
-                part = _part(problem, bias, slice(start, stop), slice(lower, upper))
+                part = _block_part(problem, bias, slice(start, stop), slice(lower, upper))
                 parts.append(part)
         yield parts
 
 
-def _first_that_matters(
+def _first_key_that_matters(
     problem: Problem, key: Tensor, start: int, stop: int, negligible: Tensor
 ) -> int:
     """Return the index of the first key whose weight may matter to queries [start, stop); 0 if
-    unknown.
+    that is unknown.
 
     A query sees the key at its own position if the mask is exact, so that a key whose bias is far
     below that one's has a negligible weight, however large q . k may be.
 
     Args:
-        key: the keys' term of the bias, as in `_blocks`: a larger one makes a weight smaller.
+        key: the keys' term of the bias, as in `_block_parts`: a larger one makes a weight smaller.
         negligible: by head, how far below a bias makes a weight negligible.
     """
     shift = problem.mask_shift
@@ -149,30 +151,30 @@ def _first_that_matters(
     return int(dropped.sum(-1).amin())
 
 
-def _part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> Part:
-    """Return some keys of a block of queries. `bias`: that of all keys, (batch or 1, num_heads, 1,
-    kv_len)."""
+def _block_part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> BlockPart:
+    """Return the part of these queries (`rows`) and these keys. `bias`: of all keys, (batch or 1,
+    num_heads, 1, kv_len)."""
     batch, num_heads = problem.q.shape[:2]
     shape = (batch, num_heads, rows.stop - rows.start, keys.stop - keys.start)
     added = bias[..., keys].expand(shape)
-    visible = problem.among(keys.start, keys.stop).visible(rows.start, rows.stop)
+    visible = problem.with_keys(keys.start, keys.stop).visible(rows.start, rows.stop)
     if visible is not None:
         added = added.masked_fill(~visible, -torch.inf)
-    return Part(rows, keys, added, visible)
+    return BlockPart(rows, keys, added, visible)
 
 
 class _KeyRows(torch.autograd.Function):
-    """Attend by blocks of queries. Inputs: q, k, v, row and key, and the problem without its term;
-    output: that of attention."""
+    """Attend by blocks of queries. Inputs: q, k, v, row and key, and the problem without its term.
+    Output: (batch, num_heads, q_len, v_dim)."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, row: Tensor, key: Tensor, problem: Problem
     ) -> Tensor:
-        wide_q, wide_k, wide_v = flash.same_width(q, k, v)
+        wide_q, wide_k, wide_v = flash.pad_to_same_width(q, k, v)
         outs = []
         lses = []
-        for parts in _blocks(problem, row, key):
+        for parts in _block_parts(problem, row, key):
             results = []
             for part in parts:
                 some_q = wide_q[:, :, part.rows]
@@ -181,7 +183,7 @@ class _KeyRows(torch.autograd.Function):
                 results.append(
                     flash.attend(some_q, some_k, some_v, part.bias, problem.scale, part.visible)
                 )
-            out, lse = flash.join(results)
+            out, lse = flash.join_attention(results)
             outs.append(out)
             lses.append(lse)
         out = torch.cat(outs, 2)[..., : v.shape[-1]]
@@ -224,11 +226,11 @@ def _gradients(
     width = q.shape[-1]
     v_dim = v.shape[-1]
     size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
-    wide_q = _padded(q, size)
-    wide_k = _padded(for_every_head(k, heads), size)
-    wide_v = _padded(for_every_head(v, heads), size)
-    wide_out = _padded(out, size)
-    wide_grad = _padded(grad, size)
+    wide_q = _pad_width(q, size)
+    wide_k = _pad_width(for_every_head(k, heads), size)
+    wide_v = _pad_width(for_every_head(v, heads), size)
+    wide_out = _pad_width(out, size)
+    wide_grad = _pad_width(grad, size)
     wide_q[..., width] = 1
     lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
 
@@ -236,9 +238,9 @@ def _gradients(
     d_q = torch.zeros(wide_q.shape, dtype=dtype, device=q.device)
     d_k = torch.zeros(wide_k.shape, dtype=dtype, device=k.device)
     d_v = torch.zeros(wide_v.shape, dtype=dtype, device=v.device)
-    for parts in _blocks(problem, row, key):
+    for parts in _block_parts(problem, row, key):
         for part in parts:
-            rows = flash.Rows(
+            rows = flash.QueryRows(
                 grad=wide_grad[:, :, part.rows],
                 q=wide_q[:, :, part.rows],
                 out=wide_out[:, :, part.rows],
@@ -246,21 +248,22 @@ def _gradients(
             )
             some_k = wide_k[:, :, part.keys]
             some_v = wide_v[:, :, part.keys]
-            keys = flash.zero_where_hidden(part.visible, some_k, some_v)
+            keys = flash.zero_hidden_keys(part.visible, some_k, some_v)
             more_q, more_k, more_v = flash.gradients(rows, keys, part.bias, problem.scale)
             d_q[:, :, part.rows] += more_q
             d_k[:, :, part.keys] += more_k
             d_v[:, :, part.keys] += more_v
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
     return (
-        of_groups(d_q[..., :width], q),
-        of_groups(d_k[..., :width], k),
-        of_groups(d_v[..., :v_dim], v),
+        sum_head_groups(d_q[..., :width], q),
+        sum_head_groups(d_k[..., :width], k),
+        sum_head_groups(d_v[..., :v_dim], v),
         torch.zeros_like(row),
         d_key,
     )
 
 
-def _padded(t: Tensor, width: int) -> Tensor:
-    """Pad the last axis with zeros. `width` is greater, so the result is always a copy."""
-    return flash.adjacent(F.pad(t, (0, width - t.shape[-1])))
+def _pad_width(t: Tensor, width: int) -> Tensor:
+    """Return t with its last axis padded with zeros to `width`, which must be greater than it is:
+    the result is a copy, which `_gradients` may write to."""
+    return flash.make_last_axis_contiguous(F.pad(t, (0, width - t.shape[-1])))

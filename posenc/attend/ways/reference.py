@@ -24,8 +24,8 @@ def cost(problem: Problem) -> Cost:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend from all queries at once."""
-    return attend(problem.ready(problem.q_len), 0, problem.q_len)
+    """Attend from all queries at once; return the output, and the log-sum-exp if needed."""
+    return attend(problem.with_prepared_term(problem.q_len), 0, problem.q_len)
 
 
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
@@ -35,12 +35,12 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
     # An exact mask is causality and a window, whose hidden keys are tokens. Others may hide
     # padding, which may be NaN, and its weight 0 times NaN would be NaN.
     if visible is not None and problem.mask is not None and not problem.mask.exact:
-        k, v = flash.zero_where_hidden(visible, problem.k, problem.v)
+        k, v = flash.zero_hidden_keys(visible, problem.k, problem.v)
         problem = replace(problem, k=k, v=v)
     weights, lse = weigh(problem, start, stop, visible)
     if problem.dropout_p:
         weights = F.dropout(weights, problem.dropout_p)
-    return problem.combine(weights, start, stop), lse
+    return problem.sum_values(weights, start, stop), lse
 
 
 def weigh(
@@ -50,22 +50,22 @@ def weigh(
     scores = problem.scores(start, stop, visible)
     may_write = not (problem.needs_grad or torch.compiler.is_compiling() or transformed())
     if may_write:
-        problem.hide(scores, start, stop)
+        problem.mask_scores_in_place(scores, start, stop)
     elif visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
     sees_nothing = _sees_nothing(scores)
     if sees_nothing is None:
-        return scores.softmax(-1), scores.logsumexp(-1) if problem.need_lse else None
+        return scores.softmax(-1), scores.logsumexp(-1) if problem.needs_lse else None
     scores = scores.masked_fill(sees_nothing, 0)  # its softmax would be NaN, and so its gradient
     lse = None
-    if problem.need_lse:
+    if problem.needs_lse:
         lse = scores.logsumexp(-1).masked_fill(sees_nothing[..., 0], -torch.inf)
     return scores.softmax(-1).masked_fill(sees_nothing, 0), lse
 
 
 def _sees_nothing(scores: Tensor) -> Tensor | None:
-    """Return which queries see no key, (..., rows, 1); None if all are known to see one. Read from
-    the scores, because a bias may hide keys, too."""
+    """Return True for queries that see no key, (..., rows, 1); None if all are known to see one.
+    This is read from the scores and not from the mask, because a bias may hide keys, too."""
     if scores.shape[-1] == 0:
         return None
     blind = scores.detach().amax(-1, keepdim=True) == -torch.inf

@@ -12,39 +12,48 @@ from posenc import masks
 from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
-from posenc.attend.ways.second_derivatives import twice_differentiable
+from posenc.attend.ways.second_derivatives import make_twice_differentiable
 from posenc.encodings.numbers.precision import without_autocast
 
 NEAR_ROWS = 1024
-"""Queries that attend to near keys at a time."""
+"""Queries that attend to near keys at a time, in the form "near and far"."""
 MASKED_ROWS = 256
 """Queries per call if masks are materialized."""
+NEAR_ARRAYS = 4
+NEAR_ARRAYS_PER_KEY = 4.5
+FAR_ARRAYS_TRAINING = 12
+FAR_ARRAYS = 2
+"""Float32 arrays of the size of q that the form "near and far" holds: for near keys whatever their
+number, for near keys by their number divided by the head's width, and for far keys with and without
+gradients. Chosen such that their sum fits what tests/attend/test_near_and_far.py measures."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
-    """Attend in one of choose.FORMS."""
+    """Attend in one of choose.FORMS; return the output, and the log-sum-exp if needed."""
     if form == "near and far":
-        return _near_and_far(problem)
+        return _attend_near_and_far(problem)
     if form == "strips":
         return strips.run(problem)
     if form == "key rows":
         return key_rows.run(problem)
     if form == "row":
-        return blocks.masked(problem.ready(problem.q_len), 0, problem.q_len)
-    return twice_differentiable(problem, _plain(problem)), None
+        return blocks.attend_with_bias_mask(
+            problem.with_prepared_term(problem.q_len), 0, problem.q_len
+        )
+    return make_twice_differentiable(problem, _attend_without_term(problem)), None
 
 
-def _plain(problem: Problem) -> Tensor:
-    """Attend without a term."""
+def _attend_without_term(problem: Problem) -> Tensor:
+    """Attend without a term, in one call of torch's kernel or in calls of MASKED_ROWS queries."""
     all_seen = problem.all_visible(0, problem.q_len) == (0, problem.kv_len)
-    needs_no_mask = all_seen or problem.causal_by_index
-    if needs_no_mask or _mask_in_one(problem):
-        return _kernel(problem, 0, problem.q_len)
+    needs_no_mask = all_seen or problem.is_causal_by_index
+    if needs_no_mask or _needs_whole_mask(problem):
+        return _call_kernel(problem, 0, problem.q_len)
     outs = []
     for start in range(0, problem.q_len, MASKED_ROWS):
         stop = min(start + MASKED_ROWS, problem.q_len)
         first, last = problem.maybe_visible(start, stop)
-        outs.append(_kernel(problem.among(first, last), start, stop))
+        outs.append(_call_kernel(problem.with_keys(first, last), start, stop))
     return torch.cat(outs, dim=2)
 
 
@@ -58,25 +67,26 @@ def cost(problem: Problem, form: str) -> Cost:
         "strips": _strips_bytes,
         "near and far": _near_and_far_bytes,
         "key rows": _key_rows_bytes,
-        "plain": _plain_bytes,
+        "plain": _plain_form_bytes,
     }
     return Cost(time, extra_bytes[form](problem))
 
 
 def _row_bytes(problem: Problem) -> int:
-    """Count the bias of all queries and what the term needs to compute it."""
+    """Return the bytes of the bias of all queries and of what the term needs to compute it."""
     assert problem.term is not None
     arrays = 1 + problem.term.held(False)
     return int(arrays * scores_bytes(problem, problem.q_len))
 
 
 def _strips_bytes(problem: Problem) -> int:
-    """Count the row of bias in float32, a copy of the output, and three results of a group."""
+    """Return the bytes of the row of bias in float32, a copy of the output, three results of a
+    group of strips, and what the backward pass needs."""
     q = problem.q
     batch, heads, q_len, width = q.shape
     row = 4 * heads * (q_len + problem.kv_len)
     output = q.numel() * q.element_size()
-    group = 3 * batch * heads * min(q_len, strips.TOGETHER) * width * q.element_size()
+    group = 3 * batch * heads * min(q_len, strips.GROUP_ROWS) * width * q.element_size()
     if not problem.needs_grad:
         return row + output + group
     # Scores, weights and their gradients of some queries, and the gradient of k in float32.
@@ -86,18 +96,17 @@ def _strips_bytes(problem: Problem) -> int:
 
 
 def _near_and_far_bytes(problem: Problem) -> int:
-    """Count arrays of the size of q in float32: those of near keys, which grow with `far_from`, for
-    a block of queries at a time, and the results for far keys.
-    tests/attend/test_near_and_far.py compares the sum with what torch's allocator holds."""
+    """Return the bytes of arrays of the size of q in float32: those of near keys, which grow with
+    `far_from`, for NEAR_ROWS queries at a time, and the results for far keys."""
     assert problem.term is not None and problem.term.far_from is not None
-    near = 4 + 4.5 * problem.term.far_from / problem.q.shape[-1]
-    far = 12 if problem.needs_grad else 2
-    copies = near * min(1, NEAR_ROWS / problem.q_len) + far
-    return int(4 * copies * problem.q.numel())
+    near = NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
+    far = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
+    arrays = near * min(1, NEAR_ROWS / problem.q_len) + far
+    return int(4 * arrays * problem.q.numel())
 
 
 def _key_rows_bytes(problem: Problem) -> int:
-    """Count a block's mask, and with gradients copies of q, k and v."""
+    """Return the bytes of a block's mask and, with gradients, of two copies each of q, k and v."""
     # A mask is written out for keys that only some queries of a block see, about as many as the
     # block has queries. All others have one row of bias for the whole block.
     blocks_of_keys = max(1, problem.kv_len // key_rows.ROWS)
@@ -108,19 +117,21 @@ def _key_rows_bytes(problem: Problem) -> int:
     return mask + _copied_bytes(problem, copies)
 
 
-def _plain_bytes(problem: Problem) -> int:
-    """Count the materialized mask, unless torch's kernel needs none."""
-    if problem.mask is None or problem.causal_by_index:
+def _plain_form_bytes(problem: Problem) -> int:
+    """Return the bytes of the materialized mask, unless torch's kernel needs none, and of
+    copies."""
+    if problem.mask is None or problem.is_causal_by_index:
         return _copied_bytes(problem, 0)
     size = problem.q.element_size()
-    rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
+    rows = problem.q_len if _needs_whole_mask(problem) else min(problem.q_len, MASKED_ROWS)
     mask = len(problem.q) * rows * problem.kv_len * (1 + size)  # torch converts it to floats
     with_zeros = size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
     return mask + with_zeros + _copied_bytes(problem, 0)
 
 
 def _copied_bytes(problem: Problem, copied: int) -> int:
-    """Return the bytes of `copied` elements, of padding and of the kernel's own copies."""
+    """Return the bytes of `copied` elements, of padding and of the kernel's own copies. `copied`:
+    how many elements of q, k and v this way copies itself."""
     one_of_each = problem.q.numel() + problem.k.numel()
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
         copied += one_of_each
@@ -131,7 +142,7 @@ def _copied_bytes(problem: Problem, copied: int) -> int:
     return copied * problem.q.element_size()
 
 
-def _near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
+def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend to far keys by strips, then to near keys by the term, NEAR_ROWS queries at a time.
 
     Keys at least `far_from` before a query are far. All of them have one vector in the term, which
@@ -142,7 +153,7 @@ def _near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     assert term is not None and term.far_from is not None
     assert term.attend_near is not None and term.far is not None
     far_from, attend_near, of_far = term.far_from, term.attend_near, term.far
-    far_out, far_lse = _far(problem, far_from)
+    far_out, far_lse = _attend_far_keys(problem, far_from)
 
     def attend(start: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, start + NEAR_ROWS)
@@ -150,7 +161,7 @@ def _near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
         near = attend_near(q[:, :, rows], k[:, :, keys], v[:, :, keys])
         score, value = of_far(q[:, :, rows])
         far = (far_out[:, :, rows] + value, far_lse[:, :, rows] + score)
-        return flash.join([near, far])
+        return flash.join_attention([near, far])
 
     if problem.needs_grad:
         attend = functools.partial(checkpoint, attend, use_reentrant=False)
@@ -162,11 +173,12 @@ def _near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
             outs.append(out)
             lses.append(lse)
     lse = torch.cat(lses, 2)
-    return torch.cat(outs, 2).to(q.dtype), lse if problem.need_lse else None
+    return torch.cat(outs, 2).to(q.dtype), lse if problem.needs_lse else None
 
 
-def _far(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
-    """Attend without the term from every query to the keys at least `far_from` before it."""
+def _attend_far_keys(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
+    """Attend without the term from every query to the keys at least `far_from` before it. Return
+    the output and the log-sum-exp: 0 and -inf for the first queries, which have no such keys."""
     # Query i sees keys 0 to i - far_from: a causal mask if the first `far_from` queries and the
     # last `far_from` keys are left out.
     length = problem.q_len - far_from
@@ -178,7 +190,7 @@ def _far(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
         v=problem.v[:, :, :length],
         mask=masks.causal.bind(indices, indices),
         term=None,
-        need_lse=True,
+        needs_lse=True,
     )
     out, lse = strips.run(far)
     assert lse is not None
@@ -186,23 +198,26 @@ def _far(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
     return torch.cat([no_out, out], 2), F.pad(lse, (far_from, 0), value=-torch.inf)
 
 
-def _mask_in_one(problem: Problem) -> bool:
-    """Return True if one mask is materialized for all queries, because the backward pass keeps it
-    anyway, or because a compiled graph must not depend on the length."""
+def _needs_whole_mask(problem: Problem) -> bool:
+    """Return True if one mask must be materialized for all queries, not one for MASKED_ROWS at a
+    time, because the backward pass keeps it anyway, or because a compiled graph must not depend on
+    the length."""
     return problem.needs_grad or torch.compiler.is_compiling()
 
 
-def _kernel(problem: Problem, start: int, stop: int) -> Tensor:
-    """Attend from queries [start, stop) by torch's scaled_dot_product_attention."""
-    causal = problem.causal_by_index
+def _call_kernel(problem: Problem, start: int, stop: int) -> Tensor:
+    """Return the output of torch's scaled_dot_product_attention for queries [start, stop)."""
+    causal = problem.is_causal_by_index
     visible = None if causal else problem.visible(start, stop)
-    k, v = flash.zero_where_hidden(visible, problem.k, problem.v)
+    k, v = flash.zero_hidden_keys(visible, problem.k, problem.v)
     q = problem.q
     if stop - start != q.shape[2]:
         q = q[:, :, start:stop]
     mask = visible
-    if mask is not None:  # torch falls back to its dense path for fewer rows or keys
-        mask = flash.adjacent(mask.expand(*mask.shape[:-2], stop - start, problem.kv_len))
+    if mask is not None:  # torch falls back to its dense path for a mask of fewer rows or keys
+        mask = flash.make_last_axis_contiguous(
+            mask.expand(*mask.shape[:-2], stop - start, problem.kv_len)
+        )
     width = q.shape[-1]
     v_dim = v.shape[-1]
     if v_dim < width:

@@ -16,7 +16,7 @@ from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 
-def twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
+def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
     """Return `out`, the output of torch's kernel for a problem without a term, such that gradients
     of it can be differentiated again."""
     if not out.requires_grad or torch.compiler.is_compiling():
@@ -31,12 +31,12 @@ def twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
     def visible() -> Tensor | None:
         return None if mask is None else mask.rows(batch, heads, 0, q_len, kv_len, device)
 
-    return _Twice.apply(problem.q, problem.k, problem.v, out, problem.scale, visible)  # type: ignore[return-value]
+    return _TwiceDifferentiable.apply(problem.q, problem.k, problem.v, out, problem.scale, visible)  # type: ignore[return-value]
 
 
-class _Twice(torch.autograd.Function):
-    """Return `out`. Its gradient passes on through `out`, to the kernel's backward pass. Where it
-    will be differentiated again, it goes to q, k and v instead, by dense operations."""
+class _TwiceDifferentiable(torch.autograd.Function):
+    """Return `out` unchanged. Its gradient goes to `out`, and so to the kernel's backward pass. A
+    gradient that will be differentiated again goes to q, k and v instead, by dense operations."""
 
     @staticmethod
     def forward(
@@ -69,9 +69,13 @@ class _Twice(torch.autograd.Function):
 def dense_gradients(
     inputs: tuple[Tensor, ...], bias: Tensor, scale: float, grads: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """Return the gradients of `inputs` (q, k, v and tensors of the bias, which is -inf for hidden
-    pairs), by dense operations, which can be differentiated again. `grads` are the gradients of the
-    output and the log-sum-exp."""
+    """Return the gradients of `inputs` by dense operations, which can be differentiated again; None
+    for each input that needs none.
+
+    inputs: q, k and v, and then tensors from which `bias` was computed.
+    bias: added to the scores; -inf for hidden pairs.
+    grads: the gradients of the output and of the log-sum-exp, as far as the caller has both.
+    """
     q, k, v = inputs[:3]
     dtype = bias.dtype
     hidden = bias == -torch.inf
@@ -84,7 +88,8 @@ def dense_gradients(
 
     results = []
     grads_of_results = []
-    for result, grad in zip((out, lse), grads, strict=False):  # one way has no log-sum-exp
+    # Not strict: some callers return no log-sum-exp, and so have one gradient only.
+    for result, grad in zip((out, lse), grads, strict=False):
         if grad is not None:
             results.append(result)
             grads_of_results.append(grad.to(result.dtype))

@@ -25,84 +25,88 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.attend.ways.strips_backward import Entries, Strips
+from posenc.attend.ways.strips_backward import RowEntries, StripsAttention
 from posenc.attend.ways.strips_forward import Group, HeadPlan, Plan, Strip, forward
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import readable
 
 ROWS = 256
 """Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
-TOGETHER = 1024
+GROUP_ROWS = 1024
 """Queries that attend in one call to the keys visible to all of them: torch's kernel is up to a
 fifth faster with 768 queries or more."""
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by strips of queries at consecutive positions, whose distance alone counts."""
-    if problem.term is None and problem.causal_by_index and not problem.needs_grad:
+    """Attend by strips of queries at consecutive positions, with a bias that depends on the
+    distance only. Return the output, and the log-sum-exp if needed."""
+    if problem.term is None and problem.is_causal_by_index and not problem.needs_grad:
         # torch's own causal kernel is called for its log-sum-exp.
-        q, k, v = flash.same_width(problem.q, problem.k, problem.v)
+        q, k, v = flash.pad_to_same_width(problem.q, problem.k, problem.v)
         out, lse = flash.attend(q, k, v, None, problem.scale)
         return out[..., : problem.v.shape[-1]], lse
 
-    row = falling_row(problem)
-    negligible = _negligible_entries(problem, row.detach())
+    row = bias_by_falling_distance(problem)
+    negligible = _count_negligible_entries(problem, row.detach())
     if any(negligible):
         first = torch.tensor(negligible, device=row.device)[:, None]
         row = row.masked_fill(torch.arange(row.shape[1], device=row.device) < first, -torch.inf)
-    plan = _plan(problem, row, negligible)
-    if not (problem.need_lse or problem.needs_grad):
+    plan = _plan_heads(problem, row, negligible)
+    if not (problem.needs_lse or problem.needs_grad):
         out, _ = forward(problem.q, problem.k, problem.v, row, problem.scale, plan)
         return out, None
 
-    least_distance, _ = problem.distances
-    entries = Entries(_constant_entries(problem), visible_end=problem.q_len - least_distance)
-    out, lse = Strips.apply(  # type: ignore[misc]
+    least_distance, _ = problem.visible_distances
+    entries = RowEntries(
+        _count_constant_entries(problem), visible_end=problem.q_len - least_distance
+    )
+    out, lse = StripsAttention.apply(  # type: ignore[misc]
         problem.q, problem.k, problem.v, row, problem.scale, plan, entries
     )
-    if not problem.need_lse:
+    if not problem.needs_lse:
         return out, None
     sees_nothing = lse == -torch.inf
-    return out, lse.masked_fill(sees_nothing, -torch.inf)  # which passes no gradient on
+    # It is -inf there already: filling it again keeps gradients from passing on to these queries.
+    return out, lse.masked_fill(sees_nothing, -torch.inf)
 
 
-def _plan(problem: Problem, row: Tensor, negligible: list[int]) -> Plan:
+def _plan_heads(problem: Problem, row: Tensor, negligible: list[int]) -> Plan:
     """Divide the queries of each head into groups of strips. Heads that drop about as many of the
-    row's first entries attend together."""
+    row's first entries attend together. `negligible`: for each head, how many it may drop."""
     num_heads = len(negligible)
     queries_per_key_head = num_heads // problem.k.shape[1]
-    heads_a_call = _heads_a_call(problem, num_heads, queries_per_key_head)
+    heads_per_call = _heads_per_call(problem, num_heads, queries_per_key_head)
     # For each head of keys: the fewest and the most entries that a head of its call drops.
     dropped = []
     for head in range(0, num_heads, queries_per_key_head):
-        first = head // heads_a_call * heads_a_call
-        of_call = negligible[first : first + heads_a_call]
-        dropped.append((min(of_call), max(of_call)))
+        first = head // heads_per_call * heads_per_call
+        entries = negligible[first : first + heads_per_call]
+        dropped.append((min(entries), max(entries)))
 
     plan = []
     kv_head = 0
-    for (fewest, most), alike in itertools.groupby(dropped):
-        kv_heads = slice(kv_head, kv_head + len(list(alike)))
+    for (fewest, most), same_dropped in itertools.groupby(dropped):
+        kv_heads = slice(kv_head, kv_head + len(list(same_dropped)))
         kv_head = kv_heads.stop
         q_heads = slice(kv_heads.start * queries_per_key_head, kv_heads.stop * queries_per_key_head)
         groups = [
-            _group(problem, row[q_heads], begin, fewest, most)
-            for begin in range(0, problem.q_len, TOGETHER)
+            _plan_group(problem, row[q_heads], begin, fewest, most)
+            for begin in range(0, problem.q_len, GROUP_ROWS)
         ]
         plan.append(HeadPlan(q_heads, kv_heads, groups))
     return plan
 
 
-def _heads_a_call(problem: Problem, num_heads: int, queries_per_key_head: int) -> int:
+def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int) -> int:
     """Return how many heads of queries may attend in one call of the kernel."""
-    if not problem.needs_grad and problem.kv_len <= TOGETHER:
+    if not problem.needs_grad and problem.kv_len <= GROUP_ROWS:
         return num_heads  # more calls would cost more than they save
     rows_of_batch = max(1, len(problem.q))
     key_heads = -(-torch.get_num_threads() // rows_of_batch)  # a head of keys for each thread
     return queries_per_key_head * key_heads
 
 
-def _negligible_entries(problem: Problem, row: Tensor) -> list[int]:
+def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     """Return for each head of q how many of the row's first entries do not matter, because their
     keys get no weight next to nearer ones."""
     q_len = problem.q_len
@@ -111,7 +115,7 @@ def _negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     # The row is float32 or wider, as the backward pass is; of the forward pass q decides.
     is_wide = problem.needs_grad or problem.q.dtype == row.dtype
     # Tiny weights are slow in 32 bits; otherwise few keys are attended to faster.
-    few = ROWS if is_wide else TOGETHER
+    few = ROWS if is_wide else GROUP_ROWS
     if kv_len <= few or q_len > kv_len:
         return nothing
     if not len(problem.q) or not readable(row):
@@ -119,20 +123,21 @@ def _negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     # Every query has a key for each of the entries q_len - 1 to kv_len - 1: the bias of its best.
     best = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
     below = row - best
-    has_tiny_weights = (below.nan_to_num(neginf=0) < -87).any()  # exp(-87) is tiny
+    # exp(-87) is about the least normal number of float32. Hidden keys (-inf) cost no time.
+    has_tiny_weights = (below.nan_to_num(neginf=0) < -87).any()
     if not bool(has_tiny_weights):
         return nothing
     # An entry is dropped if it and all before it are negligible.
-    return (below.cummax(-1).values < problem.negligible()[:, None]).sum(-1).tolist()
+    return (below.cummax(-1).values < problem.negligible_threshold()[:, None]).sum(-1).tolist()
 
 
-def _constant_entries(problem: Problem) -> int:
+def _count_constant_entries(problem: Problem) -> int:
     """Return how many of the row's first entries are one parameter of each head."""
     first_distance = None if problem.term is None else problem.term.constant_from
     causal = problem.mask is not None and problem.mask.causal
     if first_distance is None or problem.shift is None or not causal:
         return 0
-    _, most = problem.distances
+    _, most = problem.visible_distances
     if most + problem.shift < first_distance:  # the mask hides all of them
         return 0
     # Entry 0 is for distance q_len - 1 + shift, and each further one for a distance less by 1.
@@ -140,17 +145,20 @@ def _constant_entries(problem: Problem) -> int:
     return min(constant, problem.q_len + problem.kv_len - 1)
 
 
-def _group(problem: Problem, row: Tensor, begin: int, fewest: int, most: int) -> Group:
-    """Return the strips of TOGETHER queries from `begin` on, and the keys that all of them see. All
-    heads drop the first `fewest` entries of the row, and some heads drop the first `most`."""
+def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: int) -> Group:
+    """Return the strips of GROUP_ROWS queries from `begin` on, and the keys that all of them see.
+
+    row: the bias of the heads that attend together. All of them drop its first `fewest` entries,
+        and some drop its first `most`.
+    """
     q_len = problem.q_len
-    end = min(begin + TOGETHER, q_len)
-    size = ROWS if problem.mask is not None else TOGETHER
+    end = min(begin + GROUP_ROWS, q_len)
+    size = ROWS if problem.mask is not None else GROUP_ROWS
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
         strip = Strip(start, stop, *problem.maybe_visible(start, stop))
-        strips.append(strip.reading(q_len, fewest, row.shape[1]))
+        strips.append(strip.restrict_to_entries(q_len, fewest, row.shape[1]))
 
     first, last = problem.all_visible(begin, end)
     first = max(first, most - q_len + end)
@@ -164,13 +172,13 @@ def _group(problem: Problem, row: Tensor, begin: int, fewest: int, most: int) ->
     return Group(strips, shared if all_finite else None)
 
 
-def falling_row(problem: Problem) -> Tensor:
+def bias_by_falling_distance(problem: Problem) -> Tensor:
     """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
     hides it; its first entry is for the last query and the first key."""
     farthest = problem.q_len - 1
     size = problem.q_len + problem.kv_len - 1
     # Entry e is for distance farthest - e. Entries that the mask hides are not computed.
-    least, most = problem.distances
+    least, most = problem.visible_distances
     first = min(max(0, farthest - most), size)
     last = max(first, min(size, farthest - least + 1))
     if problem.term is None:

@@ -51,8 +51,8 @@ KEYS = 4096
 """Keys per call of torch's backward kernel, which returns copies."""
 
 
-class Entries(NamedTuple):
-    """Describe the entries of a row of bias, in falling order of distance."""
+class RowEntries(NamedTuple):
+    """What is known about the entries of a row of bias, which are in falling order of distance."""
 
     constant: int
     """How many of the first ones are one parameter of each head."""
@@ -60,7 +60,7 @@ class Entries(NamedTuple):
     """The mask hides entries from here on."""
 
 
-class Strips(torch.autograd.Function):
+class StripsAttention(torch.autograd.Function):
     """Attend by strips, without materializing the scores of all pairs in the backward pass.
 
     Inputs: q (batch, num_heads, q_len, width), k and v (batch, num_kv_heads, kv_len, ...), row
@@ -76,7 +76,7 @@ class Strips(torch.autograd.Function):
         row: Tensor,
         scale: float,
         plan: Plan,
-        entries: Entries,
+        entries: RowEntries,
     ) -> tuple[Tensor, Tensor]:
         out, lse = forward(q, k, v, row, scale, plan)
         # A query without keys: the backward pass gives weights exp(-inf - 0) = 0, not NaN.
@@ -97,16 +97,16 @@ class Strips(torch.autograd.Function):
         if grad is None:
             grad = torch.zeros_like(out)
         row = row.contiguous()
-        saved = _saved(q, k, v, out, lse, grad, grad_lse, row.dtype)
+        saved = _prepare_saved(q, k, v, out, lse, grad, grad_lse, row.dtype)
         d_row = None
         with without_autocast(q.device):  # backward may be called inside it
             if ctx.needs_input_grad[3]:
-                d_row = _of_row(saved, row, ctx.scale, ctx.plan, ctx.entries)
-            d_q, d_k, d_v = _of_inputs(saved, row, ctx.scale, ctx.plan)
+                d_row = _row_gradient(saved, row, ctx.scale, ctx.plan, ctx.entries)
+            d_q, d_k, d_v = _input_gradients(saved, row, ctx.scale, ctx.plan)
         return (
-            of_groups(d_q[..., : q.shape[-1]], q),
-            of_groups(d_k[..., : k.shape[-1]], k),
-            of_groups(d_v[..., : v.shape[-1]], v),
+            sum_head_groups(d_q[..., : q.shape[-1]], q),
+            sum_head_groups(d_k[..., : k.shape[-1]], k),
+            sum_head_groups(d_v[..., : v.shape[-1]], v),
             d_row,
             None,
             None,
@@ -114,10 +114,10 @@ class Strips(torch.autograd.Function):
         )
 
 
-class Saved(NamedTuple):
-    """What the backward pass reads, with as many heads as the queries and all of one width: q, out
-    and grad (batch, num_heads, q_len, width), k and v (batch, num_heads, kv_len, width), lse and
-    grad_lse (batch, num_heads, q_len)."""
+class SavedForBackward(NamedTuple):
+    """Tensors that the backward pass reads, with as many heads as the queries and all of one width:
+    q, out and grad (batch, num_heads, q_len, width), k and v (batch, num_heads, kv_len, width), lse
+    and grad_lse (batch, num_heads, q_len)."""
 
     q: Tensor
     k: Tensor
@@ -127,13 +127,13 @@ class Saved(NamedTuple):
     lse: Tensor
     grad_lse: Tensor | None
 
-    def of_heads(self, heads: slice) -> "Saved":
-        """Select some heads."""
-        return Saved(*(None if t is None else t[:, heads] for t in self))  # type: ignore[arg-type]
+    def select_heads(self, heads: slice) -> "SavedForBackward":
+        """Return the tensors of some heads only."""
+        return SavedForBackward(*(None if t is None else t[:, heads] for t in self))  # type: ignore[arg-type]
 
-    def reversed_rows(self, rows: slice) -> flash.Rows:
-        """Return what belongs to some queries, in reverse order, as `reversed_bias` has them."""
-        return flash.Rows(
+    def reversed_rows(self, rows: slice) -> flash.QueryRows:
+        """Return the tensors of some queries, in reverse order, as `reversed_bias` has them."""
+        return flash.QueryRows(
             grad=self.grad[:, :, rows].flip(2),
             q=self.q[:, :, rows].flip(2),
             out=self.out[:, :, rows].flip(2),
@@ -141,7 +141,7 @@ class Saved(NamedTuple):
         )
 
 
-def _saved(
+def _prepare_saved(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -150,38 +150,40 @@ def _saved(
     grad: Tensor,
     grad_lse: Tensor | None,
     dtype: torch.dtype,
-) -> Saved:
-    """Give all tensors as many heads as q and one width, and grad_lse a channel if there is one."""
+) -> SavedForBackward:
+    """Return the tensors for the backward pass, with as many heads as q and of one width. If there
+    is a grad_lse, it gets a channel of its own, as the head of this file explains."""
     k = for_every_head(k, q.shape[1])
     v = for_every_head(v, q.shape[1])
     if grad_lse is not None:
         q, k, v, grad, out = (t.to(dtype) for t in (q, k, v, grad, out))
         grad = F.pad(grad, (0, 1), value=1)
         out = torch.cat([out, -grad_lse[..., None]], -1)
-    q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
-    return Saved(q, k, v, grad, out, lse, grad_lse)
+    q, k, v, grad, out = flash.pad_to_same_width(q, k, v, grad, out)
+    return SavedForBackward(q, k, v, grad, out, lse, grad_lse)
 
 
-def of_groups(grad: Tensor, t: Tensor) -> Tensor:
-    """Sum the gradient over query heads that share a head of t, in t's dtype."""
+def sum_head_groups(grad: Tensor, t: Tensor) -> Tensor:
+    """Return the gradient of t, (batch, heads of t, len, width) in t's dtype: the sum of `grad`
+    (batch, num_heads, len, width) over the query heads that share a head of t."""
     if grad.shape[1] != t.shape[1]:
         grad = grad.unflatten(1, (t.shape[1], -1)).sum(2)
     return grad.to(t.dtype)
 
 
-def _of_inputs(
-    saved: Saved, row: Tensor, scale: float, plan: Plan
+def _input_gradients(
+    saved: SavedForBackward, row: Tensor, scale: float, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v by torch's own backward kernel, in the row's dtype."""
     d_q = torch.zeros_like(saved.q, dtype=row.dtype)
     d_k = torch.zeros_like(saved.k, dtype=row.dtype)
     d_v = torch.zeros_like(saved.v, dtype=row.dtype)
     for heads, _, groups in plan:
-        own = saved.of_heads(heads)
-        parts = [part for group in groups for part in group.parts()]
+        own = saved.select_heads(heads)
+        parts = [part for group in groups for part in group.all_parts()]
         for part in parts:
             rows = own.reversed_rows(part.rows())
-            for piece in _pieces(part):
+            for piece in _split_keys(part):
                 k = own.k[:, :, piece.keys()]
                 v = own.v[:, :, piece.keys()]
                 bias = reversed_bias(row[heads], saved.q.shape[2], piece)
@@ -193,13 +195,15 @@ def _of_inputs(
     return d_q, d_k, d_v
 
 
-def _pieces(part: Strip) -> Iterator[Strip]:
-    """Divide a part into pieces of at most KEYS keys."""
+def _split_keys(part: Strip) -> Iterator[Strip]:
+    """Yield the part in pieces of at most KEYS keys."""
     for first in range(part.first, part.last, KEYS):
         yield part._replace(first=first, last=min(first + KEYS, part.last))
 
 
-def _of_row(saved: Saved, row: Tensor, scale: float, plan: Plan, entries: Entries) -> Tensor:
+def _row_gradient(
+    saved: SavedForBackward, row: Tensor, scale: float, plan: Plan, entries: RowEntries
+) -> Tensor:
     """Return the gradient of the row, (num_heads, q_len + kv_len - 1). All sums have a fixed order,
     so results are reproducible bit for bit. The head of this file derives it."""
     # With grad_lse the gradients of a query's scores do not sum to 0, and weights from vectors in
@@ -213,13 +217,13 @@ def _of_row(saved: Saved, row: Tensor, scale: float, plan: Plan, entries: Entrie
     too_coarse = rest.abs() < 1e-4 * d_row.abs().sum(-1)
     if bool(too_coarse.any()):
         return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
-    # One of the constant entries gets the gradient of all: they are one parameter.
+    # One of the constant entries gets the gradient of all of them: they are one parameter.
     d_row[:, entries.constant - 1] += rest
     return d_row
 
 
 def _sums_along_diagonals(
-    saved: Saved, row: Tensor, scale: float, plan: Plan, begin: int, end: int
+    saved: SavedForBackward, row: Tensor, scale: float, plan: Plan, begin: int, end: int
 ) -> Tensor:
     """Return the sums of the gradients of scores that read entry e of the row, at place e, from
     pairs that read entries [begin, end). Other places may be incomplete."""
@@ -232,23 +236,25 @@ def _sums_along_diagonals(
         strips = [strip for group in groups for strip in group.strips]
         for first_head in range(heads.start, heads.stop, heads_at_once):
             some = slice(first_head, min(first_head + heads_at_once, heads.stop))
-            own = saved.of_heads(some)
+            own = saved.select_heads(some)
             for strip in strips:
                 for start in range(strip.start, strip.stop, ROWS):
                     part = strip._replace(start=start, stop=min(start + ROWS, strip.stop))
-                    part = part.reading(q_len, begin, end)
+                    part = part.restrict_to_entries(q_len, begin, end)
                     if part.first >= part.last:
                         continue
                     bias = reversed_bias(row[some], q_len, part)
                     if begin == 0:
-                        d_scores = _of_all_scores(own, bias, scale, part)
+                        d_scores = _complete_score_gradients(own, bias, scale, part)
                     else:
-                        d_scores = _of_some_scores(own, bias, scale, part)
+                        d_scores = _partial_score_gradients(own, bias, scale, part)
                     _add_diagonals(d_scores.sum(0), d_row[some, part.first_entry(q_len) :])
     return d_row
 
 
-def _of_some_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Tensor:
+def _partial_score_gradients(
+    saved: SavedForBackward, bias: Tensor, scale: float, strip: Strip
+) -> Tensor:
     """Return the gradients of a strip's scores, with queries in reverse order, where queries may
     see keys outside of the strip, too.
 
@@ -258,15 +264,18 @@ def _of_some_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> T
 
     saved: inputs, results and their gradients. bias: of the strip. scale: of q . k.
     """
-    rows, scores, d_weights = _scores(saved, bias, scale, strip)
+    rows, scores, d_weights = _scores_and_weight_gradients(saved, bias, scale, strip)
     mean = (rows.grad * rows.out).sum(-1, keepdim=True)
     scores.sub_(rows.lse[..., None])
-    scores.clamp_(min=-80)  # exp is slow where it gives tiny numbers
+    # exp is slow where it gives tiny numbers, below about exp(-87). exp(-80) is 2e-35: no weight.
+    scores.clamp_(min=-80)
     weights = scores.exp_()
     return d_weights.sub_(mean).mul_(weights)
 
 
-def _of_all_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Tensor:
+def _complete_score_gradients(
+    saved: SavedForBackward, bias: Tensor, scale: float, strip: Strip
+) -> Tensor:
     """Return the gradients of a strip's scores, with queries in reverse order, whose queries see no
     other keys.
 
@@ -274,7 +283,7 @@ def _of_all_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Te
     weights that sum to 1. The mean is that by these weights, so that terms common to all keys
     cancel.
     """
-    _, scores, d_scores = _scores(saved, bias, scale, strip)
+    _, scores, d_scores = _scores_and_weight_gradients(saved, bias, scale, strip)
     weights = torch.softmax(scores, -1)
     blind = bias.amax(-1, keepdim=True) == -torch.inf
     if bool(blind.any()):  # queries that see no key
@@ -288,12 +297,12 @@ def _of_all_scores(saved: Saved, bias: Tensor, scale: float, strip: Strip) -> Te
     return d_scores
 
 
-def _scores(
-    saved: Saved, bias: Tensor, scale: float, strip: Strip
-) -> tuple[flash.Rows, Tensor, Tensor]:
-    """Return a strip's queries, their scores and the gradients of their weights, in the dtype of
-    the bias and with queries in reverse order."""
-    rows = flash.Rows(*(t.to(bias.dtype) for t in saved.reversed_rows(strip.rows())))
+def _scores_and_weight_gradients(
+    saved: SavedForBackward, bias: Tensor, scale: float, strip: Strip
+) -> tuple[flash.QueryRows, Tensor, Tensor]:
+    """Return the tensors of a strip's queries, the scores and the gradients of the weights, the
+    latter two (batch, heads, rows, keys); in the dtype of the bias, queries in reverse order."""
+    rows = flash.QueryRows(*(t.to(bias.dtype) for t in saved.reversed_rows(strip.rows())))
     k = saved.k[:, :, strip.keys()].to(bias.dtype)
     v = saved.v[:, :, strip.keys()].to(bias.dtype)
     scores = ((rows.q * scale) @ k.mT).add_(bias)

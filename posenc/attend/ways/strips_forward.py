@@ -26,7 +26,7 @@ reads it faster than a view."""
 
 
 class Strip(NamedTuple):
-    """Select queries [start, stop) and a range of keys [first, last) with all that they may see."""
+    """Queries [start, stop), and a range of keys [first, last) which has all that they may see."""
 
     start: int
     stop: int
@@ -47,8 +47,9 @@ class Strip(NamedTuple):
         """Return the index in the row of bias of the strip's last query and first key."""
         return q_len - self.stop + self.first
 
-    def reading(self, q_len: int, begin: int, end: int) -> "Strip":
-        """Drop keys for which all queries read entries of the row outside [begin, end)."""
+    def restrict_to_entries(self, q_len: int, begin: int, end: int) -> "Strip":
+        """Return the strip without the keys for which all of its queries read entries of the row of
+        bias outside [begin, end). The row has q_len + kv_len - 1 entries."""
         # Query i reads entry q_len - 1 - i + j for key j.
         first = begin - q_len + 1 + self.start
         last = end - q_len + self.stop
@@ -56,13 +57,15 @@ class Strip(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Collect strips of consecutive queries. `shared`: keys that all see; None if too few."""
+    """Strips of consecutive queries. `shared`: the keys that all of them see; None if these are too
+    few to attend to in one call."""
 
     strips: list[Strip]
     shared: Strip | None
 
-    def near(self, strip: Strip) -> list[Strip]:
-        """Return a strip without the shared keys: the keys before and after them, if any."""
+    def near_parts(self, strip: Strip) -> list[Strip]:
+        """Return the parts of a strip without the shared keys: the keys before and after them, if
+        there are any."""
         if self.shared is None:
             parts = [strip]
         else:
@@ -72,14 +75,14 @@ class Group(NamedTuple):
             ]
         return [part for part in parts if part.first < part.last]
 
-    def parts(self) -> list[Strip]:
+    def all_parts(self) -> list[Strip]:
         """Return disjoint parts that cover all pairs of all strips."""
-        near = [part for strip in self.strips for part in self.near(strip)]
+        near = [part for strip in self.strips for part in self.near_parts(strip)]
         return near if self.shared is None else [*near, self.shared]
 
 
 class HeadPlan(NamedTuple):
-    """Say in which groups the queries of some heads attend to the keys of theirs."""
+    """The groups in which the queries of some heads attend to keys, and the heads of these keys."""
 
     q_heads: slice
     kv_heads: slice
@@ -105,7 +108,7 @@ def forward(
     (batch, num_heads, q_len) in that of the row."""
     v_dim = v.shape[-1]
     q_len = q.shape[2]
-    q, k, v = flash.same_width(q, k, v)
+    q, k, v = flash.pad_to_same_width(q, k, v)
     row = row.contiguous()
     strip = _only_strip(plan)
     if strip is not None:
@@ -118,11 +121,11 @@ def forward(
     # Store heads within tokens, so that joining heads later needs no copy.
     out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)
     lse = row.new_zeros(q.shape[:3])
-    for heads in plan:
-        mine = heads.q_heads
-        theirs = heads.kv_heads
-        attend = _Heads(q[:, mine], k[:, theirs], v[:, theirs], row[mine], scale)
-        attend.write(heads.groups, out[:, mine], lse[:, mine])
+    for q_heads, kv_heads, groups in plan:
+        attention = _HeadAttention(
+            q[:, q_heads], k[:, kv_heads], v[:, kv_heads], row[q_heads], scale
+        )
+        attention.attend_groups_into(groups, out[:, q_heads], lse[:, q_heads])
     return out[..., :v_dim], lse
 
 
@@ -134,9 +137,9 @@ def _only_strip(plan: Plan) -> Strip | None:
     return None
 
 
-class _Heads(NamedTuple):
-    """Attend from some heads' queries (batch, heads, q_len, width) to keys and values, with their
-    rows of bias (heads, q_len + kv_len - 1)."""
+class _HeadAttention(NamedTuple):
+    """Queries of some heads (batch, heads, q_len, width), their keys and values, and their rows of
+    bias (heads, q_len + kv_len - 1)."""
 
     q: Tensor
     k: Tensor
@@ -144,21 +147,23 @@ class _Heads(NamedTuple):
     row: Tensor
     scale: float
 
-    def write(self, groups: list[Group], out: Tensor, lse: Tensor) -> None:
-        """Write the output and log-sum-exp of all groups into `out` and `lse`."""
+    def attend_groups_into(self, groups: list[Group], out: Tensor, lse: Tensor) -> None:
+        """Attend by groups of strips, and write the results, output (batch, heads, q_len, width)
+        and log-sum-exp (batch, heads, q_len), into `out` and `lse`."""
         for group in groups:
             for strip in group.strips:
                 rows = strip.rows()
-                near = [self._attend(part) for part in group.near(strip)]
-                out[:, :, rows], lse[:, :, rows] = flash.join(near)
+                near = [self._attend(part) for part in group.near_parts(strip)]
+                out[:, :, rows], lse[:, :, rows] = flash.join_attention(near)
             if group.shared is not None:
                 rows = group.shared.rows()
                 near = (out[:, :, rows], lse[:, :, rows])
                 far = self._attend(group.shared)
-                out[:, :, rows], lse[:, :, rows] = flash.join([near, far])
+                out[:, :, rows], lse[:, :, rows] = flash.join_attention([near, far])
 
     def _attend(self, strip: Strip) -> tuple[Tensor, Tensor]:
-        """Return the output of the strip's queries over its keys, and the log-sum-exp."""
+        """Return the output of the strip's queries over its keys, (batch, heads, rows, width), and
+        the log-sum-exp."""
         queries = self.q[:, :, strip.rows()].flip(2)  # reversed, as the bias is
         k = self.k[:, :, strip.keys()]
         v = self.v[:, :, strip.keys()]
