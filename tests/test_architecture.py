@@ -125,6 +125,7 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
     return found
 
 
+@pytest.mark.prose
 def test_nobody_imports_upward_and_no_file_is_too_long():
     document = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     assert violations(sources(), floors_of(document)) == []

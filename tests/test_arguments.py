@@ -172,22 +172,30 @@ def test_what_is_not_near_is_not_suggested():
     assert instead_of("max_position_embeddings", ["head_dim", "rope_theta"]) == ""
 
 
+WITHOUT_A_STATE = """
+import posenc, torch
+q = torch.randn(1, 4, 3, 16)
+for name in ("repo", "fox", "inkling"):
+    encoding = posenc.create(name, posenc.ModelShape(64, 4))
+    for states in ({}, {"q_state": q[..., :7], "kv_state": q[..., :7]}):
+        try:
+            posenc.attention(
+                q, q, q, encoding, q_positions=range(3), kv_positions=range(3),
+                mask=posenc.masks.causal, **states,
+            )
+        except ValueError as error:
+            print(error)
+"""
+
+
 @pytest.mark.parametrize("optimized", [False, True], ids=["python", "python -O"])
-def test_attention_without_a_state_says_where_to_take_it(optimized):
-    code = (
-        "import posenc, torch\n"
-        "q = torch.randn(1, 4, 3, 16)\n"
-        "for name in ('repo', 'fox', 'inkling'):\n"
-        "    encoding = posenc.create(name, posenc.ModelShape(64, 4))\n"
-        "    for states in ({}, {'q_state': q[..., :7], 'kv_state': q[..., :7]}):\n"
-        "        try:\n"
-        "            posenc.attention(q, q, q, encoding, q_positions=range(3),"
-        " kv_positions=range(3), mask=posenc.masks.causal, **states)\n"
-        "        except ValueError as error:\n"
-        "            print(error)\n"
-    )
-    flags = ["-O"] if optimized else []
-    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_attention_without_a_state_says_where_to_take_it(optimized, capsys):
+    if optimized:
+        command = [sys.executable, "-O", "-c", WITHOUT_A_STATE]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+    else:
+        exec(WITHOUT_A_STATE, {})
+        lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and all("state" in line for line in lines), lines

@@ -432,6 +432,7 @@ def test_every_function_is_computed_again():
     assert AGAIN.keys() == numbers.KNOWN.keys()
 
 
+@pytest.mark.prose
 @pytest.mark.parametrize("path", numbers.documents(), ids=lambda path: path.name)
 def test_documents_have_the_numbers_of_the_rows(path):
     text = path.read_text(encoding="utf-8")

@@ -30,13 +30,9 @@ def test_import_is_light():
     assert not loaded_after("import posenc") & {"torch", "numpy", *TOOL, *OPTIONAL}
 
 
-def test_library_needs_neither_tool_nor_extras():
-    statement = "import posenc; [getattr(posenc, name) for name in posenc.__all__]"
-    assert not loaded_after(statement) & {*TOOL, *OPTIONAL}
-
-
-def test_every_encoding_loads_without_extras():
+def test_the_library_and_every_encoding_need_neither_tool_nor_extras():
     statement = (
+        "import posenc; [getattr(posenc, name) for name in posenc.__all__]; "
         "from posenc.encodings import registry as r; [r.encoding_class(n) for n in r.names()]"
     )
     assert not loaded_after(statement) & {*TOOL, *OPTIONAL}
