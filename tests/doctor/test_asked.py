@@ -224,15 +224,23 @@ def test_an_interpreter_that_gave_no_answer_about_an_unknown_family_is_said(doct
 
 
 @pytest.mark.asks
-def test_the_installed_release_is_asked(call, tmp_path):
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--ask", sys.executable), marks=pytest.mark.slow)]
+)
+def test_the_installed_release_is_asked(call, tmp_path, options):
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SIMPLE), encoding="utf-8")
-    for options in ((), ("--ask", sys.executable)):
-        code, out, _ = call("doctor", path, *options)
-        assert code == 0
-        (row,) = (line.split() for line in out.splitlines() if line.startswith("transformers-5 "))
+    code, out, _ = call("doctor", path, *options)
+    assert code == 0
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("transformers-5 "))
     assert row[1:5] == ["asked,", version("transformers"), "as", "meant"]
+
+
+@pytest.mark.slow
+@pytest.mark.asks
+def test_the_installed_release_is_asked_from_python():
+    pytest.importorskip("transformers")
     asked = posenc.doctor.ask(SIMPLE)
     assert asked.rotations[0].inv_freq == pytest.approx(PAIRS, rel=1e-6)
 

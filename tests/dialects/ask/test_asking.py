@@ -96,21 +96,18 @@ def test_more_memory_than_it_is_given():
         ask(QUESTION, memory=64 * 2**20)
 
 
-def test_code_of_a_folder_is_never_run(tmp_path, monkeypatch):
-    (tmp_path / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    monkeypatch.chdir(tmp_path)
-    own = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}
-    (answer,) = ask([({"model_type": "of_a_stranger", "auto_map": own}, [16])])
-    assert "custom code" in answer.refuses or "trust_remote_code" in answer.refuses
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_module_beside_the_user_is_not_imported(tmp_path, monkeypatch):
+def test_code_of_a_folder_is_never_run_and_a_module_beside_the_user_not_imported(
+    tmp_path, monkeypatch
+):
     """The probe is run in an empty folder, so a torch.py of a stranger's folder stays there."""
+    (tmp_path / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (tmp_path / "transformers.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    (answer,) = ask(QUESTION)
-    assert answer.model == "LlamaForCausalLM"
+    own = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}
+    stranger, llama = ask([({"model_type": "of_a_stranger", "auto_map": own}, [16]), *QUESTION])
+    assert "custom code" in stranger.refuses or "trust_remote_code" in stranger.refuses
+    assert not (tmp_path / "ran").exists()
+    assert llama.model == "LlamaForCausalLM"
 
 
 def test_another_interpreter_takes_no_packages_from_this_one(tmp_path, monkeypatch):

@@ -82,6 +82,7 @@ def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, mistakes, case):
     assert not agrees(case)
 
 
+@pytest.mark.slow
 @needs_the_recorded_release
 def test_a_call_corrects_a_buffer_that_is_not_applied(monkeypatch, tmp_path):
     plant(monkeypatch, tmp_path, WRONG_BUFFER)

@@ -144,6 +144,7 @@ def added(raw, draw):
     return put(raw, (*place, key), value), own
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_number_is_lost_wherever_it_stands(seed, tmp_path):
     draw, names, written = random.Random(seed), [], 0
