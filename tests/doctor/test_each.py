@@ -139,11 +139,16 @@ def test_the_pre_commit_hook(repository):
     assert shell(f"{hook['entry']} --for=mlx-lm {files} bad/config.json", repository)[0] == 1
 
 
-def test_the_hook_passes_an_unknown_family_with_a_notice_unless_it_is_strict(repository):
+def test_the_hook_passes_an_unknown_family_with_a_notice_unless_it_is_strict(
+    call, repository, monkeypatch
+):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     unknown(repository)
-    for more, expected in (("", 0), (" --strict", 3)):
-        code, out, _ = shell(f"{hook['entry']}{more} new/config.json good/config.json", repository)
+    monkeypatch.chdir(repository)
+    posenc, *entry = hook["entry"].split()
+    assert posenc == "posenc"
+    for more, expected in (([], 0), (["--strict"], 3)):
+        code, out, _ = call(*entry, *more, "new/config.json", "good/config.json")
         assert code == expected and NOTICE in out
 
 

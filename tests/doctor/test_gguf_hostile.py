@@ -198,6 +198,7 @@ def test_memory_is_bounded_by_the_size_of_the_file(tmp_path, name):
     assert peak(path) < 20 * path.stat().st_size
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LARGE)
 def test_fifty_megabytes_take_three_seconds_at_most(tmp_path, name):
     make, count = LARGE[name]
