@@ -93,8 +93,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/queries_keys/rotation/rotate.py",
-        "back = _Rotate.apply(ctx.interleaved, cos, -sin, *grads)",
-        "back = _Rotate.apply(ctx.interleaved, cos, sin, *grads)",
+        "back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)",
+        "back = _OnePassRotation.apply(ctx.interleaved, cos, sin, *grads)",
         "encodings/queries_keys",
     ),
     Mutation(
@@ -117,8 +117,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/queries_keys/xpos.py",
-        "return self._faded(q, 1), self._faded(k, -1)",
-        "return self._faded(q, 1), self._faded(k, 1)",
+        "return self._rotate_and_fade(q, 1), self._rotate_and_fade(k, -1)",
+        "return self._rotate_and_fade(q, 1), self._rotate_and_fade(k, 1)",
         "encodings/queries_keys",
     ),
     # Attention, masks, positions

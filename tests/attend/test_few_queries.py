@@ -173,9 +173,9 @@ def turned(rope: posenc.RoPE, positions: torch.Tensor | range) -> torch.Tensor:
 @pytest.mark.parametrize("kind", [torch.arange, range])
 def test_tables_are_kept_by_what_prepare_returns_only(kind, monkeypatch):
     rope, calls = posenc.RoPE(WIDTH, interleaved=False), []
-    made = type(rope)._tables
+    made = type(rope)._compute_cos_sin
     monkeypatch.setattr(
-        type(rope), "_tables", lambda self, *given: calls.append(1) or made(self, *given)
+        type(rope), "_compute_cos_sin", lambda self, *given: calls.append(1) or made(self, *given)
     )
     first = turned(rope, kind(30))
     assert torch.equal(turned(rope, kind(30)), first) and len(calls) == 2

@@ -15,7 +15,7 @@ from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
-from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
+from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import placed
@@ -68,7 +68,7 @@ class AxialRoPE(Rotation):
         in_turns: bool = False,
     ) -> None:
         super().__init__(head_dim, interleaved=interleaved)
-        _check_quarters(type(self).__name__, head_dim)
+        _check_multiple_of_4(type(self).__name__, head_dim)
         pairs_per_axis = head_dim // 4
         row = 0
         column = 1
@@ -148,7 +148,7 @@ class MixedRoPE(QueryKeyEncoding):
         interleaved: bool = True,
     ) -> None:
         super().__init__()
-        _check_quarters(type(self).__name__, head_dim)
+        _check_multiple_of_4(type(self).__name__, head_dim)
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
         self.rope_theta = rope_theta
@@ -169,7 +169,7 @@ class MixedRoPE(QueryKeyEncoding):
         along_column = angle.cos()
         self.weight.copy_(torch.stack([along_row, along_column]) * magnitude.repeat(2))
 
-    def transform(self, q: Tokens, k: Tokens) -> Turned:
+    def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         assert q.x is not None and k.x is not None
         check_keys(self, k.x)
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
@@ -209,7 +209,8 @@ def _check_reach(positions: Tensor) -> None:
         )
 
 
-def _check_quarters(name: str, head_dim: int) -> None:
-    """Raise ValueError unless head_dim is a multiple of 4: half of the pairs for each axis."""
+def _check_multiple_of_4(name: str, head_dim: int) -> None:
+    """Raise ValueError unless head_dim is a multiple of 4, so that each axis gets half of the
+    pairs."""
     if head_dim < 4 or head_dim % 4:
         raise ValueError(f"{name}: head_dim must be a multiple of 4, got {head_dim}.")

@@ -59,6 +59,7 @@ class DecoupledRoPE(RoPE):
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
+        # A third of head_dim, rounded down to an even number.
         rotary_dim = max(2, head_dim // 6 * 2) if rotary_dim is None else rotary_dim
         if rotary_dim >= head_dim:
             raise ValueError(
@@ -69,10 +70,12 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def turn(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+    def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
         content = self.head_dim - self.rotary_dim
-        turned = super().turn([x[..., content:] for x in xs], cos, sin)
-        return [torch.cat([x[..., :content], t], -1) for x, t in zip(xs, turned, strict=True)]
+        rotated = super().rotate_channels([x[..., content:] for x in xs], cos, sin)
+        return [
+            torch.cat([x[..., :content], part], -1) for x, part in zip(xs, rotated, strict=True)
+        ]
 
 
 def join(

@@ -11,7 +11,7 @@ from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
-from posenc.encodings.queries_keys.rotation.base import Turned
+from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 
@@ -90,6 +90,7 @@ class FoPE(QueryKeyEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Draw random weights, and add 1 to that of the main frequency of each pair."""
         _, frequencies, pairs = self.cos_weight.shape
         # Pair t turns mainly with frequency t * step; the last pairs may have none.
         step = -(-frequencies // pairs)
@@ -98,21 +99,22 @@ class FoPE(QueryKeyEncoding):
             nn.init.xavier_normal_(weight, self.gain)
             weight[:, pair * step, pair] += 1
 
-    def transform(self, q: Tokens, k: Tokens) -> Turned:
+    def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         assert q.x is not None and k.x is not None
         check_keys(self, k.x)
-        return self._rotated(q.x, q.positions), self._rotated(k.x, k.positions)
+        return self._rotate_by_series(q.x, q.positions), self._rotate_by_series(k.x, k.positions)
 
-    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Turn the pairs of x (batch, heads, len, head_dim) by the series at the positions."""
+    def _rotate_by_series(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return x (batch, heads, len, head_dim) with each pair of channels rotated by its
+        series."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
         cosines, sines = self.angles.cos_sin(positions, dtype)
-        cos = self._series(cosines, self.cos_weight, x)
-        sin = self._series(sines, self.sin_weight, x)
+        cos = self._series_by_head(cosines, self.cos_weight, x)
+        sin = self._series_by_head(sines, self.sin_weight, x)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
         return rotate(rows, cos, sin, interleaved=False).view_as(x)
 
-    def _series(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    def _series_by_head(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
         """Return the weighted sums of cosines or sines, (batch * num_heads, len, head_dim/2).
         `wave`: (len, frequencies) or (batch, len, frequencies)."""
         series = wave.unsqueeze(-3) @ weight.to(wave.dtype)

@@ -45,8 +45,8 @@ class MRoPE(RoPE):
     torch.Size([1, 8, 9, 64])
     """
 
-    still = 0
-    """Slowest pairs that do not rotate."""
+    still_pairs = 0
+    """Number of the slowest pairs, which do not rotate."""
     claims = replace(
         RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
     )
@@ -79,11 +79,11 @@ class MRoPE(RoPE):
             sections = (pairs - 2 * side, side, side)
         self.sections = tuple(sections)
         if in_turns:
-            axes = _in_turns(self.sections)
+            axes = _alternating_axes(self.sections)
         elif time == "first":
-            axes = _contiguous(self.sections)
+            axes = _contiguous_axes(self.sections)
         else:
-            axes = _time_last(self.sections)
+            axes = _axes_with_time_last(self.sections)
         # Sections of other lengths, or too long to alternate, do not come out as they were given.
         if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != pairs:
             raise ValueError(
@@ -91,30 +91,36 @@ class MRoPE(RoPE):
                 f"{pairs}{', none of the last two above a third of it' if in_turns else ''}, "
                 f"got {self.sections}."
             )
-        self.still = self.sections[0] if time == "still" else 0
+        self.still_pairs = self.sections[0] if time == "still" else 0
         self._set_frequencies(self.frequencies(), axes)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
         frequencies = super().frequencies(length)
         inv_freq = frequencies.inv_freq
-        turning = inv_freq[: len(inv_freq) - self.still]
-        return frequencies._replace(inv_freq=turning + (Decimal(0),) * self.still)
+        turning = inv_freq[: len(inv_freq) - self.still_pairs]
+        return frequencies._replace(inv_freq=turning + (Decimal(0),) * self.still_pairs)
 
 
-def _contiguous(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair: time, then height, then width."""
+def _contiguous_axes(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each pair, 0 time, 1 height, 2 width: time first, then height, then
+    width."""
     return [axis for axis, count in enumerate(sections) for _ in range(count)]
 
 
-def _time_last(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair: height and width alternately, then time."""
+def _axes_with_time_last(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each pair, 0 time, 1 height, 2 width: height and width in turns, then
+    time.
+
+    >>> _axes_with_time_last([2, 1, 1])
+    [1, 2, 0, 0]
+    """
     time, height, width = sections
     return [1 + t % 2 for t in range(height + width)] + [0] * time
 
 
-def _in_turns(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair: height at 1, 4, 7, ..., width at 2, 5, 8, ..., as many as their
-    sections; time elsewhere."""
+def _alternating_axes(sections: Sequence[int]) -> list[int]:
+    """Return the axis of each pair, 0 time, 1 height, 2 width: height at pairs 1, 4, 7, ... and
+    width at 2, 5, 8, ..., as many as their sections; time elsewhere."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for t in range(axis, min(3 * sections[axis], len(axes)), 3):

@@ -60,6 +60,7 @@ class PoPE(QueryKeyEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Set all phases delta to zero."""
         nn.init.zeros_(self.weight)
 
     def prepare(self, positions: Positions, length: int | None = None) -> "PoPE":
@@ -79,10 +80,10 @@ class PoPE(QueryKeyEncoding):
         delta = self.weight.to(dtype).clamp(-2 * math.pi, 0)[:, None]  # (num_kv_heads, 1, head_dim)
         delta_cos = delta.cos()
         delta_sin = delta.sin()
-        # cos and sin of the key's angle plus delta
+        # cos and sin of the key's angle plus delta, by the addition theorems
         k_cos = cos * delta_cos - sin * delta_sin
         k_sin = sin * delta_cos + cos * delta_sin
-        return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
+        return _magnitudes_at_angles(q.x, q_cos, q_sin), _magnitudes_at_angles(k.x, k_cos, k_sin)
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
         cos, sin = self.angles.cos_sin(after - before, torch.float64)
@@ -100,7 +101,8 @@ class PoPE(QueryKeyEncoding):
         return self.kept((tokens.where, dtype, tokens.device), compute)
 
 
-def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return vectors with the magnitudes softplus(x) at these angles: all cosines, then sines."""
+def _magnitudes_at_angles(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return vectors with the magnitudes softplus(x) at angles given by cos and sin: (..., 2
+    width), all magnitude * cos, then all magnitude * sin, in the dtype of x."""
     magnitude = F.softplus(x.to(cos.dtype))
     return torch.cat([magnitude * cos, magnitude * sin], dim=-1).to(x.dtype)

@@ -28,15 +28,15 @@ class PositionMap(RoPE):
 
     claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)
 
-    _prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
+    _prepared_passes: tuple[Remembered, tuple[Pass, ...]] | None = None
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         """Return the passes, each with mapped positions and the mask of its pairs."""
         raise NotImplementedError(f"{type(self).__name__} must define parts()")
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        if self._prepared is not None:
-            positions, parts = self._prepared
+        if self._prepared_passes is not None:
+            positions, parts = self._prepared_passes
             if positions.fits(q_positions) and positions.fits(kv_positions):
                 return parts
         return self.parts(q_positions, kv_positions)
@@ -48,11 +48,11 @@ class PositionMap(RoPE):
         with for_training_too():
             positions = positions.clone()  # the caller may write to its own
             parts = self.passes(positions, positions)
-        prepared._prepared = (Remembered(positions), parts)
+        prepared._prepared_passes = (Remembered(positions), parts)
         for part in parts:
             for mapped in (part.q_positions, part.kv_positions):
                 if not same(mapped, positions):  # these have their tables already
-                    prepared._ready += (prepared.ready_at(mapped),)
+                    prepared._ready += (prepared.remember_cos_sin(mapped),)
         return prepared
 
     @answered
@@ -110,6 +110,8 @@ class ReRoPE(PositionMap):
     @classmethod
     @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        """Build the encoding for a model, with a window of half the training length unless
+        given."""
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
@@ -121,7 +123,7 @@ class ReRoPE(PositionMap):
             q_small, kv_small = from_origin(q_positions, kv_positions)
             q_far = q_small / self.leak + (self.window - self.window / self.leak)
             kv_far = kv_small / self.leak
-        return _near_and_far(q_positions, kv_positions, self.window, q_far, kv_far)
+        return _near_and_far_passes(q_positions, kv_positions, self.window, q_far, kv_far)
 
 
 class SelfExtend(PositionMap):
@@ -176,6 +178,8 @@ class SelfExtend(PositionMap):
     @classmethod
     @answered
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        """Build the encoding for a model, with a window of a quarter of the training length unless
+        given."""
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
@@ -187,13 +191,14 @@ class SelfExtend(PositionMap):
         else:
             q_group, kv_group = from_origin(q_group, kv_group)
             q_group = q_group + shift
-        return _near_and_far(q_positions, kv_positions, self.window, q_group, kv_group)
+        return _near_and_far_passes(q_positions, kv_positions, self.window, q_group, kv_group)
 
 
-def _near_and_far(
+def _near_and_far_passes(
     q_positions: Tensor, kv_positions: Tensor, window: int, q_far: Tensor, kv_far: Tensor
 ) -> tuple[Pass, Pass]:
-    """Return two passes: distances below `window` at true positions, the others at mapped ones."""
+    """Return two passes: pairs closer than `window` at their true positions, all others at the
+    mapped positions q_far and kv_far."""
     beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
     return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 
@@ -263,6 +268,9 @@ class DualChunk(PositionMap):
         q_to_earlier = torch.full_like(q_in_own, min(2 * stride - 1, self.chunk_size))
 
         def chunks_apart(low: int, high: float) -> Mask:
+            """Return a mask that shows keys whose chunk is `low` to `high` chunks before the
+            query's."""
+
             def visible(sight):
                 apart = sight.q_position // stride - sight.kv_position // stride
                 return (apart >= low) & (apart <= high)

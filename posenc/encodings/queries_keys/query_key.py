@@ -13,7 +13,8 @@ from posenc.positions import Positions
 
 
 class QueryKeyEncoding(PositionEncoding):
-    """Change q and k depending on their positions; a subclass defines `transform`."""
+    """Base class of encodings that change q and k by their positions; a subclass defines
+    `transform`."""
 
     claims = Claims(places=(2,), source="see the subclass")
 

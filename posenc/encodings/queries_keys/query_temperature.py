@@ -20,7 +20,8 @@ Factors = Float[Tensor, "*where"]
 
 
 class QueryTemperature(QueryKeyEncoding):
-    """Multiply each query by a factor that depends on its position; a subclass defines `factor`."""
+    """Base class of encodings that multiply each query by a factor that depends on its position; a
+    subclass defines `factor`."""
 
     claims = replace(
         QueryKeyEncoding.claims, shift_invariant=False, causal_only=True, own_scale=True
@@ -109,6 +110,7 @@ class Llama4Temperature(QueryTemperature):
     @classmethod
     @answered
     def from_shape(cls, shape: ModelShape, **options) -> "Llama4Temperature":
+        """Build the encoding for a model; floor_scale defaults to train_length."""
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
     def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:

@@ -72,6 +72,7 @@ class RePo(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw normal values with standard deviation 0.02."""
         for linear in (self.gate, self.content, self.final):
             nn.init.normal_(linear.weight, std=0.02)
 
@@ -96,13 +97,13 @@ class RePo(PositionEncoding):
         Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
         Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
     ]:
-        return self._rotated(q), self._rotated(k)
+        return self._rotate_by_state(q), self._rotate_by_state(k)
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
         return k  # positions come from the content
 
-    def _rotated(self, tokens: Tokens) -> Tensor:
-        """Return the vectors of the tokens, rotated at the positions in their state."""
+    def _rotate_by_state(self, tokens: Tokens) -> Tensor:
+        """Return the vectors of tokens, rotated at the real positions that are their state."""
         x = tokens.x
         state = tokens.state
         assert x is not None

@@ -19,7 +19,10 @@ from posenc.encodings.queries_keys.rope_scaling import (
     rope_frequencies,
     rotation_of,
 )
-from posenc.encodings.queries_keys.rope_scaling.traced_length import cos_sin_at_length, recipe
+from posenc.encodings.queries_keys.rope_scaling.traced_length import (
+    cos_sin_at_length,
+    store_arguments,
+)
 from posenc.encodings.queries_keys.rotation.base import Rotation
 from posenc.positions import Positions
 
@@ -94,7 +97,7 @@ class RoPE(Rotation):
                     f"{name}: scaling must be a method, such as posenc.YaRN(4.0, 4096), or None, "
                     f"got {scaling!r}. posenc.create('yarn', shape, factor=4.0) builds one by name."
                 )
-            self._recipe = recipe(rotary_dim, rope_theta, scaling)
+            self._arguments_key = store_arguments(rotary_dim, rope_theta, scaling)
             if scaling.exempt_tokens:
                 self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))
             self.claims = replace(
@@ -119,7 +122,7 @@ class RoPE(Rotation):
         """Build the encoding for a model. If `scaling` is a name, its parameters are read from
         options; original_max_positions defaults to the shape's train_length."""
         if isinstance(scaling, str):
-            scaling = _named_scaling(cls, scaling, shape.train_length, options)
+            scaling = _build_scaling(cls, scaling, shape.train_length, options)
         if scaling is not None:
             options["scaling"] = scaling
         if partial_rotary_factor is not None:
@@ -181,8 +184,8 @@ class RoPE(Rotation):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self.scaling is not None:  # unpickled: this process may not have registered it
-            recipe(self.rotary_dim, self.rope_theta, self.scaling)
+        if self.scaling is not None:  # unpickled: this process may not have stored the arguments
+            store_arguments(self.rotary_dim, self.rope_theta, self.scaling)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
         """Return inv_freq and the factor of cos and sin for this length; None: training length."""
@@ -195,22 +198,25 @@ class RoPE(Rotation):
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
         at_length = self.with_kept_tables()
+        # Decimal arithmetic cannot be traced, so compiled code computes the frequencies by an
+        # operator.
         if torch.compiler.is_compiling():
             at_length._traced_length = length
             at_length._ready = ()
         else:
             at_length._set_frequencies(self.frequencies(length), self.angles.axes)
         if isinstance(positions, Tensor):
-            at_length._ready = (at_length.ready_at(positions),)
+            at_length._ready = (at_length.remember_cos_sin(positions),)
         return at_length
 
-    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, (*positions, pairs), scaled but for the scaling's exempt tokens."""
+    def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and sin at positions in a tensor, (*positions.shape, pairs), times
+        attention_factor; unscaled for the first `exempt_tokens` positions of a scaling."""
         if self._traced_length is None:
-            cos, sin = super()._tables(positions, dtype)
+            cos, sin = super()._compute_cos_sin(positions, dtype)
         else:
             axes = list(self.angles.axes or ())
-            cos, sin = cos_sin_at_length(positions, self._traced_length, self._recipe, axes)
+            cos, sin = cos_sin_at_length(positions, self._traced_length, self._arguments_key, axes)
             cos = cos.to(dtype)
             sin = sin.to(dtype)
         if self._unscaled is None or self.scaling is None:
@@ -221,7 +227,7 @@ class RoPE(Rotation):
 
 
 def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:
-    """Raise ValueError unless the channels that rotate are pairs, and not more than there are."""
+    """Raise ValueError unless rotary_dim is even and between 2 and head_dim."""
     if rotary_dim % 2:
         argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
         even = rotary_dim - 1
@@ -236,12 +242,14 @@ def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:
 
 
 def partial_rotary_dim(head_dim: int, share: float) -> int:
-    """Return the fraction `share` of head_dim in channels, rounded down to an even number >= 2."""
+    """Return the number of channels that is this share of head_dim, rounded down to an even number;
+    at least 2."""
     return max(2, int(head_dim * share) // 2 * 2)
 
 
-def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
-    """Build the scaling called `name`, and remove its parameters from `options`."""
+def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
+    """Build the scaling called `name` with its parameters in `options`, and remove these there.
+    `cls` is the rotation, for messages; original_max_positions defaults to train_length."""
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]

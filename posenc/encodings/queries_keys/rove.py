@@ -54,8 +54,8 @@ class RoVE(PositionEncoding):
     def __init__(self, rotation: PositionEncoding, *, scores: bool = True) -> None:
         super().__init__()
         kind = type(rotation)
-        plain = isinstance(rotation, Rotation) and kind.transform is Rotation.transform
-        if not plain or kind.passes is not PositionEncoding.passes:
+        only_rotates = isinstance(rotation, Rotation) and kind.transform is Rotation.transform
+        if not only_rotates or kind.passes is not PositionEncoding.passes:
             raise TypeError(
                 "RoVE: rotation must be RoPE, DecoupledRoPE, MRoPE or AxialRoPE, got "
                 f"{kind.__name__}, which does more to queries and keys than to rotate them."
@@ -87,12 +87,12 @@ class RoVE(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
-        prepared._ready = (self._current.prepare(positions, length),)
+        prepared._ready = (self._rotation_in_use.prepare(positions, length),)
         return prepared
 
     @property
-    def _current(self) -> Rotation:
-        """Return the rotation; the prepared one if this encoding was prepared."""
+    def _rotation_in_use(self) -> Rotation:
+        """Return the rotation to compute with: the prepared one if this encoding was prepared."""
         return self._ready[0] if self._ready else self.rotation  # type: ignore[return-value]
 
     def scale(self, head_dim: int) -> float:
@@ -100,41 +100,47 @@ class RoVE(PositionEncoding):
         return self.rotation.scale(head_dim) if self.scores else super().scale(head_dim)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
-        return self._current.transform(q, k) if self.scores else super().transform(q, k)
+        return self._rotation_in_use.transform(q, k) if self.scores else super().transform(q, k)
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
-        return self._current.move_keys(k, before, after) if self.scores else k
+        return self._rotation_in_use.move_keys(k, before, after) if self.scores else k
 
     def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
-        return self._current.rotate_on(
-            v, self._unit_tables(before, torch.float64), self._unit_tables(after, torch.float64)
+        return self._rotation_in_use.rotate_further(
+            v,
+            self._cos_sin_without_factor(before, torch.float64),
+            self._cos_sin_without_factor(after, torch.float64),
         )
 
     def transform_values(self, v: Tokens) -> Values:
-        return self._rotated(v, forward=True)
+        return self._rotate_by_positions(v, forward=True)
 
     def transform_output(self, out: Tokens) -> Output:
-        return self._rotated(out, forward=False)
+        return self._rotate_by_positions(out, forward=False)
 
-    def _rotated(self, tokens: Tokens, *, forward: bool) -> Tensor:
-        """Return the vectors rotated by their positions, or back."""
+    def _rotate_by_positions(self, tokens: Tokens, *, forward: bool) -> Tensor:
+        """Return the vectors of tokens, rotated by their positions, or by minus their positions
+        unless `forward`."""
         x = tokens.x
-        rotation = self._current
+        rotation = self._rotation_in_use
         assert x is not None
         if x.shape[-1] != rotation.head_dim:
             raise ValueError(
                 f"RoVE: values must have the rotation's head_dim={rotation.head_dim}, got "
                 f"{tuple(x.shape)}."
             )
-        cos, sin = self._unit_tables(tokens.where, at_least_float32(x.dtype), tokens.device)
-        (rotated,) = rotation.turn((x,), cos, sin if forward else -sin)
+        cos, sin = self._cos_sin_without_factor(
+            tokens.where, at_least_float32(x.dtype), tokens.device
+        )
+        (rotated,) = rotation.rotate_channels((x,), cos, sin if forward else -sin)
         return rotated
 
-    def _unit_tables(
+    def _cos_sin_without_factor(
         self, where: Positions, dtype: torch.dtype, device: torch.device | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the rotation without its attention factor."""
-        rotation = self._current
+        """Return cos and sin of the rotation at positions, without its attention factor: cos^2 +
+        sin^2 = 1. `device` is used if positions are a range."""
+        rotation = self._rotation_in_use
         cos, sin = rotation.cos_sin(where, dtype, device)
         if rotation.attention_factor == 1:
             return cos, sin

@@ -11,12 +11,13 @@ from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
-from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
+from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 
 _HEADROOM = 256
-"""Largest absolute value of a channel of q or k that must not overflow at the last position."""
+"""Largest absolute value of a channel of q or k that must not overflow at the farthest position.
+Chosen, to be far above channels in trained models."""
 
 
 class XPos(Rotation):
@@ -77,27 +78,30 @@ class XPos(Rotation):
         not overflow. float64 has the limit of float32, so that results in both can be compared."""
         largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         room = math.log(largest / _HEADROOM)
-        return int(room / -self._decay.values[0])
+        return int(room / -self._decay.values[0])  # pair 0 decays fastest
 
-    def transform(self, q: Tokens, k: Tokens) -> Turned:
-        return self._faded(q, 1), self._faded(k, -1)
+    def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
+        return self._rotate_and_fade(q, 1), self._rotate_and_fade(k, -1)
 
-    def _faded(self, tokens: Tokens, sign: int) -> Tensor:
-        """Rotate the vectors and multiply them with the decay, or for sign=-1 with its inverse."""
+    def _rotate_and_fade(self, tokens: Tokens, sign: int) -> Tensor:
+        """Return the vectors of tokens, rotated, and multiplied by zeta^((p - origin) / scale_base)
+        for queries (sign=1), or by its inverse for keys (sign=-1)."""
         x = tokens.x
         assert x is not None
-        self._check(x)
+        self._check_width(x)
         self._check_reach(tokens.positions, x.dtype)
-        cos, sin = self._faded_tables(tokens, at_least_float32(x.dtype), sign)
+        cos, sin = self._fading_cos_sin(tokens, at_least_float32(x.dtype), sign)
         return rotate(x, cos, sin, interleaved=self.interleaved)
 
-    def _key_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of keys in float64, (len, pairs), over the decay."""
+    def _key_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of keys in float64, (len, pairs), divided by the decay."""
         # Checked for float32: a cache of float16 would overflow earlier, to infinity.
         self._check_reach(positions, torch.float32)
-        return self._faded_tables(Tokens(None, positions), torch.float64, -1)
+        return self._fading_cos_sin(Tokens(None, positions), torch.float64, -1)
 
-    def _faded_tables(self, tokens: Tokens, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+    def _fading_cos_sin(
+        self, tokens: Tokens, dtype: torch.dtype, sign: int
+    ) -> tuple[Tensor, Tensor]:
         """Return cos and sin times the decay at each position; for keys (sign=-1) its inverse."""
 
         def compute() -> tuple[Tensor, Tensor]:

@@ -34,10 +34,10 @@ def compiled(
     target: Any, dtype: str, interleaved: bool, size: str, channel_stride: int = 1
 ) -> dict[str, Any]:
     """Return the kernel's assembly, compiled as a launch on contiguous tensors compiles it."""
-    (pairs, head_dim), names = SIZES[size], triton_kernel._kernel.arg_names
+    (pairs, head_dim), names = SIZES[size], triton_kernel._rotation_kernel.arg_names
     block = triton.next_power_of_2(pairs)
     rest = head_dim - 2 * pairs
-    heads = min(HEADS, triton_kernel.PROGRAM_NUMBERS // block)
+    heads = min(HEADS, triton_kernel.PROGRAM_PAIRS // block)
     constants = {
         "INTERLEAVED": interleaved,
         "HEADS": heads,
@@ -56,12 +56,12 @@ def compiled(
     strides = tuple(n for n in names if n.endswith(("_batch", "_head", "_token")))
     divisible = [n for n in names if n in types or (n in strides and size != "odd")]
     source = triton.compiler.ASTSource(
-        triton_kernel._kernel,
+        triton_kernel._rotation_kernel,
         signature,
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
     )
-    options = {"num_warps": triton_kernel.warps(heads * block), "enable_fp_fusion": True}
+    options = {"num_warps": triton_kernel.warps_for(heads * block), "enable_fp_fusion": True}
     return triton.compile(source, target=target, options=options).asm
 
 

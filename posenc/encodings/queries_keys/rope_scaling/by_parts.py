@@ -12,16 +12,21 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies, Scal
 from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
 
 
-def blend(
+def blend_frequencies(
     inv_freq: Sequence[Decimal], factor: Decimal, kept: Sequence[Decimal]
 ) -> tuple[Decimal, ...]:
-    """Return (1 - kept) f / factor + kept f for each frequency f: interpolated where kept is 0, as
-    it was where kept is 1."""
-    return tuple((1 - keep) * f / factor + keep * f for f, keep in zip(inv_freq, kept, strict=True))
+    """Return (1 - kept) f / factor + kept f for each frequency f: divided by `factor` where kept is
+    0, unchanged where kept is 1."""
+    return tuple(
+        (1 - fraction) * f / factor + fraction * f
+        for f, fraction in zip(inv_freq, kept, strict=True)
+    )
 
 
-def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
-    """Return the index t, a real number, of the pair with this many turns in `length` positions.
+def _index_of_pair_with_turns(
+    turns: float, rotary_dim: int, rope_theta: float, length: int
+) -> Decimal:
+    """Return the index t, a real number, at which a pair makes `turns` turns in `length` positions.
 
     turns = length inv_freq[t] / 2 pi, with inv_freq[t] = rope_theta^(-2t/rotary_dim), solved for t:
     t = rotary_dim ln(length / (2 pi turns)) / (2 ln(rope_theta))
@@ -37,15 +42,18 @@ def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
     return [min(max((t - low) / (high - low), Decimal(0)), Decimal(1)) for t in range(count)]
 
 
-def index_range(
+def ramp_ends(
     fast: float, slow: float, rotary_dim: int, rope_theta: float, length: int, truncate: bool
 ) -> tuple[Decimal, Decimal]:
-    """Return the pair indices between which YaRN's ramp rises."""
-    low = _pair_index(fast, rotary_dim, rope_theta, length)
-    high = _pair_index(slow, rotary_dim, rope_theta, length)
+    """Return the pair indices (low, high) between which YaRN's ramp rises: those of the pairs with
+    `fast` and with `slow` turns in `length` positions, rounded outwards if `truncate`."""
+    low = _index_of_pair_with_turns(fast, rotary_dim, rope_theta, length)
+    high = _index_of_pair_with_turns(slow, rotary_dim, rope_theta, length)
     if truncate:
         low = Decimal(math.floor(low))
         high = Decimal(math.ceil(high))
+    # The last pair has the index rotary_dim / 2 - 1; the released code, which checkpoints were
+    # trained with, limits `high` to the last channel.
     return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
 
 
@@ -75,10 +83,12 @@ class NTKByParts(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        kept = tuple(self._kept(self.original_max_positions * f / TWO_PI) for f in inv_freq)
-        return Frequencies(blend(inv_freq, Decimal(self.factor), kept))
+        kept = tuple(
+            self._kept_fraction(self.original_max_positions * f / TWO_PI) for f in inv_freq
+        )
+        return Frequencies(blend_frequencies(inv_freq, Decimal(self.factor), kept))
 
-    def _kept(self, turns: Decimal) -> Decimal:
+    def _kept_fraction(self, turns: Decimal) -> Decimal:
         """Return the fraction of its own frequency that a pair keeps, from 0 (interpolated) to 1,
         for its number of turns in the training length."""
         if turns >= self.beta:
@@ -93,7 +103,7 @@ class NTKByParts(Scaling):
 class Llama3(Scaling):
     """Scale as Llama 3.1, with L = original_max_positions: keep wavelengths below
     L/high_freq_factor, multiply those above L/low_freq_factor by `factor`, and blend frequencies
-    between.
+    frequencies between.
 
     This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.
     Source: Meta 2024, github.com/meta-llama/llama-models, apply_scaling.
@@ -154,13 +164,14 @@ class NTKByPartsV1(Scaling):
         def step(
             slower: Sequence[Decimal], faster: Sequence[Decimal], fast: float, slow: float, share
         ) -> tuple[Decimal, ...]:
-            """Go from `slower` frequencies, at pairs with `slow` turns or less, to `faster` ones,
-            at pairs with `fast` turns or more; `share` of the way."""
-            low, high = index_range(
+            """Return frequencies between two series: `slower` ones at pairs with `slow` turns or
+            less, at pairs with `fast` turns or more `share` of the way to the `faster` ones."""
+            low, high = ramp_ends(
                 fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
             )
             taken = [(1 - rise) * Decimal(share) for rise in ramp(low, high, len(plain))]
             return tuple(s * (1 - x) + f * x for s, f, x in zip(slower, faster, taken, strict=True))
 
+        # The numbers of turns that bloc97 tuned by hand, see the class.
         with_ntk = step(interpolated, ntk, fast=1.25, slow=0.75, share=self.ntk_factor)
         return Frequencies(step(with_ntk, plain, fast=16, slow=2, share=self.extrapolation_factor))

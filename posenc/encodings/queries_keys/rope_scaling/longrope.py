@@ -1,4 +1,4 @@
-"""LongRoPE: a factor for each pair."""
+"""LongRoPE: divide the frequency of each pair of channels by a factor of its own."""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
     Scaling,
-    at_least,
+    current_or_training_length,
     require,
     require_temperature,
 )
 
 
 def longrope_temperature(factor: float, original_max_positions: int) -> float:
-    """Return LongRoPE's sqrt(1 + ln(factor) / ln(original_max_positions)); 1 if factor <= 1."""
+    """Return LongRoPE's factor of cos and sin, sqrt(1 + ln(factor) / ln(original_max_positions)); 1
+    if factor <= 1."""
     if factor <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
@@ -76,7 +77,7 @@ class LongRoPE(Scaling):
         for name in ("short_factor", "long_factor"):
             count = len(getattr(self, name) or inv_freq)
             require(self, count == pairs, f"{name} must have one number per pair, {pairs}", count)
-        if at_least(self, length, trained) > trained:
+        if current_or_training_length(self, length, trained) > trained:
             factors = self.long_factor or (self.factor,) * pairs
         else:
             factors = self.short_factor or (1.0,) * pairs

@@ -13,38 +13,45 @@ from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN
 
 
 def scaling_of(
-    p: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
+    rope: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
 ) -> Scaling | None:
-    """Return the scaling that transformers' rotary keys describe.
+    """Return the scaling that the rope_parameters of a config describe, in the spelling of
+    transformers 5; None for rope_type "default".
+
+    Args:
+        rope: the rope_parameters, with defaults filled in.
+        original: the training length in tokens.
+        maximum: max_position_embeddings.
+        attention_factor: factor of cos and sin that YaRN and LongRoPE take; None: their formula.
 
     Raises: ValueError for a rope_type that posenc does not know.
     """
-    kind = p["rope_type"]
+    kind = rope["rope_type"]
     if kind == "default":
         return None
     if kind == "linear":
-        return Linear(p["factor"])
+        return Linear(rope["factor"])
     if kind == "dynamic":
-        return DynamicNTK(p["factor"], maximum)
+        return DynamicNTK(rope["factor"], maximum)
     if kind == "llama3":
-        return Llama3(p["factor"], original, p["low_freq_factor"], p["high_freq_factor"])
+        return Llama3(rope["factor"], original, rope["low_freq_factor"], rope["high_freq_factor"])
     if kind == "proportional":
-        return Proportional(p.get("partial_rotary_factor", 1.0), p.get("factor", 1.0))
+        return Proportional(rope.get("partial_rotary_factor", 1.0), rope.get("factor", 1.0))
     if kind == "longrope":
         return LongRoPE(
-            p.get("factor") or maximum / original,
+            rope.get("factor") or maximum / original,
             original,
-            short_factor=tuple(p["short_factor"]),
-            long_factor=tuple(p["long_factor"]),
+            short_factor=tuple(rope["short_factor"]),
+            long_factor=tuple(rope["long_factor"]),
             attention_factor=attention_factor,
         )
     if kind == "yarn":
         return YaRN(
-            p["factor"],
+            rope["factor"],
             original,
-            beta_fast=p.get("beta_fast") or 32.0,
-            beta_slow=p.get("beta_slow") or 1.0,
-            truncate=p.get("truncate", True) is not False,
+            beta_fast=rope.get("beta_fast") or 32.0,
+            beta_slow=rope.get("beta_slow") or 1.0,
+            truncate=rope.get("truncate", True) is not False,
             attention_factor=attention_factor,
         )
     raise ValueError(
@@ -55,8 +62,14 @@ def scaling_of(
 def rotation_of(
     config: Any, kind: str | None, owner: str, interleaved: bool | None = None
 ) -> dict[str, Any]:
-    """Return the arguments of a RoPE from a model's config, and `trailing`: True if the last
-    channels of a head rotate. `interleaved` is the layout of a family that posenc does not know.
+    """Return the arguments of RoPE's constructor for a model's config, and with them `trailing`:
+    True if the last channels of a head rotate.
+
+    Args:
+        config: as in RoPE.from_config.
+        kind: the kind of layer, where several rotate differently.
+        owner: the class that is built, for messages.
+        interleaved: the layout of a family that posenc does not know.
 
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
     and a rotation that no scaling here computes: the result is compared with the dialects'.
@@ -65,13 +78,13 @@ def rotation_of(
     from posenc.dialects.meaning import UnknownFamilyError, meaning_of, require_known_family
     from posenc.dialects.model import model_of
 
-    config = _as_dict(config, f"{owner}.from_config")
+    config = _config_as_dict(config, f"{owner}.from_config")
     try:
         require_known_family(model_of(config))
         _check_rotary_keys(config, owner)
         meant = meaning_of(config)
     except UnknownFamilyError as error:
-        return _of_unknown_family(config, interleaved, owner, error)
+        return _arguments_of_unknown_family(config, interleaved, owner, error)
     except ValueError as error:
         for rope in _rotary_dicts(config):
             rope_type = rope.get("rope_type", rope.get("type"))
@@ -95,11 +108,12 @@ def rotation_of(
     if set(model.layers_of_kind(kind)) <= set(meant.computed.without_rotation):
         raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
     _check_layout(model, interleaved, owner)
-    p = meant.parameters[kind]
+    rope = meant.parameters[kind]
     layer = meant.computed.layers[kind]
-    theta = float(p["rope_theta"])
+    theta = float(rope["rope_theta"])
     rotary_dim = 2 * len(layer.inv_freq)
-    scaling = scaling_of(p, meant.trained_length, model.max_positions, layer.multiplier)
+    scaling = scaling_of(rope, meant.trained_length, model.max_positions, layer.multiplier)
+    # The scaling above is read from names; that it computes the same is tested at two lengths.
     for length in (meant.trained_length, meant.max_length):
         ours = rope_frequencies(rotary_dim, theta, scaling, length)
         theirs = meaning_of(config, length).computed.layers[kind]
@@ -109,7 +123,7 @@ def rotation_of(
             strict=True,
         )
         if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
-            raise ValueError(f"{owner}: this config's {p['rope_type']} is not computed here.")
+            raise ValueError(f"{owner}: this config's {rope['rope_type']} is not computed here.")
     arguments = {
         "head_dim": model.with_sizes_of_kind(kind).head_dim,
         "rope_theta": theta,
@@ -118,15 +132,15 @@ def rotation_of(
         "scaling": scaling,
         "trailing": bool(model.facts.get("rotates_share")),
     }
-    if sections := p.get("mrope_section"):
+    if sections := rope.get("mrope_section"):
         arguments["sections"] = sections
         arguments["in_turns"] = _axes_alternate(model.model_type, owner)
     return arguments
 
 
 def _check_layout(model: Any, interleaved: bool | None, owner: str) -> None:
-    """Raise ValueError for a family that rotates by minus the angle, or by pairs that neither the
-    caller nor posenc knows."""
+    """Raise ValueError for a family that rotates by minus the angle, or whose layout (interleaved
+    or half-split) neither the caller gives nor posenc knows."""
     modern = model.facts.get("transformers5") or {}
     if modern.get("reversed"):
         raise ValueError(
@@ -156,8 +170,8 @@ def _axes_alternate(family: str, owner: str) -> bool:
 
 
 def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
-    """Raise ValueError if rope_scaling or rope_parameters is no dict, or rope_theta no number above
-    0."""
+    """Raise ValueError if a config has a rope_scaling or rope_parameters that is no dict, or a
+    rope_theta that is not a finite number above 0."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
@@ -177,8 +191,8 @@ def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
 
 
 def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rope dicts of a config and of its text_config, and those in them for each kind of
-    layer."""
+    """Return the dicts rope_scaling and rope_parameters of a config and of its text_config, then
+    the dicts in them, which some models have for each kind of layer."""
     of_all_layers = []
     for part in (config, config.get("text_config")):
         if isinstance(part, Mapping):
@@ -188,7 +202,7 @@ def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return of_all_layers + [value for value in of_kinds if isinstance(value, Mapping)]
 
 
-def _as_dict(config: Any, owner: str) -> Mapping[str, Any]:
+def _config_as_dict(config: Any, owner: str) -> Mapping[str, Any]:
     """Return a config as a dict. It is a dict, a config of transformers, or the path of config.json
     or of its folder.
 
@@ -218,9 +232,9 @@ def _as_dict(config: Any, owner: str) -> Mapping[str, Any]:
     return as_dict
 
 
-_PLAIN = ("rope_theta", "rope_scaling", "rope_parameters")
+_PLAIN_ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 """Keys that are understood in a config of any family, if they describe no scaling."""
-_MORE = (
+_WORDS_OF_OTHER_ROTATIONS = (
     "rope",
     "rotary",
     "nope",
@@ -229,16 +243,16 @@ _MORE = (
     "text_config",
     "layer_types",
 )
-"""Parts of keys that say that a rotation is more than a base and the size of a head."""
+"""Parts of names of keys. A config with such a key may rotate in another way than plain RoPE."""
 
 
-def _of_unknown_family(
+def _arguments_of_unknown_family(
     config: Mapping[str, Any], interleaved: bool | None, owner: str, unknown: ValueError
 ) -> dict[str, Any]:
-    """Return the arguments of plain RoPE where the base and the size of a head stand in the config
-    and the caller knows the layout.
+    """Return the arguments of plain RoPE for a family that posenc does not know, if the config has
+    rope_theta, the size of a head and nothing else about rotation, and the caller gives the layout.
 
-    Raises: ValueError with the line that builds the rotation, as far as the config says.
+    Raises: ValueError with the line of code that builds the rotation, as far as it is known.
     """
     from posenc.dialects.families import WITHOUT_ROTATION, all_families
 
@@ -247,9 +261,9 @@ def _of_unknown_family(
         raise ValueError(f"{owner}.from_config: {name} has no rotary positions.") from unknown
     if isinstance(name, str) and name in all_families():  # known, but not as it stands here
         raise ValueError(f"{owner}.from_config: {unknown}.") from unknown
-    theta = _base_of(config)
+    theta = _rope_theta_of(config)
     head_dim = _head_dim_of(config)
-    others = _not_plain(config)
+    others = _keys_beyond_plain_rope(config)
     trailing = owner == "DecoupledRoPE"
     if None not in (theta, head_dim, interleaved) and not others and owner == "RoPE":
         return {
@@ -270,7 +284,7 @@ def _of_unknown_family(
     ) from unknown
 
 
-def _base_of(config: Mapping[str, Any]) -> float | None:
+def _rope_theta_of(config: Mapping[str, Any]) -> float | None:
     """Return rope_theta if the config has one positive number for it; otherwise None."""
     values = [config.get("rope_theta")]
     inner = config.get("rope_parameters")
@@ -285,37 +299,38 @@ def _base_of(config: Mapping[str, Any]) -> float | None:
 
 
 def _head_dim_of(config: Mapping[str, Any]) -> int | None:
-    """Return the size of a head, written or computed, if it is a plausible one; otherwise None."""
+    """Return the config's head_dim, or hidden_size / num_attention_heads; None if it has neither,
+    or one above 2^14, which is no size of a head (a limit chosen)."""
     if config.get("head_dim") is not None:
-        head_dim = _whole(config["head_dim"])
+        head_dim = _positive_integer(config["head_dim"])
     else:
-        width = _whole(config.get("hidden_size"))
-        heads = _whole(config.get("num_attention_heads"))
+        width = _positive_integer(config.get("hidden_size"))
+        heads = _positive_integer(config.get("num_attention_heads"))
         divides = width is not None and heads is not None and width % heads == 0
         head_dim = width // heads if divides else None  # type: ignore[operator]
     return head_dim if head_dim is not None and head_dim <= 2**14 else None
 
 
-def _whole(value: Any) -> int | None:
-    """Return a whole number above 0, or None for anything else, such as True."""
+def _positive_integer(value: Any) -> int | None:
+    """Return the value if it is a whole number above 0; None for anything else, also for True."""
     return value if type(value) is int and value > 0 else None
 
 
-def _not_plain(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys that say that the rotation is more than a base and the size of a head."""
+def _keys_beyond_plain_rope(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys by which a config may describe more than a base and the size of a head."""
     keys = []
     for key in map(str, config):
-        if key not in _PLAIN and any(part in key for part in _MORE):
+        if key not in _PLAIN_ROPE_KEYS and any(part in key for part in _WORDS_OF_OTHER_ROTATIONS):
             keys.append(key)
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
-        if value is not None and not _is_plain(value):
+        if value is not None and not _is_unscaled(value):
             keys.append(key)
     return keys
 
 
-def _is_plain(rope: Any) -> bool:
-    """Return True for a rope dict that has a base and no scaling."""
+def _is_unscaled(rope: Any) -> bool:
+    """Return True for a rope_scaling or rope_parameters that has at most a base, and no scaling."""
     if not isinstance(rope, Mapping):
         return False
     kind = rope.get("rope_type", rope.get("type"))

@@ -24,15 +24,16 @@ def rope_frequencies(
     scaling: "Scaling | None" = None,
     length: int | None = None,
 ) -> Frequencies:
-    """Return the frequencies of RoPE, with a scaling or None; see Scaling.frequencies."""
+    """Return the frequencies of RoPE for rotary_dim channels: unscaled for scaling=None, otherwise
+    those of the scaling at the current `length` in tokens (None: the training length)."""
     if scaling is None:
         return Frequencies(inverse_frequencies(rotary_dim, rope_theta))
     with localcontext(PRECISION):
         return scaling.frequencies(rotary_dim, rope_theta, length)
 
 
-def _finite(value: Any) -> bool:
-    """Return True for a finite number; True and False are none."""
+def _is_finite_number(value: Any) -> bool:
+    """Return True for a finite number; False for True and False, which are no numbers here."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value  # for the type checker, which knows no abs() of a Real
@@ -63,7 +64,9 @@ class Scaling:
                 is_flag = isinstance(value, bool)
                 require(self, is_flag, f"{name} must be True or False", repr(value))
             elif is_number:
-                require(self, _finite(value), f"{name} must be a finite number", repr(value))
+                require(
+                    self, _is_finite_number(value), f"{name} must be a finite number", repr(value)
+                )
             if kind is int:
                 number: Any = value  # for the type checker, which does not know its type
                 whole = number == int(number) and abs(number) < FARTHEST
@@ -90,12 +93,14 @@ class Scaling:
 
 
 def require(scaling: Scaling, condition: bool, expected: str, got: object) -> None:
-    """Raise ValueError with what was expected and what came unless the condition holds."""
+    """Raise ValueError unless the condition holds; `expected` and `got` are parts of the
+    message."""
     if not condition:
         raise ValueError(f"{type(scaling).__name__}: {expected}, got {got}.")
 
 
 def require_factor(scaling: Scaling, factor: float) -> None:
+    """Raise ValueError unless the factor of a scaling is a finite number of at least 1."""
     require(
         scaling,
         math.isfinite(factor) and factor >= 1,
@@ -105,16 +110,19 @@ def require_factor(scaling: Scaling, factor: float) -> None:
 
 
 def require_length(scaling: Scaling, length: int) -> None:
+    """Raise ValueError unless the training length is at least one token."""
     expected = "original_max_positions is the training length in tokens, at least 1"
     require(scaling, length >= 1, expected, length)
 
 
-def at_least(scaling: Scaling, length: int | None, trained: int) -> int:
-    """Return the current length, or the training length if that is longer or length is None."""
+def current_or_training_length(scaling: Scaling, length: int | None, trained: int) -> int:
+    """Return the current length in tokens, or the training length `trained` if that is longer or
+    `length` is None."""
     require(scaling, length is None or length >= 1, "length must be at least 1", length)
     return trained if length is None else max(length, trained)
 
 
 def require_temperature(scaling: Scaling, temperature: float | None) -> None:
+    """Raise ValueError unless the attention_factor is None or a positive number."""
     valid = temperature is None or (math.isfinite(temperature) and temperature > 0)
     require(scaling, valid, "attention_factor must be a positive number or None", temperature)

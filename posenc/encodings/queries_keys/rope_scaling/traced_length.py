@@ -9,14 +9,15 @@ from torch import Tensor
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.queries_keys.rope_scaling import Scaling, rope_frequencies
 
-_RECIPES: dict[str, tuple[int, float, Scaling]] = {}
-"""Arguments of `rope_frequencies` by name: an operator takes strings, but no dataclasses."""
+_STORED_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
+"""Arguments of `rope_frequencies` by key: an operator takes strings, but no dataclasses."""
 
 
-def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
-    """Store these arguments for `cos_sin_at_length` and return their name."""
+def store_arguments(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
+    """Store arguments of `rope_frequencies` and return the key by which `cos_sin_at_length` finds
+    them."""
     key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
-    _RECIPES[key] = rotary_dim, rope_theta, scaling
+    _STORED_ARGUMENTS[key] = rotary_dim, rope_theta, scaling
     return key
 
 
@@ -32,17 +33,21 @@ def cos_sin_at_length(
 ) -> tuple[Tensor, Tensor]:
     """Return float64 cos and sin, (*positions.shape, pairs), times attention_factor at `length`.
 
-    `key` comes from `recipe`. `axes` is the position component of each pair, empty if positions
-    have one component.
+    `key` comes from `store_arguments`. `axes` is the position component of each pair, empty if
+    positions have one component.
     """
-    inv_freq, factor = rope_frequencies(*_RECIPES[key], length)
+    inv_freq, factor = rope_frequencies(*_STORED_ARGUMENTS[key], length)
     return Angles(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)
 
 
 @cos_sin_at_length.register_fake
-def _(positions: Tensor, length: int, key: str, axes: list[int]) -> tuple[Tensor, Tensor]:
+def _empty_cos_sin(
+    positions: Tensor, length: int, key: str, axes: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return empty tensors like the results of `cos_sin_at_length`, from which tracers read
+    shapes."""
     tokens = positions.shape[:-1] if axes else positions.shape
-    size = (*tokens, _RECIPES[key][0] // 2)
+    size = (*tokens, _STORED_ARGUMENTS[key][0] // 2)
     return (
         positions.new_empty(size, dtype=torch.float64),
         positions.new_empty(size, dtype=torch.float64),

@@ -10,7 +10,7 @@ from posenc.encodings.numbers.frequencies import geometric, inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
     Scaling,
-    at_least,
+    current_or_training_length,
     require,
 )
 
@@ -82,7 +82,7 @@ class DynamicLinear(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         trained = self.original_max_positions
-        ratio = Decimal(trained) / at_least(self, length, trained)
+        ratio = Decimal(trained) / current_or_training_length(self, length, trained)
         return Frequencies(tuple(f * ratio for f in inverse_frequencies(rotary_dim, rope_theta)))
 
 
@@ -107,7 +107,9 @@ class DynamicNTK(Scaling):
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         trained = self.original_max_positions
         factor = Decimal(self.factor)
-        stretch = factor * at_least(self, length, trained) / trained - (factor - 1)
+        stretch = factor * current_or_training_length(self, length, trained) / trained - (
+            factor - 1
+        )
         return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, stretch))
 
 
@@ -132,7 +134,7 @@ class Proportional(Scaling):
         require(self, 0 <= self.p <= 1, "p is the fraction of pairs to rotate, 0 to 1", self.p)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        kept = int(self.p * rotary_dim // 2)
+        kept = int(self.p * rotary_dim // 2)  # pairs that rotate
         factor = Decimal(self.factor)
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
         return Frequencies(

@@ -7,18 +7,19 @@ from typing import ClassVar
 
 from posenc.arguments import answered_class
 from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.encodings.queries_keys.rope_scaling.by_parts import blend, index_range, ramp
+from posenc.encodings.queries_keys.rope_scaling.by_parts import blend_frequencies, ramp, ramp_ends
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
     Scaling,
-    at_least,
+    current_or_training_length,
     require,
     require_temperature,
 )
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """Return YaRN's sqrt(1/t) = 0.1 mscale ln(factor) + 1; 1 if factor <= 1."""
+    """Return YaRN's factor of cos and sin, sqrt(1/t) = 0.1 mscale ln(factor) + 1; 1 if factor <=
+    1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -75,7 +76,7 @@ class YaRN(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         require(self, rope_theta != 1, "rope_theta must differ from 1", rope_theta)
-        low, high = index_range(
+        low, high = ramp_ends(
             self.beta_fast,
             self.beta_slow,
             rotary_dim,
@@ -90,14 +91,14 @@ class YaRN(Scaling):
         if temperature is None:
             temperature = yarn_temperature(self.factor, self.mscale)
             temperature /= yarn_temperature(self.factor, self.mscale_all_dim)
-        return Frequencies(blend(inv_freq, Decimal(self.factor), kept), temperature)
+        return Frequencies(blend_frequencies(inv_freq, Decimal(self.factor), kept), temperature)
 
 
 @answered_class
 @dataclass(frozen=True)
 class DynamicYaRN(Scaling):
-    """Scale as YaRN with factor = l / L at the current length l; plain RoPE up to training length
-    L.
+    """Scale as YaRN with factor = l / L at the current length l, and not at all up to the training
+    length L.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding.
 
@@ -112,13 +113,13 @@ class DynamicYaRN(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at(None)  # YaRN's constructor checks beta_fast and beta_slow
+        self._yarn_at_length(None)  # YaRN's constructor checks beta_fast and beta_slow
 
-    def _at(self, length: int | None) -> YaRN:
+    def _yarn_at_length(self, length: int | None) -> YaRN:
         """Return the YaRN for a current length in tokens; None: the training length, factor 1."""
         trained = self.original_max_positions
-        factor = at_least(self, length, trained) / trained
+        factor = current_or_training_length(self, length, trained) / trained
         return YaRN(factor, trained, self.beta_fast, self.beta_slow)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        return self._at(length).frequencies(rotary_dim, rope_theta)
+        return self._yarn_at_length(length).frequencies(rotary_dim, rope_theta)

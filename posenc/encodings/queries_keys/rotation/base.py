@@ -17,11 +17,11 @@ from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Places, Positions, Remembered, placed, same, tensor
 
-Turned = tuple[
+RotatedQueriesKeys = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
-"""Rotated q and k, as wide as before."""
+"""Rotated queries and keys, as wide as before."""
 Vectors = Sequence[Float[Tensor, "batch _ len width"]]
 Pairs = Float[Tensor, "*tokens pairs"]
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
@@ -40,7 +40,8 @@ class Rotation(QueryKeyEncoding):
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
-        """Set the frequencies; component axes[t] of a position rotates pair t."""
+        """Set the frequencies of all pairs. If positions have components, axes[t] is the one that
+        rotates pair t. Prepared tables are dropped."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
         self._ready = ()
@@ -55,14 +56,14 @@ class Rotation(QueryKeyEncoding):
         attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
             key = positions, dtype, device
-            return self.kept(key, lambda: self._tables(tensor(positions, device), dtype))
+            return self.kept(key, lambda: self._compute_cos_sin(tensor(positions, device), dtype))
         for ready, cos, sin in self._ready:
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
-        return self._tables(positions, dtype)
+        return self._compute_cos_sin(positions, dtype)
 
-    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Compute what `cos_sin` returns, for positions in a tensor."""
+    def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Compute the tables that `cos_sin` returns, for positions in a tensor."""
         if self.angles.axes is not None:  # tokens without a place are not rotated
             positions = placed(positions)
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
@@ -70,40 +71,42 @@ class Rotation(QueryKeyEncoding):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.with_kept_tables()
         if isinstance(positions, Tensor):
-            prepared._ready = (self.ready_at(positions),)
+            prepared._ready = (self.remember_cos_sin(positions),)
         return prepared
 
-    def ready_at(self, positions: Places) -> tuple[Remembered, Table, Table]:
-        """Return positions with their tables, for a prepared encoding."""
+    def remember_cos_sin(self, positions: Places) -> tuple[Remembered, Table, Table]:
+        """Return a copy of the positions, with their cos and sin, for the `_ready` of a prepared
+        encoding."""
         with for_training_too():
             return Remembered(positions), *self.cos_sin(positions)
 
-    def transform(self, q: Tokens, k: Tokens) -> Turned:
+    def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         assert q.x is not None and k.x is not None
-        self._check(q.x)
-        self._check(k.x)
+        self._check_width(q.x)
+        self._check_width(k.x)
         dtype = at_least_float32(q.x.dtype)
         cos, sin = self.cos_sin(q.where, dtype, q.device)
         if same(q.where, k.where):
-            new_q, new_k = self.turn((q.x, k.x), cos, sin)
+            new_q, new_k = self.rotate_channels((q.x, k.x), cos, sin)
             return new_q, new_k
-        (new_q,) = self.turn((q.x,), cos, sin)
-        (new_k,) = self.turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
+        (new_q,) = self.rotate_channels((q.x,), cos, sin)
+        (new_k,) = self.rotate_channels((k.x,), *self.cos_sin(k.where, dtype, k.device))
         return new_q, new_k
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
         cls = type(self)
         other_transform = cls.transform is not Rotation.transform
-        if other_transform and cls._key_tables is Rotation._key_tables:
+        if other_transform and cls._key_cos_sin is Rotation._key_cos_sin:
             # A subclass changes keys in a way that it does not describe.
             return super().move_keys(k, before, after)
-        return self.rotate_on(k, self._key_tables(before), self._key_tables(after))
+        return self.rotate_further(k, self._key_cos_sin(before), self._key_cos_sin(after))
 
-    def _key_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin by which keys at these positions are rotated, in float64."""
+    def _key_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin in float64 by which `transform` rotates keys at these positions. A
+        subclass with another transform of keys overrides it."""
         return self.cos_sin(positions, torch.float64)
 
-    def rotate_on(
+    def rotate_further(
         self,
         x: Float[Tensor, "batch num_heads len head_dim"],
         before: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
@@ -119,14 +122,14 @@ class Rotation(QueryKeyEncoding):
         size = cos.square() + sin.square()
         real = (new_cos * cos + new_sin * sin) / size
         imaginary = (new_sin * cos - new_cos * sin) / size
-        return self.turn((x,), real, imaginary)[0]
+        return self.rotate_channels((x,), real, imaginary)[0]
 
-    def turn(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
-        """Rotate the channels of each x that this encoding rotates."""
+    def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+        """Rotate each x by cos and sin, in the channels that this encoding rotates."""
         return rotate_together(xs, cos, sin, interleaved=self.interleaved)
 
-    def _check(self, x: Tensor) -> None:
-        """Raise ValueError unless x has the width that this rotation was built for."""
+    def _check_width(self, x: Tensor) -> None:
+        """Raise ValueError unless x, which is q or k, is head_dim wide."""
         if x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"{type(self).__name__}: built for head_dim={self.head_dim}, "

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from posenc.encodings.numbers.precision import at_least_float32
 
-FEW = 1 << 12
-"""Maximum elements of q and k rotated by plain operations, which are then faster."""
-STRIP = 1 << 17
-"""Elements rotated at a time on the CPU, so that intermediate results stay in its cache."""
+PLAIN_ELEMENTS = 1 << 12
+"""Maximum elements of q and k together that plain operations rotate on the CPU: for so few, they
+are faster than a node of autograd written in Python."""
+STRIP_ELEMENTS = 1 << 17
+"""Elements rotated at a time on the CPU, so that intermediate results stay in its cache: 512 KiB in
+float32."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -38,19 +40,22 @@ def rotate_together(
     sin = sin.unsqueeze(-3)
     # A compiler fuses plain operations; subclasses of Tensor may have no memory to write into.
     if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in xs):
-        return _plain(interleaved, cos, sin, *xs)
-    if xs[0].device.type == "cpu" and sum(x.numel() for x in xs) <= FEW:
-        return _plain(interleaved, cos, sin, *xs)
-    return _Rotate.apply(interleaved, cos, sin, *xs)  # type: ignore[return-value]
+        return _rotate_each_plainly(interleaved, cos, sin, *xs)
+    if xs[0].device.type == "cpu" and sum(x.numel() for x in xs) <= PLAIN_ELEMENTS:
+        return _rotate_each_plainly(interleaved, cos, sin, *xs)
+    return _OnePassRotation.apply(interleaved, cos, sin, *xs)  # type: ignore[return-value]
 
 
-def _plain(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+def _rotate_each_plainly(
+    interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor
+) -> tuple[Tensor, ...]:
     """Rotate each x by plain operations, which every transform of torch can follow."""
-    return tuple(_rotated(x, cos, sin, interleaved) for x in xs)
+    return tuple(_rotate_plainly(x, cos, sin, interleaved) for x in xs)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Return (a cos - b sin, b cos + a sin) for each pair (a, b) of channels, and the rest of x."""
+def _rotate_plainly(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Return x with (a cos - b sin, b cos + a sin) for each pair (a, b) of rotated channels, by
+    plain operations."""
     rotary_dim = 2 * cos.shape[-1]
     wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
     if interleaved:
@@ -69,7 +74,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([out, x[..., rotary_dim:]], dim=-1)
 
 
-class _Rotate(torch.autograd.Function):
+class _OnePassRotation(torch.autograd.Function):
     """Rotate in one pass over memory, as one node of autograd's graph.
 
     The gradient is the rotation by the negative angle, so x is saved only if cos and sin need
@@ -82,7 +87,7 @@ class _Rotate(torch.autograd.Function):
             from posenc.encodings.queries_keys.rotation import triton_kernel
 
             return triton_kernel.rotate(xs, cos, sin, interleaved)
-        return tuple(_in_strips(x, cos, sin, interleaved) for x in xs)
+        return tuple(_rotate_in_strips(x, cos, sin, interleaved) for x in xs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -95,9 +100,9 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, *xs = ctx.saved_tensors
         if ctx.tables_learn:
-            plain = functools.partial(_plain, ctx.interleaved)
+            plain = functools.partial(_rotate_each_plainly, ctx.interleaved)
             return None, *torch.func.vjp(plain, cos, sin, *xs)[1](grads)
-        back = _Rotate.apply(ctx.interleaved, cos, -sin, *grads)
+        back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)
         return None, None, None, *back  # type: ignore[misc]
 
     @staticmethod
@@ -105,8 +110,10 @@ class _Rotate(torch.autograd.Function):
         _, d_cos, d_sin, *d_xs = tangents
         cos, sin, *xs = ctx.saved_tensors
         rotary_dim = 2 * cos.shape[-1]
-        through_x = _plain(ctx.interleaved, cos, sin, *d_xs)
-        through_tables = _plain(ctx.interleaved, d_cos, d_sin, *(x[..., :rotary_dim] for x in xs))
+        through_x = _rotate_each_plainly(ctx.interleaved, cos, sin, *d_xs)
+        through_tables = _rotate_each_plainly(
+            ctx.interleaved, d_cos, d_sin, *(x[..., :rotary_dim] for x in xs)
+        )
         return tuple(
             a + F.pad(b, (0, a.shape[-1] - rotary_dim))
             for a, b in zip(through_x, through_tables, strict=True)
@@ -114,12 +121,12 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        plain = functools.partial(_plain, args[0])
+        plain = functools.partial(_rotate_each_plainly, args[0])
         return torch.vmap(plain, in_dims[1:])(*args[1:]), 0
 
 
-def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate a few tokens at a time, so that x is read and the result written only once."""
+def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate a few tokens at a time, so that main memory is read and written only once."""
     rotary_dim = 2 * cos.shape[-1]
     length = x.shape[-2]
     work = _work_dtype(x, cos)
@@ -132,7 +139,7 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
         return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
-    step = max(1, STRIP * length // max(1, x.numel()))
+    step = max(1, STRIP_ELEMENTS * length // max(1, x.numel()))
     for start in range(0, length, step):
         strip = slice(start, start + step)
         source = x[..., strip, :rotary_dim].to(work)
@@ -151,7 +158,8 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
 
 
 def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
-    """Rotate pairs (2t, 2t+1): multiply x[2t] + i x[2t+1] by `factor`, cos + i sin."""
+    """Return x with rotated pairs (2t, 2t+1): x[2t] + i x[2t+1] times the complex `factor`, cos + i
+    sin."""
     # A view as complex numbers needs both channels of a pair in one place of 2 numbers.
     aligned = all(step % 2 == 0 for step in (*x.stride()[:-1], x.storage_offset()))
     if not aligned or x.stride(-1) != 1:
@@ -161,8 +169,8 @@ def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (t, t + pairs) in place in `out`, a copy of x. cos_twice has a cosine for both
-    channels of a pair."""
+    """Rotate pairs (t, t + pairs) in `out`, which is a copy of x at first, and return it. cos_twice
+    has the cosine of a pair for both of its channels."""
     pairs = sin.shape[-1]
     out.mul_(cos_twice)
     out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
@@ -171,6 +179,7 @@ def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Te
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
+    """Return the dtype in which x is rotated: the wider one of x and cos, at least float32."""
     return torch.promote_types(at_least_float32(x.dtype), cos.dtype)
 
 

@@ -8,18 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAM_NUMBERS = 2048
-"""Maximum pairs that one program rotates: as many heads as fit."""
+PROGRAM_PAIRS = 2048
+"""Maximum pairs of channels that one program rotates, in as many heads of one token as fit;
+chosen."""
 
 
-def warps(pairs: int) -> int:
-    """Return the warps of a program that rotates `pairs` pairs: each thread gets at least 8 of
-    them, so that 16-bit channels too are read 16 bytes at a time."""
+def warps_for(pairs: int) -> int:
+    """Return the number of warps, 1 to 4, of a program that rotates `pairs` pairs: each of the 32
+    threads of a warp gets at least 8 of them, so that 16-bit channels too are read 16 bytes at a
+    time."""
     return max(1, min(4, pairs // 256))
 
 
 @triton.jit
-def _heads_of(
+def _rotate_heads(
     x,
     out,
     c,
@@ -42,7 +44,11 @@ def _heads_of(
     HEAD_DIM: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Rotate the heads `head` of one token by cosines c and sines s."""
+    """Rotate a few heads of one token by cosines c and sines s, and copy channels that do not
+    rotate.
+
+    row: number of the token, counted through the whole batch; head: numbers of the heads.
+    """
     batch, token = row // length, row % length
     source = x + batch * x_batch + token * x_token + head.to(tl.int64)[:, None] * x_head
     target = out + batch * out_batch + token * out_token + head.to(tl.int64)[:, None] * out_head
@@ -71,7 +77,7 @@ def _heads_of(
 
 
 @triton.jit
-def _kernel(
+def _rotation_kernel(
     q,
     q_out,
     k,
@@ -107,6 +113,8 @@ def _kernel(
     HEAD_DIM: tl.constexpr,
     REST: tl.constexpr,
 ):
+    """Rotate HEADS heads of one token, of q if the program's number is below q_blocks, otherwise of
+    k. All arguments from q_batch on are strides and sizes, PAIRS is NUM_PAIRS rounded up."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, PAIRS)
@@ -114,7 +122,7 @@ def _kernel(
     c = tl.load(cos + table, mask=pair < NUM_PAIRS, other=0.0)[None, :]
     s = tl.load(sin + table, mask=pair < NUM_PAIRS, other=0.0)[None, :]
     if block < q_blocks:
-        _heads_of(
+        _rotate_heads(
             q,
             q_out,
             c,
@@ -138,7 +146,7 @@ def _kernel(
             REST,
         )
     else:
-        _heads_of(
+        _rotate_heads(
             k,
             k_out,
             c,
@@ -191,13 +199,13 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     rest = head_dim - 2 * pairs
     block_pairs = triton.next_power_of_2(pairs)
-    most = max(x.shape[1] for x in xs)
-    block_heads = min(triton.next_power_of_2(most), max(1, PROGRAM_NUMBERS // block_pairs))
+    most_heads = max(x.shape[1] for x in xs)
+    block_heads = min(triton.next_power_of_2(most_heads), max(1, PROGRAM_PAIRS // block_pairs))
     q, q_out, k, k_out = xs[0], outs[0], xs[-1], outs[-1]
     blocks = [triton.cdiv(x.shape[1], block_heads) for x in xs]
     if not batch * length * sum(blocks):
         return outs
-    kernel: Any = _kernel  # without triton, a type checker sees a plain function
+    kernel: Any = _rotation_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
         kernel[(batch * length, sum(blocks))](
             q,
@@ -222,7 +230,7 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
             PAIRS=block_pairs,
             HEAD_DIM=head_dim,
             REST=triton.next_power_of_2(rest) if rest else 0,
-            num_warps=warps(block_heads * block_pairs),
+            num_warps=warps_for(block_heads * block_pairs),
             enable_fp_fusion=True,  # Triton's default changes with its version
         )
     return outs
