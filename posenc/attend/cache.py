@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST, answered, check_count, check_number
-from posenc.encodings.base.arguments import alike, in_one_line
+from posenc.encodings.base.arguments import alike, repr_in_one_line
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.placed import check_whole
 from posenc.positions import join, tensor
@@ -58,8 +58,8 @@ class KVCache:
         before = self._made_by
         if self.length and before is not None and not alike(before, encoding):
             raise ValueError(
-                f"KVCache: its keys were made for {in_one_line(before)}, but attention has "
-                f"{in_one_line(encoding)}. Use a new cache."
+                f"KVCache: its keys were made for {repr_in_one_line(before)}, but attention has "
+                f"{repr_in_one_line(encoding)}. Use a new cache."
             )
         self._made_by = encoding
 

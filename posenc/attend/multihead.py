@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.arguments import answered, check_count, check_flag, check_share
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
-from posenc.encodings import ModelShape, named
+from posenc.encodings import ModelShape, build_if_named
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import (
     check_dtype,
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         self.projections = projections
         self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
-        built = named("Attention", encoding, shape, "train_length", "causal")
+        built = build_if_named("Attention", encoding, shape, "train_length", "causal")
         self.encoding = check_encoding("Attention", built)
         check_scale("Attention", scale)
         self.dropout = dropout

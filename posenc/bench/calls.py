@@ -15,7 +15,7 @@ from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call, live_bytes
-from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, one_per_model
+from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, encoding_of_all_layers
 
 Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
@@ -190,7 +190,7 @@ def _encoding(name: str, case: Case) -> PositionEncoding:
     case."""
     torch.manual_seed(0)
     shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.keys)
-    one_layer = one_per_model(create(name, shape), num_layers=1)
+    one_layer = encoding_of_all_layers(create(name, shape), num_layers=1)
     return one_layer.for_layer(0).to(case.device or "cpu")
 
 

@@ -1,7 +1,7 @@
 # The names that the folders above import, each on first use.
 
-from posenc.encodings.base.arguments import in_one_line as in_one_line
-from posenc.encodings.base.arguments import likeness as likeness
+from posenc.encodings.base.arguments import repr_in_one_line as repr_in_one_line
+from posenc.encodings.base.arguments import classes_and_arguments as classes_and_arguments
 from posenc.encodings.base.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.base import require_encoding as require_encoding
 from posenc.encodings.base.base import without_position as without_position
@@ -11,7 +11,7 @@ from posenc.encodings.base.boundary import check_tokens as check_tokens
 from posenc.encodings.base.compose import Compose as Compose
 from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
-from posenc.encodings.base.per_layer import one_per_model as one_per_model
+from posenc.encodings.base.per_layer import encoding_of_all_layers as encoding_of_all_layers
 from posenc.encodings.base.shape import ModelShape as ModelShape
 from posenc.encodings.base.within import Within as Within
 from posenc.encodings.embeddings import grow as grow
@@ -35,19 +35,19 @@ from posenc.encodings.queries_keys.rope_scaling import rope_frequencies as rope_
 from posenc.encodings.queries_keys.rotation.rotate import has_triton as has_triton
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry.build import create as create
-from posenc.encodings.registry.build import named as named
-from posenc.encodings.registry.code import code_of as code_of
-from posenc.encodings.registry.code import find as find
+from posenc.encodings.registry.build import build_if_named as build_if_named
+from posenc.encodings.registry.code import hash_of_user_code as hash_of_user_code
+from posenc.encodings.registry.code import load_object as load_object
 from posenc.encodings.registry.code import is_encoding as is_encoding
-from posenc.encodings.registry.code import own_line as own_line
-from posenc.encodings.registry.code import path_of as path_of
-from posenc.encodings.registry.code import source_of as source_of
+from posenc.encodings.registry.code import line_in_user_code as line_in_user_code
+from posenc.encodings.registry.code import path_of_class as path_of_class
+from posenc.encodings.registry.code import hash_of_posenc_code as hash_of_posenc_code
 from posenc.encodings.registry.grammar import parse as parse
-from posenc.encodings.registry.known import anywhere as anywhere
+from posenc.encodings.registry.known import with_importable_classes as with_importable_classes
 from posenc.encodings.registry.known import entry as entry
 from posenc.encodings.registry.known import names as names
 from posenc.encodings.registry.known import problems as problems
-from posenc.encodings.registry.known import tidy as tidy
+from posenc.encodings.registry.known import with_relative_paths as with_relative_paths
 from posenc.encodings.scores.alibi import ALiBi as ALiBi
 from posenc.encodings.scores.forgetting import FoX as FoX
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
@@ -56,5 +56,5 @@ from posenc.encodings.terms.chain import Chain as Chain
 from posenc.encodings.terms.dense import Dense as Dense
 from posenc.encodings.terms.term import ScoreMod as ScoreMod
 from posenc.encodings.terms.term import Term as Term
-from posenc.encodings.terms.term import learned as learned
+from posenc.encodings.terms.term import formulas_need_gradient as formulas_need_gradient
 from posenc.encodings.terms.tokens import Tokens as Tokens

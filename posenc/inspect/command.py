@@ -71,12 +71,12 @@ def _no_exit() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        from posenc.encodings import own_line
+        from posenc.encodings import line_in_user_code
 
         # rich ends the program where nobody reads its output any more, as in `| head -1`.
         if isinstance(error.__context__, BrokenPipeError):
             raise
-        where = own_line(error) or "a package"
+        where = line_in_user_code(error) or "a package"
         raise RunFailed(
             f"{where} raises SystemExit({error.code!r}) in what is measured."
         ) from error
@@ -134,7 +134,7 @@ def encoding(
 def _refuse_what_is_no_encoding(name: str) -> None:
     """Raise ValueError, with the line to write, for a model's folder and for somebody else's
     class."""
-    from posenc.encodings import find, is_encoding, names
+    from posenc.encodings import is_encoding, load_object, names
 
     if Path(name).is_dir() and name not in names():
         line = shlex.join(["posenc", "inspect", "model", name])
@@ -143,7 +143,7 @@ def _refuse_what_is_no_encoding(name: str) -> None:
     if not colon or not Path(file).is_file():
         return
     try:
-        named = find(file, attribute)
+        named = load_object(file, attribute)
     except (ValueError, AttributeError):
         return  # the grammar says what is wrong
     if not is_encoding(named):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from posenc import masks
 from posenc.arguments import answered
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding, check_tokens, named
+from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
@@ -45,7 +45,9 @@ class Decoder(Stack):
     def __init__(
         self, config: DecoderConfig, encoding: PositionEncoding | str | None = None
     ) -> None:
-        super().__init__(config, named("Decoder", encoding, config.shape(), "train_length"))
+        super().__init__(
+            config, build_if_named("Decoder", encoding, config.shape(), "train_length")
+        )
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.head = head_layer(config)
         self.reset_parameters()

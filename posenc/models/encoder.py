@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from posenc import masks
 from posenc.arguments import answered
-from posenc.encodings import PositionEncoding, check_tokens, named
+from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
@@ -38,7 +38,7 @@ class Encoder(Stack):
 
     @answered
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
-        built = named("Encoder", encoding, config.shape(causal=False), "train_length")
+        built = build_if_named("Encoder", encoding, config.shape(causal=False), "train_length")
         require_bidirectional("Encoder", built)
         if config.tie_embeddings:
             raise ValueError("Encoder: tie_embeddings ties a head, and an encoder has none.")

@@ -10,7 +10,13 @@ from posenc import masks
 from posenc.arguments import answered
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import check_cross_attention
-from posenc.encodings import PositionEncoding, check_tokens, named, one_per_model, without_position
+from posenc.encodings import (
+    PositionEncoding,
+    build_if_named,
+    check_tokens,
+    encoding_of_all_layers,
+    without_position,
+)
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
@@ -54,8 +60,8 @@ class EncoderDecoder(nn.Module):
         cross_encoding: PositionEncoding | str | None = None,
     ) -> None:
         sees_all = config.shape(causal=False)
-        encoder = named("EncoderDecoder", encoder_encoding, sees_all, "train_length")
-        cross = named("EncoderDecoder", cross_encoding, sees_all, "train_length")
+        encoder = build_if_named("EncoderDecoder", encoder_encoding, sees_all, "train_length")
+        cross = build_if_named("EncoderDecoder", cross_encoding, sees_all, "train_length")
         require_bidirectional("EncoderDecoder: encoder_encoding", encoder)
         if cross is not None:
             require_bidirectional("EncoderDecoder: cross_encoding", cross)
@@ -69,11 +75,11 @@ class EncoderDecoder(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.encoder = Stack(config, encoder)
-        decoder = named("EncoderDecoder", decoder_encoding, config.shape(), "train_length")
+        decoder = build_if_named("EncoderDecoder", decoder_encoding, config.shape(), "train_length")
         self.decoder = Stack(config, decoder, cross=True)
         if cross is None:  # for the decoder's positions, whose components it does not read
             cross = without_position(self.decoder.encoding.claims.num_axes)
-        self.cross_encoding = one_per_model(cross, config.num_layers)
+        self.cross_encoding = encoding_of_all_layers(cross, config.num_layers)
         self.head = head_layer(config)
         self.reset_parameters()
 

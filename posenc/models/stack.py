@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
-from posenc.encodings import PositionEncoding, check_embedded, one_per_model, require_encoding
+from posenc.encodings import (
+    PositionEncoding,
+    check_embedded,
+    encoding_of_all_layers,
+    require_encoding,
+)
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
@@ -35,7 +40,7 @@ class Stack(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(Layer(config, cross=cross) for _ in range(config.num_layers))
         self.norm = norm_layer(config) if config.final_norm else None
-        self.encoding = one_per_model(encoding, config.num_layers)
+        self.encoding = encoding_of_all_layers(encoding, config.num_layers)
 
     @property
     def last_norm(self) -> nn.Module:

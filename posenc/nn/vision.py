@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import answered
 from posenc.attend.attention import attention
-from posenc.encodings import PositionEncoding, check_encoding, one_per_model
+from posenc.encodings import PositionEncoding, check_encoding, encoding_of_all_layers
 from posenc.masks import Mask, causal
 from posenc.positions import counted, grid, normalized_grid, tensor
 
@@ -170,7 +170,7 @@ def attach_to_vit(
             f"attach_to_vit: {type(model).__name__} has no blocks with an attn, as timm's Vision "
             "Transformers have; those with windows, such as Swin, have stages."
         )
-    of_model = one_per_model(check_encoding("attach_to_vit", encoding), len(blocks))
+    of_model = encoding_of_all_layers(check_encoding("attach_to_vit", encoding), len(blocks))
     attentions = []
     for index, block in enumerate(blocks):
         attentions.append(_attention_of(block, of_model.for_layer(index), model, positions))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.encodings import ModelShape, PositionEncoding, create, own_line
+from posenc.encodings import ModelShape, PositionEncoding, create, line_in_user_code
 from posenc.testing import claims, memory, modules, numbers, sequences, tracing
 from posenc.testing.harness import Make
 
@@ -32,7 +32,7 @@ def in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
         try:
             check(lambda shape: make(shape).eval())
         except AssertionError as error:
-            if own_line(error):  # the user's own assertion, which names its line
+            if line_in_user_code(error):  # the user's own assertion, which names its line
                 raise
             raise AssertionError(f"after eval(): {error}") from error
 
@@ -117,7 +117,7 @@ def _failure(check: Callable[[Make], None], make: Make) -> tuple[str | None, boo
     try:
         check(make)
     except (Exception, SystemExit) as error:  # a user's encoding may raise anything
-        line, text = own_line(error), " ".join(str(error).split())[:300]
+        line, text = line_in_user_code(error), " ".join(str(error).split())[:300]
         if isinstance(error, AssertionError) and not line:  # of the check
             return text or "fails", False
         said = f"{type(error).__name__}: {text}".rstrip(" .:")

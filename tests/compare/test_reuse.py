@@ -17,7 +17,7 @@ from posenc.compare.page.page import make_page
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
-from posenc.encodings import source_of
+from posenc.encodings import hash_of_posenc_code
 from posenc.encodings.registry import code
 from tests.texts import prose
 
@@ -225,13 +225,13 @@ def test_another_text_source_or_setting_is_trained(text, trained, monkeypatch, w
     run(trained, ["rope"], text, out=Path("same"))
     assert not trained
     given = {"steps": 3} if what == "steps" else {}
-    read, entry = code._bytes, code.entry
+    read, entry = code._read_or_empty, code.entry
     if what == "text":
         Path(text[0]).write_bytes(prose(7200).replace(b"mat", b"hat"))
     elif what == "source":  # in a file that rope.py imports
         changed = b"\n# mended"
         monkeypatch.setattr(
-            code, "_bytes", lambda f: read(f) + changed * (f.name == "frequencies.py")
+            code, "_read_or_empty", lambda f: read(f) + changed * (f.name == "frequencies.py")
         )
     elif what == "registry":
         monkeypatch.setattr(
@@ -257,15 +257,21 @@ def test_every_field_of_a_trial_decides(text, trained):
 
 
 def test_the_source_of_an_encoding_is_what_its_module_imports(tmp_path, monkeypatch):
-    assert len({source_of(name) for name in ("rope", "alibi", "t5", "nope", "yarn")}) == 5
-    assert source_of("rope+alibi") not in {source_of("rope"), source_of("alibi")}
-    assert source_of("rope:rope_theta=5") == source_of("rope")
+    assert len({hash_of_posenc_code(name) for name in ("rope", "alibi", "t5", "nope", "yarn")}) == 5
+    assert hash_of_posenc_code("rope+alibi") not in {
+        hash_of_posenc_code("rope"),
+        hash_of_posenc_code("alibi"),
+    }
+    assert hash_of_posenc_code("rope:rope_theta=5") == hash_of_posenc_code("rope")
     # A class outside posenc may use any of posenc's, so a change of one counts.
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("import posenc\n\nclass Own(posenc.ALiBi):\n    pass\n", "utf-8")
-    read, before = code._bytes, {n: source_of(n) for n in ("own.py:Own", "alibi", "rope")}
-    monkeypatch.setattr(code, "_bytes", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
-    after = {name: source_of(name) for name in before}
+    read, before = (
+        code._read_or_empty,
+        {n: hash_of_posenc_code(n) for n in ("own.py:Own", "alibi", "rope")},
+    )
+    monkeypatch.setattr(code, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
+    after = {name: hash_of_posenc_code(name) for name in before}
     assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "alibi"]
 
 

@@ -19,7 +19,7 @@ from posenc.attend.cost import Cost
 from posenc.attend.flex_options import BLOCK, backend_and_reason
 from posenc.attend.problem import BEYOND_ANY_DISTANCE, Problem
 from posenc.attend.ways import diagonals
-from posenc.encodings import ScoreMod, learned
+from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.numbers.torch_abilities import compile_alone
 from posenc.masks import Mask
@@ -119,8 +119,10 @@ def _learned_bias_row(problem: Problem) -> Tensor | None:
     if not (problem.has_bias_by_distance and problem.needs_grad):
         return None
     assert problem.term is not None
-    if flex_options.computes_formulas(problem) and not learned(problem.term.formulas()):  # type: ignore[misc]
-        return None
+    if flex_options.computes_formulas(problem):
+        formulas = problem.term.formulas()  # type: ignore[misc]
+        if not formulas_need_gradient(formulas):
+            return None
     row = _bias_row(problem)
     return row if row.requires_grad else None
 

@@ -13,7 +13,7 @@ from posenc.compare.plan.encodings import Compared
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
-from posenc.encodings import create, entry, own_line, parse
+from posenc.encodings import create, entry, line_in_user_code, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.checks import in_both_modes
 from posenc.testing.harness import (
@@ -35,7 +35,7 @@ def without_exits() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
-        if at := own_line(error):
+        if at := line_in_user_code(error):
             raise ValueError(f"{at}: {type(error).__name__}, and nothing was trained.") from error
         raise
 

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posenc.encodings import anywhere, code_of, names, parse, source_of, tidy
+from posenc.encodings import (
+    hash_of_posenc_code,
+    hash_of_user_code,
+    names,
+    parse,
+    with_importable_classes,
+    with_relative_paths,
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,12 @@ def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
 def read_encoding(text: str) -> Compared:
     """Read one text."""
     spec = parse(text)
-    code = code_of(text)
-    text_anywhere = str(anywhere(spec))
-    tidied = str(tidy(spec))
+    code = hash_of_user_code(text)
+    text_anywhere = str(with_importable_classes(spec))
+    tidied = str(with_relative_paths(spec))
     if spec.label in names() and spec.label != tidied:
         raise ValueError(
             f"{spec.label!r} is the name of an encoding, and {tidied} is another one: use another "
             f"label, as in my-{spec.label}={tidied}."
         )
-    return Compared(text_anywhere, spec.label or tidied, code, source_of(text))
+    return Compared(text_anywhere, spec.label or tidied, code, hash_of_posenc_code(text))

@@ -8,7 +8,14 @@ from typing import Any
 from posenc.compare.plan.encodings import Compared
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.train import shape_of
-from posenc.encodings import Compose, PerLayer, PositionEncoding, Within, create, likeness
+from posenc.encodings import (
+    Compose,
+    PerLayer,
+    PositionEncoding,
+    Within,
+    classes_and_arguments,
+    create,
+)
 
 
 def check_in_model(trial: TrialConfig, compared: Sequence[Compared]) -> None:
@@ -39,7 +46,7 @@ def twins(a: PositionEncoding, b: PositionEncoding, num_layers: int) -> bool:
 
     Compares classes and arguments, not results: a scaling by 1 is no twin of none.
     """
-    if type(a) is type(b) is not PerLayer and likeness(a) == likeness(b):
+    if type(a) is type(b) is not PerLayer and classes_and_arguments(a) == classes_and_arguments(b):
         return True
     repeated = math.lcm(*(e.period if isinstance(e, PerLayer) else 1 for e in (a, b)))
     layers = range(min(num_layers, repeated))
@@ -59,7 +66,7 @@ def _per_layer(encoding: PositionEncoding, layers: Sequence[int]) -> list[Any]:
 
 def _described(encoding: PositionEncoding) -> Any:
     """Return class and arguments; of a mask, which has no comparable ones, the object itself."""
-    return id(encoding) if isinstance(encoding, Within) else likeness(encoding)
+    return id(encoding) if isinstance(encoding, Within) else classes_and_arguments(encoding)
 
 
 def _acting(encoding: PositionEncoding, index: int) -> list[PositionEncoding]:

@@ -24,7 +24,7 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     from posenc.compare.trial.config import read_trial
     from posenc.compare.trial.run_trial import reason_of, run_trial
     from posenc.compare.trial.train import TrialFailed
-    from posenc.encodings import code_of, source_of
+    from posenc.encodings import hash_of_posenc_code, hash_of_user_code
     from posenc.report.files.atomic import write_atomically
 
     folder = Path(trial_folder)
@@ -35,8 +35,8 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
         written({"kind": kind, **values})
 
     try:
-        changed = config.code and code_of(config.encoding) != config.code
-        if changed or (config.source and source_of(config.encoding) != config.source):
+        changed = config.code and hash_of_user_code(config.encoding) != config.code
+        if changed or (config.source and hash_of_posenc_code(config.encoding) != config.source):
             raise TrialFailed(
                 f"the code of {config.encoding} has changed since the comparison began; the same "
                 "command starts one with the new code"

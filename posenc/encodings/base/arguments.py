@@ -101,15 +101,15 @@ def alike(a: nn.Module, b: nn.Module) -> bool:
     same_call = of_a.get("_arguments") is of_b.get("_arguments")  # one is a shallow copy
     if same_call and of_a["_modules"] is of_b["_modules"]:
         return type(a) is type(b)
-    return likeness(a) == likeness(b)
+    return classes_and_arguments(a) == classes_and_arguments(b)
 
 
-def in_one_line(encoding: nn.Module) -> str:
+def repr_in_one_line(encoding: nn.Module) -> str:
     """Return repr(encoding) in one line, for messages."""
     return " ".join(str(encoding).split())
 
 
-def likeness(encoding: nn.Module) -> tuple[Any, ...]:
+def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
     """Return class and arguments of each module. A computed default replaces None."""
     likenesses = []
     for module in encoding.modules():

@@ -212,7 +212,7 @@ def _copy_for_layer(encoding: PositionEncoding) -> PositionEncoding:
     return copied
 
 
-def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
+def encoding_of_all_layers(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
     """Return the encoding of all layers: a PerLayer of copies if its scope is "layer".
 
     Raises: ValueError for a PerLayer with a longer pattern than num_layers.

@@ -59,13 +59,13 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
         )
     spec = parse(name)
     if len(spec.parts) == 1:
-        return _build(spec, spec.parts[0], shape, options)
+        return _build_part(spec, spec.parts[0], shape, options)
     if options:
         raise ValueError(
             f"{name!r} names {len(spec.parts)} encodings: give {', '.join(options)} in the text, "
             "after the one that takes it, as in rope:rope_theta=500000+alibi."
         )
-    layers = [_layer(spec, layer, shape) for layer in spec.layers]
+    layers = [_build_layer(spec, layer, shape) for layer in spec.layers]
     if len(layers) == 1:
         return layers[0]
     built = dict(zip(spec.layers, layers, strict=True))  # a layer that appears twice is shared
@@ -75,15 +75,17 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
         raise spec.error(1, str(error)) from error
 
 
-def named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
-    """Return the encoding that a name stands for in a module of this shape; anything but a name is
-    returned as it is.
+def build_if_named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
+    """Return the encoding that a text names, built for a module of this shape; return anything but
+    a text unchanged.
 
-    Raises: ValueError for one that is built from a field in `unknown`, which `owner` does not know.
+    Raises: ValueError if the encoding depends on a field of the shape that is in `unknown`, because
+    `owner` does not know it.
     """
     if not isinstance(encoding, str):
         return encoding
     built = create(encoding, shape)
+    # A field matters if the encoding for another value of it is another encoding.
     other_values = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
     for field in unknown:
         other_shape = replace(shape, **{field: other_values[field]})
@@ -95,9 +97,9 @@ def named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
     return built
 
 
-def _layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:
+def _build_layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:
     """Build the encoding of one layer from the parts between two slashes."""
-    members = [_build(spec, part, shape, {}) for part in parts]
+    members = [_build_part(spec, part, shape, {}) for part in parts]
     if len(members) == 1:
         return members[0]
     try:
@@ -106,7 +108,9 @@ def _layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEn
         raise spec.error(parts[0].column, str(error)) from error
 
 
-def _build(spec: Spec, part: Part, shape: ModelShape, options: dict[str, Any]) -> PositionEncoding:
+def _build_part(
+    spec: Spec, part: Part, shape: ModelShape, options: dict[str, Any]
+) -> PositionEncoding:
     """Build one encoding with the registry's options, those of the text and `options`, of which
     later ones win."""
     cls = class_of_part(spec, part)

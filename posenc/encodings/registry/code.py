@@ -25,16 +25,17 @@ from posenc.encodings.registry.entries import _ENTRIES
 from posenc.encodings.registry.grammar import Part, Spec, SpecError, parse
 from posenc.encodings.registry.known import class_of, entry
 
-_POSENC = Path(__file__).resolve().parents[2]
-MODULE = "posenc_file_"
-"""Prefix in sys.modules of modules that were loaded by path."""
+_POSENC_FOLDER = Path(__file__).resolve().parents[2]
+_FILE_MODULE_PREFIX = "posenc_file_"
+"""Prefix of the names in sys.modules of modules that were loaded by path."""
 
 
 def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
-    """Return the class of one part of a text. Raise SpecError with the column of a mistake."""
+    """Return the class that one part of a text names. Raise SpecError with the column of a
+    mistake."""
     try:
         if part.attribute and part.where not in _ENTRIES:
-            return load(part.where, part.attribute)
+            return load_class(part.where, part.attribute)
         cls = class_of(part.where)
     except SpecError:
         raise
@@ -50,12 +51,12 @@ def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
     return cls
 
 
-def load(where: str, attribute: str) -> type[PositionEncoding]:
-    """Return the encoding class `attribute` of the file or module `where`, see `find`.
+def load_class(where: str, attribute: str) -> type[PositionEncoding]:
+    """Return the encoding class `attribute` of the file or module `where`, see `load_object`.
 
     Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
-    module = imported(where)
+    module = import_file_or_module(where)
     defined = [
         name
         for name, value in vars(module).items()
@@ -63,7 +64,7 @@ def load(where: str, attribute: str) -> type[PositionEncoding]:
     ]
     it_defines = f"it defines {', '.join(defined)}" if defined else "it defines none"
     try:
-        loaded = find(where, attribute)
+        loaded = load_object(where, attribute)
     except AttributeError:
         near = difflib.get_close_matches(attribute, defined, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f": {it_defines}."
@@ -76,7 +77,7 @@ def load(where: str, attribute: str) -> type[PositionEncoding]:
     )
 
 
-def find(where: str, attribute: str) -> Any:
+def load_object(where: str, attribute: str) -> Any:
     """Return the object `attribute` of the file or module `where`.
 
     A file needs no import path. Its folder is searched last, so it can import its neighbours, but
@@ -84,17 +85,17 @@ def find(where: str, attribute: str) -> Any:
     Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
     attribute is missing.
     """
-    inner: Any = imported(where)
+    inner: Any = import_file_or_module(where)
     for name in attribute.split("."):
         inner = getattr(inner, name)
     return inner
 
 
-def path_of(kind: type) -> str:
+def path_of_class(kind: type) -> str:
     """Return "module:Class" of a class; the module of a user's file is its name without ".py"."""
     module = kind.__module__
-    if module.startswith(MODULE):
-        module = module.removeprefix(MODULE).partition("_")[2]
+    if module.startswith(_FILE_MODULE_PREFIX):
+        module = module.removeprefix(_FILE_MODULE_PREFIX).partition("_")[2]
     return f"{module}:{kind.__qualname__}"
 
 
@@ -103,13 +104,18 @@ def is_encoding(value: Any) -> TypeGuard[type[PositionEncoding]]:
     return isinstance(value, type) and issubclass(value, PositionEncoding)
 
 
-def imported(where: str) -> ModuleType:
-    """Import the file or module `where`. Raises: as `find`."""
-    return _file(Path(where).expanduser()) if where.endswith(".py") else _module(where)
+def import_file_or_module(where: str) -> ModuleType:
+    """Import the file or module `where`. Raises: as `load_object`."""
+    return (
+        _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
+    )
 
 
-def _file(path: Path) -> ModuleType:
-    """Import a file, again only if its content has changed."""
+def _import_file(path: Path) -> ModuleType:
+    """Return the module of a file, imported now unless a module of the same content is known.
+
+    Raises: as `load_object`.
+    """
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, beside, n=1)
@@ -118,7 +124,7 @@ def _file(path: Path) -> ModuleType:
     path = path.resolve()
     source = path.read_bytes()
     hash_of_path = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{MODULE}{hash_of_path}_{path.stem}"
+    name = f"{_FILE_MODULE_PREFIX}{hash_of_path}_{path.stem}"
     content = hashlib.sha256(source).hexdigest()
     imported_before = sys.modules.get(name)
     if imported_before is not None and getattr(imported_before, "_content", None) == content:
@@ -126,24 +132,26 @@ def _file(path: Path) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     vars(module)["_content"] = content
-    _search_last(path.parent)
+    _append_to_import_path(path.parent)
     sys.modules[name] = module
     try:
-        with _no_output():
+        with _stdout_to_stderr():
             exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ValueError(_own_line(path, error)) from error
+        raise ValueError(_error_with_line(path, error)) from error
     return module
 
 
-def _module(name: str) -> ModuleType:
-    """Import a module by name, also from the working directory. Raise ValueError, which says why,
-    if that fails."""
+def _import_module(name: str) -> ModuleType:
+    """Import a module by name, also from the working directory.
+
+    Raises: ValueError with the reason if that fails.
+    """
     try:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
-            _search_last(Path.cwd())
-        with _no_output():
+            _append_to_import_path(Path.cwd())
+        with _stdout_to_stderr():
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -152,17 +160,17 @@ def _module(name: str) -> ModuleType:
             raise ValueError(
                 f"there is no module {missing!r}, neither installed nor in the current folder."
             ) from error
-        raise ValueError(f"module {name} does not import: {_reason(error)}") from error
+        raise ValueError(f"module {name} does not import: {_error_in_one_line(error)}") from error
 
 
-def _own_line(path: Path, error: BaseException) -> str:
-    """Return the error with file and line."""
+def _error_with_line(path: Path, error: BaseException) -> str:
+    """Return an error of importing the file `path` as one line: "file:line: class: message."."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
-    return f"{own_line(error) or f'{path}:1'}: {_reason(error)}"
+    return f"{line_in_user_code(error) or f'{path}:1'}: {_error_in_one_line(error)}"
 
 
-def own_line(error: BaseException) -> str:
+def line_in_user_code(error: BaseException) -> str:
     """Return "file:line" of the deepest frame outside posenc, Python and installed packages, which
     is in the user's code; "" if there is none."""
     stdlib = Path(sysconfig.get_path("stdlib"))
@@ -176,20 +184,21 @@ def own_line(error: BaseException) -> str:
     return ""
 
 
-def _reason(error: BaseException) -> str:
-    """Return the error's class and message in one line, which ends in one full stop."""
+def _error_in_one_line(error: BaseException) -> str:
+    """Return "class: message." of an error, in one line of at most 300 characters of message."""
     message = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {message}".rstrip(".: ") + "."
 
 
 @contextlib.contextmanager
-def _no_output() -> Iterator[None]:
-    """Redirect stdout, so that prints of a user's module do not mix with a command's output."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirect stdout to stderr meanwhile, so that prints of a user's module do not mix with a
+    command's output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
 
-def _search_last(folder: Path) -> None:
+def _append_to_import_path(folder: Path) -> None:
     """Append the folder to the import path, where it shadows no library."""
     text = str(folder.resolve())
     if text not in sys.path:
@@ -197,123 +206,131 @@ def _search_last(folder: Path) -> None:
         importlib.invalidate_caches()
 
 
-def code_of(text: str) -> str:
-    """Hash the source files of the encodings that a text names; "" if all are posenc's own."""
+def hash_of_user_code(text: str) -> str:
+    """Return twelve digits that depend on the source files of the encodings outside posenc that a
+    text names; "" if all are posenc's own."""
     spec = parse(text)
-    return hash_of([module for part in spec.parts for module in _modules_of(spec, part)])
+    return hash_of_modules([module for part in spec.parts for module in _module_names(spec, part)])
 
 
-def source_of(text: str) -> str:
-    """Hash posenc's current files behind an encoding, and the options that are registered with it.
+def hash_of_posenc_code(text: str) -> str:
+    """Return twelve digits that depend on the files of posenc that the encodings of a text use, and
+    on the options that are registered with them.
 
     A class outside posenc may use any encoding of posenc, so it counts all of them.
     """
     spec = parse(text)
     digests = []
     for part in spec.parts:
-        modules = _modules_of(spec, part)
-        if all(map(_is_posencs, modules)):
-            files: Iterable[Path] = files_of(modules[0])
+        modules = _module_names(spec, part)
+        if all(map(_is_in_posenc, modules)):
+            files: Iterable[Path] = files_of_module(modules[0])
         else:
-            files = sorted((_POSENC / "encodings").rglob("*.py"))
+            files = sorted((_POSENC_FOLDER / "encodings").rglob("*.py"))
         options = {} if part.attribute else entry(part.where).defaults
-        digests.append(_hash(files) + repr(sorted(options.items())))
+        digests.append(_hash_files(files) + repr(sorted(options.items())))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 
-def hash_of(modules: Iterable[str]) -> str:
-    """Hash the source files of modules to twelve digits; "" if all are posenc's own."""
+def hash_of_modules(modules: Iterable[str]) -> str:
+    """Return twelve digits that depend on the source files of those modules that are not posenc's,
+    and on what they import; "" if all are posenc's own."""
     files: dict[Path, None] = {}  # in order, each once
     for module in modules:
-        if not _is_posencs(module):
-            files.update(dict.fromkeys(files_of(module)))
-    return _hash(files) if files else ""
+        if not _is_in_posenc(module):
+            files.update(dict.fromkeys(files_of_module(module)))
+    return _hash_files(files) if files else ""
 
 
-def files_of(module: str) -> tuple[Path, ...]:
-    """Return the file of a module, and the files that it imports, also indirectly, from the folder
-    that its own import path begins in, and from PYTHONPATH."""
+def files_of_module(module: str) -> tuple[Path, ...]:
+    """Return the file of a loaded module, and the files that it imports, also indirectly: those
+    below the folder from which it was imported, and on PYTHONPATH. () if it has no file."""
     name = getattr(sys.modules.get(module), "__file__", None)
     if name is None:
         return ()
     file = Path(name).resolve()
     # a.b.c is in the folder "a/b" below its root, or in "a/b/c" if it is a package.
-    folders = 0 if module.startswith(MODULE) else module.count(".")
+    folders = 0 if module.startswith(_FILE_MODULE_PREFIX) else module.count(".")
     if file.name == "__init__.py":
         folders += 1
-    return tuple(sorted(_with_imports(file, root=file.parents[folders])))
+    return tuple(sorted(_file_and_imported_files(file, root=file.parents[folders])))
 
 
-def _modules_of(spec: Spec, part: Part) -> list[str]:
-    """Return the module of a part's class, and the one that the part names, which may make it."""
-    named = [imported(part.where).__name__] if part.attribute else []
+def _module_names(spec: Spec, part: Part) -> list[str]:
+    """Return the names of the module that defines a part's class and, for a class given by file or
+    module, of that one, which may only import or make the class."""
+    named = [import_file_or_module(part.where).__name__] if part.attribute else []
     return [class_of_part(spec, part).__module__, *named]
 
 
-def _is_posencs(module: str) -> bool:
+def _is_in_posenc(module: str) -> bool:
     """Return True for the name of a module of this package."""
     return module.partition(".")[0] == "posenc"
 
 
-def _hash(files: Iterable[Path]) -> str:
+def _hash_files(files: Iterable[Path]) -> str:
     """Return 12 hexadecimal digits that depend on the contents of the files and on their order."""
-    digests = [hashlib.sha256(_bytes(file)).hexdigest() for file in files]
+    digests = [hashlib.sha256(_read_or_empty(file)).hexdigest() for file in files]
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
 
-class _Imported(NamedTuple):
+class _FileBelowRoot(NamedTuple):
     """Hold a file and the folder from which it is imported."""
 
     file: Path
     root: Path
 
 
-def _with_imports(start: Path, root: Path) -> set[Path]:
+def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
     """Return the file `start` and all files that it imports, also indirectly.
 
     For a user's file these are the files below `root` or on PYTHONPATH; for one of an installed
     package the files of that package; for one of posenc's own those of posenc.
     """
-    is_posencs = start.is_relative_to(_POSENC)
+    is_in_posenc = start.is_relative_to(_POSENC_FOLDER)
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
     package = start.relative_to(root).parts[0].removesuffix(".py") if root in installed else None
     roots = [root]
-    if package is None and not is_posencs:
-        roots += _python_path()
+    if package is None and not is_in_posenc:
+        roots += _python_path_folders()
 
     files: set[Path] = set()
-    waiting = [_Imported(start, root)]
+    waiting = [_FileBelowRoot(start, root)]
     while waiting:
         file, above = waiting.pop()
         if file in files:
             continue
-        if not is_posencs and file.resolve().is_relative_to(_POSENC):
+        if not is_in_posenc and file.resolve().is_relative_to(_POSENC_FOLDER):
             continue  # posenc's own files, from a copy on PYTHONPATH, are not the user's
         files.add(file)
-        for name in _names(_bytes(file), file.relative_to(above).parent.parts):
+        for name in _imported_names(_read_or_empty(file), file.relative_to(above).parent.parts):
             if package is None or name.partition(".")[0] == package:
                 for place in roots:
-                    waiting += [_Imported(f, place) for f in _modules(place, name.split("."))]
+                    waiting += [
+                        _FileBelowRoot(f, place)
+                        for f in _files_run_by_import(place, name.split("."))
+                    ]
     return files
 
 
-def _python_path() -> list[Path]:
+def _python_path_folders() -> list[Path]:
     """Return the folders on PYTHONPATH, without those of installed packages."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [Path(folder).resolve() for folder in folders if folder and "-packages" not in folder]
 
 
 @lru_cache(maxsize=512)
-def _names(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the full names of modules that a file may import."""
+def _imported_names(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the full names of modules that a source file in `package` may import; () if it cannot
+    be parsed. `package`: folders between the file and its root."""
     try:
-        return tuple(_imports(ast.parse(source), package))
+        return tuple(_iterate_imported_names(ast.parse(source), package))
     except (SyntaxError, ValueError):
         return ()
 
 
-def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
-    """Yield the full names that a module of `package` imports."""
+def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names that a parsed module of `package` imports, attributes among them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -324,8 +341,9 @@ def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
             yield from (f"{start}.{alias.name}".lstrip(".") for alias in node.names)
 
 
-def _modules(root: Path, names: list[str]) -> Iterator[Path]:
-    """Yield the files below `root` that an import of a.b.c runs."""
+def _files_run_by_import(root: Path, names: list[str]) -> Iterator[Path]:
+    """Yield the files below `root` that an import of names a, b, c (for a.b.c) runs: the files of
+    the packages and of the module."""
     for depth in range(1, len(names) + 1):
         place = root.joinpath(*names[:depth])
         for file in (place.with_suffix(".py"), place / "__init__.py"):
@@ -333,8 +351,8 @@ def _modules(root: Path, names: list[str]) -> Iterator[Path]:
                 yield file.resolve() if file.resolve().is_relative_to(root) else file
 
 
-def _bytes(file: Path) -> bytes:
-    """Return the content of a file; nothing if it cannot be read."""
+def _read_or_empty(file: Path) -> bytes:
+    """Return the content of a file; b"" if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:  # deleted after it was imported

@@ -12,7 +12,8 @@ class Entry(NamedTuple):
     """What its tests compare it with: "golden" (numbers printed by the authors' code) or
     "reference" (the paper's formula in float64); "unchecked" for encodings of other packages."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
-    """Arguments of the class that a spec need not give."""
+    """Arguments of the class, or of its from_shape, where a text that names the encoding gives
+    none."""
     origin: str = ""
     """The package that defines it; "" for posenc."""
 
@@ -22,8 +23,8 @@ _ROPE = f"{_QK}.rope:RoPE"
 _MAPS = f"{_QK}.position_maps"
 
 
-def _scaled(scaling: str, checked: str = "golden", **options: Any) -> Entry:
-    """Return the entry of a RoPE with this scaling, by its name, and these options."""
+def _rope_with_scaling(scaling: str, checked: str = "golden", **options: Any) -> Entry:
+    """Return the entry of a RoPE with this scaling, a name in SCALINGS, and options of both."""
     return Entry(_ROPE, checked, {"interleaved": False, "scaling": scaling, **options})
 
 
@@ -42,14 +43,14 @@ _ENTRIES: dict[str, Entry] = {
     "rope": Entry(_ROPE, "golden", {"interleaved": False}),
     "rope_interleaved": Entry(_ROPE, "golden", {"interleaved": True}),
     "partial_rope": Entry(_ROPE, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}),
-    "p_rope": _scaled("proportional", p=0.75),
-    "linear": _scaled("linear", factor=4.0),
-    "ntk": _scaled("ntk", factor=4.0),
-    "dynamic_ntk": _scaled("dynamic_ntk", factor=4.0),
-    "ntk_by_parts": _scaled("ntk_by_parts", checked="reference", factor=4.0),
-    "yarn": _scaled("yarn", factor=4.0),
-    "llama3": _scaled("llama3", factor=4.0),
-    "longrope": _scaled("longrope", factor=4.0),
+    "p_rope": _rope_with_scaling("proportional", p=0.75),
+    "linear": _rope_with_scaling("linear", factor=4.0),
+    "ntk": _rope_with_scaling("ntk", factor=4.0),
+    "dynamic_ntk": _rope_with_scaling("dynamic_ntk", factor=4.0),
+    "ntk_by_parts": _rope_with_scaling("ntk_by_parts", checked="reference", factor=4.0),
+    "yarn": _rope_with_scaling("yarn", factor=4.0),
+    "llama3": _rope_with_scaling("llama3", factor=4.0),
+    "longrope": _rope_with_scaling("longrope", factor=4.0),
     "rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False}),
     "leaky_rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}),
     "self_extend": Entry(f"{_MAPS}:SelfExtend", "golden", {"interleaved": False}),

@@ -20,7 +20,7 @@ Value = int | float | bool | str | tuple["Value", ...] | None
 """Type of an option's value."""
 
 _WORD = re.compile(r"[^\W\d][\w.-]*")
-_NUMBER_WORD = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WHOLE_WORD_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
 """Regular expression of paths that need no quotes."""
 
@@ -43,7 +43,7 @@ class Option:
     column: int = field(default=1, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.key}={written(self.value)}"
+        return f"{self.key}={format_value(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Part:
 
     @property
     def is_file(self) -> bool:
+        """Return True if `where` is the path of a file."""
         return bool(self.attribute) and self.where.endswith(".py")
 
     @property
@@ -69,7 +70,7 @@ class Part:
         """Return the text of the part without its options."""
         where = self.where
         if self.is_file and not PATH.fullmatch(where):
-            where = _quoted(where)
+            where = _in_double_quotes(where)
         return f"{where}:{self.attribute}" if self.attribute else where
 
     def __str__(self) -> str:
@@ -93,6 +94,7 @@ class Spec:
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        """Return the parts of all layers, in the order of the text."""
         return tuple(part for layer in self.layers for part in layer)
 
     @property
@@ -104,6 +106,7 @@ class Spec:
         return (*[most_layers] * (self.every - 1), every_nth)
 
     def error(self, column: int, problem: str) -> SpecError:
+        """Return an error to raise, for a problem at this column of the text."""
         return SpecError(self.text, column, problem)
 
     def __str__(self) -> str:
@@ -115,33 +118,34 @@ class Spec:
         return text if self.every is None else f"{text} every {self.every}"
 
 
-def written(value: Value) -> str:
-    """Return a value as text of the grammar, whole numbers without a decimal point."""
+def format_value(value: Value) -> str:
+    """Return an option's value as `parse` would read it; whole numbers have no decimal point."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
+        # Below 2^53 every whole float is exact.
         return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
     if isinstance(value, int):
         return str(value)
     if isinstance(value, tuple):
-        return f"[{','.join(map(written, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     plain = _WORD.fullmatch(value) and value not in ("true", "false", "none", "null")
-    return value if plain else _quoted(value)
+    return value if plain else _in_double_quotes(value)
 
 
-def read(word: str) -> Value:
+def parse_word(word: str) -> Value:
     """Convert an unquoted word to a value.
 
-    >>> read("1e3"), read("true"), read("none"), read("half")
+    >>> parse_word("1e3"), parse_word("true"), parse_word("none"), parse_word("half")
     (1000, True, None, 'half')
     """
     if word in ("true", "false"):
         return word == "true"
     if word in ("none", "null"):
         return None
-    if not _NUMBER_WORD.fullmatch(word):
+    if not _WHOLE_WORD_NUMBER.fullmatch(word):
         return word
     try:
         return int(word)
@@ -150,23 +154,23 @@ def read(word: str) -> Value:
         return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
-def _quoted(text: str) -> str:
+def _in_double_quotes(text: str) -> str:
     """Return the text in double quotes, with quotes and backslashes in it escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-# What the reader takes at one place of the text.
+# What can stand at one place of the text, in the order of the grammar.
 _LABEL = re.compile(r"\s*([^:+/=\[\]'\",$]*?)\s*=")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=")
 _COLON_BEFORE_A_CLASS = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*")
 _NUMBER_THEN_END = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
-_BARE = re.compile(r"[^\s,+/:=\[\]'\"]+")
+_UNQUOTED = re.compile(r"[^\s,+/:=\[\]'\"]+")
 _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 _EVERY = re.compile(r"\s+every\b")
 _COUNT = re.compile(r"\s*(\d{1,6})(?!\w)")
-DEEPEST = 8
+MAX_LIST_DEPTH = 8
 """Maximum depth of nested lists."""
 
 
@@ -182,143 +186,148 @@ def parse(text: str) -> Spec:
 
     Raises: SpecError, a ValueError with the column of the mistake.
     """
-    return _Reader(text).spec()
+    return _Reader(text).read_spec()
 
 
 class _Reader:
-    """Read a text from left to right, by a method for each line of the grammar."""
+    """Parse a text from left to right, with a method for each line of the grammar. `at` is the
+    index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
 
-    def spec(self) -> Spec:
-        label = self._take(_LABEL)
+    def read_spec(self) -> Spec:
+        """Read the whole text."""
+        label = self._match_and_advance(_LABEL)
         if label is not None and not label[1]:
             self._refuse("a label is missing before the equals sign", 0)
         if label is not None and not label[1][0].isalnum():  # matplotlib hides labels with _
             self._refuse("a label begins with a letter or a digit", 0)
-        layers = [self._layer()]
-        while self._take(re.compile(r"\s*/")):
-            layers.append(self._layer())
-        every = self._every(len(layers)) if self._take(_EVERY) else None
-        self._skip()
+        layers = [self._read_layer()]
+        while self._match_and_advance(re.compile(r"\s*/")):
+            layers.append(self._read_layer())
+        every = self._read_every(len(layers)) if self._match_and_advance(_EVERY) else None
+        self._skip_white_space()
         if self.at < len(self.text):
             self._refuse(f"expected '+', '/', ',' or the end, found {self.text[self.at :][:20]!r}")
         return Spec(tuple(layers), every, label[1] if label else "", self.text)
 
-    def _layer(self) -> tuple[Part, ...]:
+    def _read_layer(self) -> tuple[Part, ...]:
         """Read the encodings of one layer, joined by plus signs."""
-        parts = [self._part()]
-        while self._take(re.compile(r"\s*\+")):
-            parts.append(self._part())
+        parts = [self._read_part()]
+        while self._match_and_advance(re.compile(r"\s*\+")):
+            parts.append(self._read_part())
         return tuple(parts)
 
-    def _part(self) -> Part:
-        """Read one encoding, a name, class or file, with its options."""
-        self._skip()
+    def _read_part(self) -> Part:
+        """Read one encoding: a name, a module and class, or a file and class; and its options."""
+        self._skip_white_space()
         start = self.at
-        path = self._path()
-        where = self._name() if path is None else path
+        path = self._read_path()
+        where = self._read_name() if path is None else path
         is_file = path is not None
-        attribute, attribute_column = self._attribute(where, is_file)
+        attribute, attribute_column = self._read_attribute(where, is_file)
         if is_file and not attribute:
             self._refuse(f"name a class of the file, as in {where}:MyEncoding")
         if "." in where and not attribute:
             self._refuse(f"name a class of the module, as in {where}:MyEncoding")
-        options = self._options() if self._take(re.compile(r"\s*:")) else ()
+        options = self._read_options() if self._match_and_advance(re.compile(r"\s*:")) else ()
         return Part(where, attribute, options, start + 1, attribute_column)
 
-    def _path(self) -> str | None:
+    def _read_path(self) -> str | None:
         """Read the path of a file, quoted or not; None if there is none here."""
         start = self.at
         if self._quote_begins():
-            path = self._quoted()
+            path = self._read_quoted()
             if not path.endswith(".py"):
                 self._refuse(f"{path!r} in quotes must be the path of a .py file", start)
             return path
-        match = self._take(PATH)
+        match = self._match_and_advance(PATH)
         return None if match is None else match[0]
 
-    def _name(self) -> str:
+    def _read_name(self) -> str:
         """Read the name of an encoding or a module."""
-        name = self._take(_DOTTED)
+        name = self._match_and_advance(_DOTTED)
         if name is None:
             rest = self.text[self.at :]
             what = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
             self._refuse(f"expected an encoding (a name, module:Class or file.py:Class), {what}")
         return name[0]
 
-    def _attribute(self, where: str, is_file: bool) -> tuple[str, int]:
-        """Read a colon and a class name, with its column; "" if an option follows the colon."""
-        if self._take(_COLON_BEFORE_A_CLASS) is None:
+    def _read_attribute(self, where: str, is_file: bool) -> tuple[str, int]:
+        """Read a colon and the name of a class, and return the name and its column; "" if no class
+        follows, for example an option."""
+        if self._match_and_advance(_COLON_BEFORE_A_CLASS) is None:
             return "", self.at + 1
         column = self.at + 1
-        name = self._take(_DOTTED)
+        name = self._match_and_advance(_DOTTED)
         if name is None:
             wanted = "a class" if is_file or "." in where else "a class or key=value"
             self._refuse(f"expected {wanted} after the colon")
         return name[0], column
 
-    def _options(self) -> tuple[Option, ...]:
+    def _read_options(self) -> tuple[Option, ...]:
         """Read key=value, one or more, separated by commas."""
         options: list[Option] = []
         while True:
-            self._skip()
+            self._skip_white_space()
             column = self.at + 1
-            key = self._take(_KEY)
+            key = self._match_and_advance(_KEY)
             if key is None:
                 self._refuse("expected an option as key=value")
             if any(option.key == key[1] for option in options):
                 self._refuse(f"{key[1]} is given twice", column - 1)
-            options.append(Option(key[1], self._value(), column))
-            if not self._take(re.compile(r"\s*,")):
+            options.append(Option(key[1], self._read_value(), column))
+            if not self._match_and_advance(re.compile(r"\s*,")):
                 return tuple(options)
 
-    def _value(self, depth: int = 0) -> Value:
-        """Read a quoted text, a list, a number or a word; `depth`: of lists around it."""
-        self._skip()
+    def _read_value(self, depth: int = 0) -> Value:
+        """Read a quoted text, a list, a number or a word, inside of `depth` lists."""
+        self._skip_white_space()
         if self._quote_begins():
-            return self._quoted()
-        if self._take(re.compile(r"\[")):
-            if depth == DEEPEST:
+            return self._read_quoted()
+        if self._match_and_advance(re.compile(r"\[")):
+            if depth == MAX_LIST_DEPTH:
                 self._refuse("lists are nested too deeply", self.at - 1)
-            return self._list(depth + 1)
-        word = self._take(_NUMBER_THEN_END) or self._take(_BARE)
+            return self._read_list(depth + 1)
+        word = self._match_and_advance(_NUMBER_THEN_END) or self._match_and_advance(_UNQUOTED)
         if word is None:
             self._refuse("a value is missing after the equals sign or comma")
-        return read(word[0])
+        return parse_word(word[0])
 
-    def _list(self, depth: int) -> Value:
-        """Read the values of a list behind its opening bracket, and the closing one."""
+    def _read_list(self, depth: int) -> Value:
+        """Read the values of a list, whose opening bracket is read already, up to the closing
+        one."""
         start = self.at - 1
         values: list[Value] = []
-        if self._take(re.compile(r"\s*\]")):
+        if self._match_and_advance(re.compile(r"\s*\]")):
             return ()
         while True:
-            values.append(self._value(depth))
-            if self._take(re.compile(r"\s*\]")):
+            values.append(self._read_value(depth))
+            if self._match_and_advance(re.compile(r"\s*\]")):
                 return tuple(values)
-            if not self._take(re.compile(r"\s*,")):
+            if not self._match_and_advance(re.compile(r"\s*,")):
                 self._refuse("the list that begins here is not closed", start)
 
     def _quote_begins(self) -> bool:
+        """Return True if the next character is a quote."""
         return self.text.startswith(("'", '"'), self.at)
 
-    def _quoted(self) -> str:
+    def _read_quoted(self) -> str:
         """Read a text in quotes, and return it without them and without escapes."""
         start = self.at
-        match = self._take(_TEXT)
+        match = self._match_and_advance(_TEXT)
         if match is None:
             self._refuse("the quote that begins here is not closed", start)
         in_single, in_double = match.groups()
         escaped = in_double if in_single is None else in_single
         return re.sub(r"\\(.)", r"\1", escaped)
 
-    def _every(self, layers: int) -> int:
-        """Read the number behind `every`, which only a spec of two layers may have."""
+    def _read_every(self, layers: int) -> int:
+        """Read the number after the word `every`, which only a spec of two layers may have."""
         column = self.at
-        count = self._take(_COUNT)
+        count = self._match_and_advance(_COUNT)
         if count is None or int(count[1]) < 2:
             self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", column)
         if layers != 2:
@@ -327,18 +336,19 @@ class _Reader:
             )
         return int(count[1])
 
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the pattern here and go on behind it; None if it does not match."""
+    def _match_and_advance(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match the pattern at the next character, and go on after the match; None if there is
+        none."""
         match = pattern.match(self.text, self.at)
         if match is not None:
             self.at = match.end()
         return match
 
-    def _skip(self) -> None:
-        """Go on behind white space."""
-        self._take(re.compile(r"\s*"))
+    def _skip_white_space(self) -> None:
+        """Go on after white space."""
+        self._match_and_advance(re.compile(r"\s*"))
 
     def _refuse(self, problem: str, at: int | None = None) -> NoReturn:
-        """Raise SpecError with the column of `at`, or of the place that was reached."""
+        """Raise SpecError for a problem at the index `at`, or at the next character."""
         place = self.at if at is None else at
         raise SpecError(self.text, place + 1, f"{problem}.")

@@ -4,7 +4,7 @@ A name that only this process knows is replaced, for another process, by the fil
 stands for:
 
 >>> from posenc.encodings.registry.grammar import parse
->>> str(anywhere(parse("rope/alibi")))  # known everywhere
+>>> str(with_importable_classes(parse("rope/alibi")))  # known everywhere
 'rope/alibi'
 """
 
@@ -41,33 +41,34 @@ def names() -> tuple[str, ...]:
     >>> "rope" in posenc.names()
     True
     """
-    return tuple(dict.fromkeys((*_ENTRIES, *_registered, *_installed()[0])))
+    return tuple(dict.fromkeys((*_ENTRIES, *_registered, *_entries_of_packages()[0])))
 
 
 def entry(name: str) -> Entry:
-    """Return the registry's entry of `name`. Raise ValueError with the nearest name if unknown."""
+    """Return the registry's entry of `name`, with class and defaults. Raise ValueError, with the
+    most similar name, if it is unknown."""
     if name in _ENTRIES:  # no need to read the entry points of installed packages
         return _ENTRIES[name]
     if name in _registered:
         return _registered[name]
-    installed, problems = _installed()
+    installed, problems = _entries_of_packages()
     if name in installed:
         return installed[name]
     if name in problems:
         raise ValueError(problems[name])
-    near = _nearest(name)
+    near = _nearest_name(name)
     hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(names())}."
     raise ValueError(f"Unknown encoding {name!r}. {hint}")
 
 
-def _nearest(name: str) -> str:
-    """Return the registered name that `name` stands for in other libraries, or that is spelt
-    nearly as it; "" if there is none."""
+def _nearest_name(name: str) -> str:
+    """Return the registered name of what `name` means in other libraries, or else the one that is
+    spelt most like it; "" if none is similar."""
     meant = meant_by(name)
     if meant is not None and meant[1]:
         return meant[1]
     nearest = ""
-    best = 0.6
+    best = 0.6  # the cutoff of difflib.get_close_matches
     for known in names():
         likeness = difflib.SequenceMatcher(None, known, name.lower()).ratio()
         if likeness > best:  # the first of equals: rope, not rove, for roep
@@ -77,16 +78,18 @@ def _nearest(name: str) -> str:
 
 
 def class_of(name: str) -> "type[PositionEncoding]":
-    """Return the class of a name. Raise ValueError if it is unknown, or if another package's class
-    does not import."""
+    """Return the class that a registered name stands for. Raise ValueError if the name is unknown,
+    or if another package's class cannot be imported."""
     known = entry(name)
     if name in _classes:
         return _classes[name]
-    from posenc.encodings.registry.code import load  # and with it torch, which names do without
+    from posenc.encodings.registry.code import (
+        load_class,  # and with it torch, which names do without
+    )
 
     module, _, attribute = known.path.partition(":")
     try:
-        return load(module, attribute)
+        return load_class(module, attribute)
     except ValueError as error:
         raise ValueError(f"{name!r}, defined by {known.origin}: {error}") from error
 
@@ -120,9 +123,9 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
     if not _is_name(name):
         raise ValueError(f"register: a name has letters, digits and underscores, got {name!r}.")
     path = f"{encoding.__module__}:{encoding.__qualname__}"
-    taken = _ENTRIES.get(name) or _registered.get(name) or _installed()[0].get(name)
+    taken = _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
     if taken is not None and taken.path != path:
-        if name in _classes and _source(_classes[name]) == _source(encoding):
+        if name in _classes and _qualname_and_file(_classes[name]) == _qualname_and_file(encoding):
             return  # the same class of the same file, loaded under another module name
         raise ValueError(f"register: {name!r} is {taken.path} already; choose another name.")
     _registered[name] = Entry(path, "unchecked", defaults, "this program")
@@ -131,28 +134,34 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
 
 def problems() -> tuple[str, ...]:
     """Return a line about each encoding of other packages that cannot be used by its name."""
-    return tuple(_installed()[1].values())
+    return tuple(_entries_of_packages()[1].values())
 
 
-def anywhere(spec: Spec) -> Spec:
+def with_importable_classes(spec: Spec) -> Spec:
     """Replace names that `register` gave by the file or module of their class, so that another
     process, started in the same folder, can build the spec. Raise SpecError if it could not."""
-    layers = tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
+    layers = tuple(tuple(_importable_part(spec, part) for part in layer) for layer in spec.layers)
     return replace(spec, layers=layers)
 
 
-def tidy(spec: Spec) -> Spec:
-    """Replace file names in the spec by paths relative to the current folder."""
-    return replace(spec, layers=tuple(tuple(map(_tidy, layer)) for layer in spec.layers))
+def with_relative_paths(spec: Spec) -> Spec:
+    """Return the spec with paths of files relative to the current folder where they are below
+    it."""
+    return replace(
+        spec, layers=tuple(tuple(map(_with_relative_path, layer)) for layer in spec.layers)
+    )
 
 
-def _anywhere(spec: Spec, part: Part) -> Part:
-    """Return the part so that another process can build it: an encoding that was registered in this
-    one by its module and class, with its defaults written out."""
+def _importable_part(spec: Spec, part: Part) -> Part:
+    """Return a part that another process can build. A name that `register` gave is replaced by
+    module and class, with its defaults as options.
+
+    Raises: SpecError if its class or a default cannot be passed on.
+    """
     if part.attribute or part.where not in _classes:
-        return _tidy(part)
+        return _with_relative_path(part)
     try:
-        where, attribute = _importable(part.where)
+        where, attribute = _importable_module_and_class(part.where)
     except ValueError as error:
         raise spec.error(part.column, str(error)) from error
     options_in_text = {option.key for option in part.options}
@@ -167,12 +176,14 @@ def _anywhere(spec: Spec, part: Part) -> Part:
             )
             raise SpecError(spec.text, part.column, why)
         defaults.append(Option(key, value))
-    return _tidy(Part(where, attribute, (*defaults, *part.options), column=part.column))
+    return _with_relative_path(
+        Part(where, attribute, (*defaults, *part.options), column=part.column)
+    )
 
 
-def _importable(name: str) -> tuple[str, str]:
-    """Return module or file, and class name, from which another process can load a name that
-    `register` gave.
+def _importable_module_and_class(name: str) -> tuple[str, str]:
+    """Return the module or file of a name that `register` gave, and the class in it, from which
+    another process can load it.
 
     Raises: ValueError for a class that is not at the top of a file.
     """
@@ -188,8 +199,9 @@ def _importable(name: str) -> tuple[str, str]:
     return file or cls.__module__, cls.__qualname__
 
 
-def _tidy(part: Part) -> Part:
-    """Return the part with its file relative to the current folder, if it is inside of it."""
+def _with_relative_path(part: Part) -> Part:
+    """Return the part with the path of its file relative to the current folder, if it is below
+    it."""
     if not part.is_file:
         return part
     path = Path(part.where).expanduser().resolve()
@@ -199,8 +211,9 @@ def _tidy(part: Part) -> Part:
 
 
 @functools.cache
-def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return entries of other packages by name, without importing them, and problems by name."""
+def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return the entries that installed packages define by entry points, by name, and a sentence
+    about each that cannot be used, by name. The packages are not imported."""
     entries: dict[str, Entry] = {}
     wrong: dict[str, str] = {}
     try:
@@ -209,7 +222,7 @@ def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
         return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
     for point in points:
         name = point.name
-        origin = _package(point)
+        origin = _package_and_version(point)
         if not _is_name(name):
             wrong[name] = f"{origin} names an encoding {name!r}, which is no valid name."
         elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
@@ -223,20 +236,21 @@ def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
     return {name: known for name, known in entries.items() if name not in wrong}, wrong
 
 
-def _package(point: importlib.metadata.EntryPoint) -> str:
-    """Return name and version of the package that an entry point is from."""
+def _package_and_version(point: importlib.metadata.EntryPoint) -> str:
+    """Return "name version" of the package that defines an entry point."""
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
     except Exception:  # the package's metadata are damaged
         return "a package"
 
 
-def _source(cls: type) -> tuple[str, str | None]:
-    """Return the qualified name of a class and the file that defines it."""
+def _qualname_and_file(cls: type) -> tuple[str, str | None]:
+    """Return the qualified name of a class and the real path of its file: equal for one class that
+    was loaded under two module names."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__qualname__, file and os.path.realpath(file)
 
 
 def _is_name(name: str) -> bool:
-    """Return True if it is one word, as names of encodings are."""
+    """Return True if `name` is one word of letters, digits and underscores, as names must be."""
     return re.fullmatch(r"[^\W\d]\w*", name) is not None

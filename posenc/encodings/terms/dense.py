@@ -13,7 +13,7 @@ from posenc.encodings.terms.term import (
     Scores,
     Shown,
     Term,
-    learned,
+    formulas_need_gradient,
 )
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import take
@@ -59,7 +59,7 @@ class Dense(Term):
     def pair(self) -> ScoreMod:  # type: ignore[override]
         formulas = [] if self.formulas is None else self.formulas()
         # A kernel would add the gradients of all pairs to one number per head, one by one.
-        if formulas and not (learned(formulas) and torch.is_grad_enabled()):
+        if formulas and not (formulas_need_gradient(formulas) and torch.is_grad_enabled()):
             return self._pair_by_formulas(formulas)
         values = self.values(slice(None), slice(None))
         if self.q.x is not None:

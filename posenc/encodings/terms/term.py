@@ -34,7 +34,7 @@ class Formula(NamedTuple):
     dear: bool = False
 
 
-def learned(formulas: list[Formula]) -> bool:
+def formulas_need_gradient(formulas: list[Formula]) -> bool:
     """Return True if a number of the formulas needs a gradient."""
     return any(number.requires_grad for formula in formulas for number in formula.numbers)
 

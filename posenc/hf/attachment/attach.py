@@ -35,8 +35,8 @@ from posenc.encodings import (
     ModelShape,
     PositionEncoding,
     create,
-    in_one_line,
-    one_per_model,
+    encoding_of_all_layers,
+    repr_in_one_line,
     require_encoding,
 )
 from posenc.hf.attachment import hooks, own_positions
@@ -301,7 +301,7 @@ def _encodings_of(
             chosen = create(chosen, shape_from(stack, model.config))
         stack_encoding = require_encoding("attach", chosen)
         _check_fits(stack_encoding, stack, model, _reads_tokens(stacks, stack, example))
-        encodings.append(one_per_model(stack_encoding, len(stack.attentions)))
+        encodings.append(encoding_of_all_layers(stack_encoding, len(stack.attentions)))
     return encodings
 
 
@@ -371,7 +371,7 @@ def _hook_stack(
     for other in stack.beside:
         attachment.changed.append((other, {LAYER: None}, {}))
         vars(other)[LAYER] = None
-    described = in_one_line(encoding)
+    described = repr_in_one_line(encoding)
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None

@@ -9,7 +9,7 @@ from torch import nn
 from posenc.arguments import answered
 from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
-from posenc.encodings import PositionEncoding, in_one_line
+from posenc.encodings import PositionEncoding, repr_in_one_line
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, share
@@ -121,9 +121,9 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
         found = rebuilt(stack["encoding"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if in_one_line(found) != stack.get("says"):
+    if repr_in_one_line(found) != stack.get("says"):
         raise ValueError(
-            f"{path}: this version of posenc builds {in_one_line(found)} from it, and "
+            f"{path}: this version of posenc builds {repr_in_one_line(found)} from it, and "
             f"{stack.get('says')} was saved."
         )
     return found

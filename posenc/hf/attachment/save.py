@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.dialects.files.attached import MARK, RECORD
-from posenc.encodings import PerLayer, PositionEncoding, in_one_line, path_of
+from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.written import written
 from posenc.hf.checkpoint import files
@@ -80,7 +80,7 @@ def write_encoding(model: Any, folder: Path) -> None:
         "stacks": [
             {
                 "is": classes_of(encoding),
-                "says": in_one_line(encoding),
+                "says": repr_in_one_line(encoding),
                 "encoding": written(encoding),
                 "shared": shared_names(encoding),
             }
@@ -96,7 +96,7 @@ def write_encoding(model: Any, folder: Path) -> None:
 def classes_of(encoding: nn.Module) -> list[str]:
     """Return "module:Class" of an encoding and of all encodings inside it, each once."""
     kinds = {
-        path_of(type(m))
+        path_of_class(type(m))
         for m in encoding.modules()
         if isinstance(m, PositionEncoding) and not isinstance(m, PerLayer)
     }

@@ -8,7 +8,7 @@ import inspect
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from posenc.encodings import PositionEncoding, path_of
+from posenc.encodings import PositionEncoding, path_of_class
 from posenc.encodings import rope_scaling as rs
 
 _OWN = "posenc."
@@ -55,7 +55,7 @@ def _written(value: Any) -> Any:
     else:
         raise TypeError(f"{type(value).__name__} cannot be written")
     return {
-        "class": path_of(type(value)),
+        "class": path_of_class(type(value)),
         "arguments": {name: _written(each) for name, each in arguments.items()},
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.encodings import find
+from posenc.encodings import load_object
 from posenc.report.page.failure import one_line
 
 
@@ -82,7 +82,7 @@ def imported(path: str) -> Any:
     if not colon:
         raise ValueError(f"{path!r}: name a class or function, as in file.py:NAME or package:NAME.")
     try:
-        return find(where.strip("'\""), attribute)
+        return load_object(where.strip("'\""), attribute)
     except (ValueError, AttributeError) as error:
         why = str(error).rstrip(".")
         raise ValueError(f"{path}: cannot be imported ({why}).") from error

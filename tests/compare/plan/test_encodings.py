@@ -13,7 +13,7 @@ from posenc.compare.page.page import make_page
 from posenc.compare.plan.contract_gate import _check_lengths, find_void
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, labelled
-from posenc.encodings import code_of
+from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import known
 from posenc.testing import CHECKS, VOIDING, maker
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
@@ -59,7 +59,7 @@ def test_encodings_are_named_by_their_canonical_text_or_their_label(folder):
     assert plain.text == plain.label == "my.py:LogALiBi"
     assert (steep.text, steep.label) == ("my.py:LogALiBi:slope=2", "steep")
     assert both.text == "rope+alibi"
-    assert len(plain.code) == 12 and plain.code == steep.code == code_of("my.py:LogALiBi")
+    assert len(plain.code) == 12 and plain.code == steep.code == hash_of_user_code("my.py:LogALiBi")
 
 
 @pytest.mark.parametrize(
@@ -266,5 +266,5 @@ def test_an_edit_of_a_helper_on_pythonpath_counts(folder, monkeypatch):
     found = []
     for slope in (1, 2):
         (elsewhere / "far_helper.py").write_text(f"SLOPE = {slope}\n", encoding="utf-8")
-        found.append(code_of("mine.py:LogALiBi"))
+        found.append(hash_of_user_code("mine.py:LogALiBi"))
     assert found[0] != found[1]

@@ -10,7 +10,7 @@ import pytest
 import posenc
 from posenc import ModelShape, create
 from posenc.encodings.registry import encoding_class
-from posenc.encodings.registry.code import files_of, hash_of
+from posenc.encodings.registry.code import files_of_module, hash_of_modules
 
 SHAPE = ModelShape(64, 4, train_length=32)
 MINE = """\
@@ -63,23 +63,23 @@ def test_a_file_beside_a_librarys_name_takes_nothing_from_it(folder):
 
 def test_an_edited_file_is_another_encoding(folder):
     first = encoding_class("my.py:LogALiBi")
-    before = hash_of([first.__module__])
+    before = hash_of_modules([first.__module__])
     assert len(before) == 12
     text = (folder / "my.py").read_text(encoding="utf-8")
     (folder / "my.py").write_text(text.replace("-self.slope", "-2 * self.slope"), encoding="utf-8")
     second = encoding_class("my.py:LogALiBi")
-    assert second is not first and hash_of([second.__module__]) != before
+    assert second is not first and hash_of_modules([second.__module__]) != before
     (folder / "my.py").write_text(text, encoding="utf-8")
-    assert hash_of([encoding_class("my.py:LogALiBi").__module__]) == before
+    assert hash_of_modules([encoding_class("my.py:LogALiBi").__module__]) == before
 
 
 def test_what_a_file_imports_from_beside_it_is_part_of_it(folder):
     cls = encoding_class("my.py:LogALiBi")
     helper = next(folder.glob("helper_*.py"))
-    assert set(files_of(cls.__module__)) == {folder / "my.py", helper}
-    before = hash_of([cls.__module__])
+    assert set(files_of_module(cls.__module__)) == {folder / "my.py", helper}
+    before = hash_of_modules([cls.__module__])
     helper.write_text("SLOPE = 0.25\n", encoding="utf-8")
-    assert hash_of([cls.__module__]) != before
+    assert hash_of_modules([cls.__module__]) != before
 
 
 @pytest.mark.parametrize("how", ["on PYTHONPATH", "in a folder of it", "by a link"])
@@ -94,11 +94,11 @@ def test_a_copy_of_posenc_that_is_run_in_place_is_not_the_users(folder, how, mon
         (folder / "posenc").symlink_to(here / "posenc", target_is_directory=True)
     cls = encoding_class("my.py:LogALiBi")
     helper = next(folder.glob("helper_*.py"))
-    assert set(files_of(cls.__module__)) == {folder / "my.py", helper}
+    assert set(files_of_module(cls.__module__)) == {folder / "my.py", helper}
 
 
 def test_posencs_own_have_no_hash():
-    assert hash_of([encoding_class(name).__module__ for name in ("rope", "nope")]) == ""
+    assert hash_of_modules([encoding_class(name).__module__ for name in ("rope", "nope")]) == ""
 
 
 def test_a_module_in_the_current_folder_with_its_package(folder):
@@ -112,7 +112,8 @@ def test_a_module_in_the_current_folder_with_its_package(folder):
     where = f"{package.name}.inner.mine:LogALiBi"
     assert create(where, SHAPE).slope == 3
     names = {
-        file.relative_to(folder).as_posix() for file in files_of(encoding_class(where).__module__)
+        file.relative_to(folder).as_posix()
+        for file in files_of_module(encoding_class(where).__module__)
     }
     inner = f"{package.name}/inner/mine.py"
     assert {inner, f"{package.name}/numbers.py", f"{package.name}/__init__.py"} <= names

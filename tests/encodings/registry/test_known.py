@@ -26,9 +26,9 @@ class Other(ALiBi):
 
 @pytest.fixture(autouse=True)
 def forget():
-    known._installed.cache_clear()
+    known._entries_of_packages.cache_clear()
     yield
-    known._installed.cache_clear()
+    known._entries_of_packages.cache_clear()
 
 
 def test_a_registered_name_is_built_listed_and_composed():
@@ -67,10 +67,11 @@ class Mine(posenc.ALiBi):
 posenc.register("mine_of_a_script", Mine)
 if __name__ == "__main__":
     from posenc.compare.plan.encodings import read_encodings
-    from posenc.encodings import code_of
+    from posenc.encodings import hash_of_user_code
     (mine,) = read_encodings(["mine_of_a_script"])
     built = posenc.create(mine.text, posenc.ModelShape(64, 2))
-    print(mine.text, mine.label, type(built).__qualname__, mine.code == code_of(mine.text))
+    same = mine.code == hash_of_user_code(mine.text)
+    print(mine.text, mine.label, type(built).__qualname__, same)
 """
 
 
