@@ -9,11 +9,15 @@ from posenc.encodings.numbers.frequencies import DIGIT_BITS, PART_BITS, digit_tu
 from posenc.keras.layer import ops
 
 PHASE_BITS = 30
-QUARTER = 1 << (PHASE_BITS - 2)
+"""A phase counts units of 2^-30 turn, so that int32 has room for sums."""
+QUARTER_TURN = 1 << (PHASE_BITS - 2)
 FINE_BITS = 12
-_RADIANS = 2 * math.pi / (1 << (PHASE_BITS - FINE_BITS))
-_COARSE = round(_RADIANS * 2**23) / 2**23
-"""Radians per coarse step, in 8 bits: a product with a 16-bit number is exact in float32."""
+"""The last bits of a phase; the others count coarse steps of 2^12 units, of which an eighth of a
+turn has 2^15, which float32 holds exactly."""
+_RADIANS_PER_COARSE_STEP = 2 * math.pi / (1 << (PHASE_BITS - FINE_BITS))
+_ROUNDED_RADIANS_PER_COARSE_STEP = round(_RADIANS_PER_COARSE_STEP * 2**23) / 2**23
+"""Radians per coarse step, rounded to 8 significant bits, so that a product with a 16-bit number is
+exact in float32. What rounding leaves out is added with the fine part."""
 
 
 class Phases:
@@ -38,16 +42,19 @@ class Phases:
                 self.radians, "float32"
             )
             positions = whole
-        phase = self._phase(ops.cast(positions, "int32"))
-        quarter = ops.right_shift(phase + QUARTER // 2, PHASE_BITS - 2)
-        cos, sin = _rest(phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction)
+        phase = self._whole_phase(ops.cast(positions, "int32"))
+        # The nearest quarter turn; the rest is at most an eighth of a turn.
+        quarter = ops.right_shift(phase + QUARTER_TURN // 2, PHASE_BITS - 2)
+        cos, sin = _cos_sin_of_rest(phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction)
+        # A turn by a quarter maps (cos, sin) to (-sin, cos), one by a half to (-cos, -sin).
         odd, half = ops.bitwise_and(quarter, 1) == 1, ops.bitwise_and(quarter, 2) == 2
         cos, sin = ops.where(odd, -sin, cos), ops.where(odd, cos, sin)
         sign = ops.where(half, -factor, factor)
         return cos * sign, sin * sign
 
-    def _phase(self, positions: Any) -> Any:
-        """Return the turns modulo one of whole positions (..., 1), in units of 2^-30."""
+    def _whole_phase(self, positions: Any) -> Any:
+        """Return the phases of whole positions (..., 1), in units of 2^-30 turn, modulo one
+        turn."""
         size = ops.abs(positions)
         high = low = 0
         for digit, (turn, part) in enumerate(zip(self.high, self.low, strict=True)):
@@ -62,13 +69,15 @@ class Phases:
         return ops.bitwise_and(phase, (1 << PHASE_BITS) - 1)
 
 
-def _rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
+def _cos_sin_of_rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
     """Return cos and sin of the angle `rest`, in units of 2^-30 turn and at most an eighth of a
     turn, plus `fraction` in radians."""
     coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
     fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
-    small = coarse * (_RADIANS - _COARSE) + fine * (_RADIANS / (1 << FINE_BITS))
+    small = coarse * (_RADIANS_PER_COARSE_STEP - _ROUNDED_RADIANS_PER_COARSE_STEP) + fine * (
+        _RADIANS_PER_COARSE_STEP / (1 << FINE_BITS)
+    )
     if fraction is not None:
         small = small + fraction
-    angle = coarse * _COARSE + small
+    angle = coarse * _ROUNDED_RADIANS_PER_COARSE_STEP + small
     return ops.cos(angle), ops.sin(angle)

@@ -6,12 +6,19 @@ from typing import Any
 import keras
 
 from posenc.keras.biases import ScoreBias
-from posenc.keras.layer import PositionLayer, deserialized, distances, ops, token_positions, wide
+from posenc.keras.layer import (
+    PositionLayer,
+    at_least_float32,
+    distances,
+    ops,
+    restore_layer,
+    token_positions,
+)
 from posenc.keras.rotary import RotaryEmbedding
 from posenc.keras.shaw import ShawAttention
 
 Encoding = RotaryEmbedding | ScoreBias | ShawAttention
-HIDDEN = -1e30
+MASKED_SCORE = -1e30
 """Value of a masked score: finite, so that a row with only masked keys has finite gradients."""
 
 
@@ -58,7 +65,7 @@ class PositionAwareAttention(PositionLayer):
                 "PositionAwareAttention: num_kv_heads must divide num_heads, "
                 f"got {num_kv_heads} and {num_heads}."
             )
-        encoding = deserialized(encoding)
+        encoding = restore_layer(encoding)
         if encoding is not None and not isinstance(encoding, Encoding):
             raise TypeError(
                 "PositionAwareAttention: encoding must be a RotaryEmbedding, ALiBi, "
@@ -81,17 +88,18 @@ class PositionAwareAttention(PositionLayer):
                 f"PositionAwareAttention: num_heads={self.num_heads} must divide the input's width "
                 f"{embed_dim}, or head_dim be given."
             )
-        self._size = embed_dim // self.num_heads if self.head_dim is None else self.head_dim
+        self._head_width = embed_dim // self.num_heads if self.head_dim is None else self.head_dim
         heads = {"q_proj": self.num_heads, "k_proj": self.num_kv_heads, "v_proj": self.num_kv_heads}
         for name, count in heads.items():
-            setattr(self, name, self._dense(name, count * self._size))
+            setattr(self, name, self._make_projection(name, count * self._head_width))
             getattr(self, name).build(x_shape if name == "q_proj" else source_shape)
-        self.o_proj = self._dense("o_proj", embed_dim)
-        self.o_proj.build((*x_shape[:-1], self.num_heads * self._size))
+        self.o_proj = self._make_projection("o_proj", embed_dim)
+        self.o_proj.build((*x_shape[:-1], self.num_heads * self._head_width))
         if self.encoding is not None and not self.encoding.built:
-            self.encoding.build((*x_shape[:-1], self.num_heads, self._size))
+            self.encoding.build((*x_shape[:-1], self.num_heads, self._head_width))
 
-    def _dense(self, name: str, width: int) -> keras.layers.Dense:
+    def _make_projection(self, name: str, width: int) -> keras.layers.Dense:
+        """Return a new dense layer with `width` output channels."""
         return keras.layers.Dense(width, use_bias=self.use_bias, name=name, dtype=self.dtype_policy)
 
     def call(
@@ -121,9 +129,11 @@ class PositionAwareAttention(PositionLayer):
             kv_positions = token_positions(self.name, ops.shape(source)[1], context_positions, 0)
         if length is not None and not isinstance(self.encoding, RotaryEmbedding):
             raise ValueError("PositionAwareAttention: length is for a RotaryEmbedding.")
-        q = self._heads(self.q_proj(x), self.num_heads)
-        k, v = (self._heads(p(source), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
-        allowed = self._allowed(attention_mask, padding, use_causal_mask, q_positions, kv_positions)
+        q = self._split_heads(self.q_proj(x), self.num_heads)
+        k, v = (self._split_heads(p(source), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
+        allowed = self._combine_masks(
+            attention_mask, padding, use_causal_mask, q_positions, kv_positions
+        )
         if isinstance(self.encoding, ShawAttention):
             out = self.encoding(
                 q, k, v, q_positions=q_positions, kv_positions=kv_positions, attention_mask=allowed
@@ -136,23 +146,36 @@ class PositionAwareAttention(PositionLayer):
                     tables = self.encoding.cos_sin(kv_positions, length)
                 k = self.encoding.rotate(k, *tables)
             out = self._attend(q, k, v, q_positions, kv_positions, allowed)
-        return self.o_proj(ops.reshape(out, (-1, ops.shape(x)[1], self.num_heads * self._size)))
+        return self.o_proj(
+            ops.reshape(out, (-1, ops.shape(x)[1], self.num_heads * self._head_width))
+        )
 
     def _attend(
         self, q: Any, k: Any, v: Any, q_positions: Any, kv_positions: Any, allowed: Any
     ) -> Any:
+        """Return softmax(scale * q . k + bias) v, (batch, q_len, num_heads, head_dim), for queries
+        and keys that are rotated already; zeros for a query that sees no key.
+
+        q, k, v: (batch, len, heads, head_dim). allowed: all masks together, or None.
+        """
         bias = None
         if isinstance(self.encoding, ScoreBias):
             bias = self.encoding.bias(q_positions, kv_positions)
             bias = bias if len(bias.shape) == 4 else ops.expand_dims(bias, 0)
             if getattr(self.encoding, "form", None) == "left_right":
-                seen = bias > HIDDEN
+                # Its bias is -inf at hidden keys; those become part of the mask.
+                seen = bias > MASKED_SCORE
                 allowed = seen if allowed is None else ops.logical_and(allowed, seen)
-            q, k, v = wide(q), wide(k), wide(v)  # their dtype would round the bias
+            # The dtype of q, k and v would round the bias.
+            q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
         if allowed is not None:
-            bias = ops.where(allowed, 0.0 if bias is None else bias, HIDDEN)
-            q, k, v = wide(q), wide(k), wide(v)
-        scale = self._size**-0.5 if self.encoding is None else self.encoding.scale(self._size)
+            bias = ops.where(allowed, 0.0 if bias is None else bias, MASKED_SCORE)
+            q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+        scale = (
+            self._head_width**-0.5
+            if self.encoding is None
+            else self.encoding.scale(self._head_width)
+        )
         if keras.backend.backend() == "tensorflow" and k.shape[2] != q.shape[2]:
             # Keras' attention on TensorFlow does not support grouped queries.
             k, v = (ops.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
@@ -161,11 +184,11 @@ class PositionAwareAttention(PositionLayer):
         flash = None if bias is None and keras.backend.backend() != "torch" else False
         out = ops.dot_product_attention(q, k, v, bias=bias, scale=scale, flash_attention=flash)
         if allowed is not None:
-            some = ops.moveaxis(ops.any(allowed, axis=-1, keepdims=True), 1, 2)
-            out = ops.where(some, out, 0.0)
-        return self.rounded(out)
+            sees_some_key = ops.moveaxis(ops.any(allowed, axis=-1, keepdims=True), 1, 2)
+            out = ops.where(sees_some_key, out, 0.0)
+        return self.to_compute_dtype(out)
 
-    def _allowed(
+    def _combine_masks(
         self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
     ) -> Any:
         """Return all masks combined, broadcastable to (batch, num_heads, q_len, kv_len); None if
@@ -173,13 +196,13 @@ class PositionAwareAttention(PositionLayer):
         masks = []
         if mask is not None:
             mask = ops.cast(mask, "bool")
-            before = {2: (None, None), 3: (slice(None), None), 4: ()}.get(len(mask.shape))
-            if before is None:
+            new_axes = {2: (None, None), 3: (slice(None), None), 4: ()}.get(len(mask.shape))
+            if new_axes is None:
                 raise ValueError(
                     "PositionAwareAttention: attention_mask must be (q_len, kv_len), with a batch "
                     f"or also heads before, got shape {tuple(mask.shape)}."
                 )
-            masks.append(mask[before] if before else mask)
+            masks.append(mask[new_axes] if new_axes else mask)
         if padding is not None:
             masks.append(ops.cast(padding, "bool")[:, None, None, :])
         if causal:
@@ -187,8 +210,9 @@ class PositionAwareAttention(PositionLayer):
             masks.append(past[None, None] if len(past.shape) == 2 else past[:, None])
         return functools.reduce(ops.logical_and, masks) if masks else None
 
-    def _heads(self, x: Any, count: int) -> Any:
-        return ops.reshape(x, (-1, ops.shape(x)[1], count, self._size))
+    def _split_heads(self, x: Any, count: int) -> Any:
+        """Return x (batch, len, count * head_dim) as (batch, len, count, head_dim)."""
+        return ops.reshape(x, (-1, ops.shape(x)[1], count, self._head_width))
 
     def compute_output_shape(self, x_shape, context_shape=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         return x_shape

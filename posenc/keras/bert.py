@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from posenc.keras.layer import PositionLayer, deserialized, ops, wide
+from posenc.keras.layer import PositionLayer, at_least_float32, ops, restore_layer
 from posenc.keras.learned import LearnedPositionEmbedding
 
 
@@ -52,7 +52,7 @@ class BertEmbedding(PositionLayer):
         if encoding is None:
             start = keras.initializers.TruncatedNormal(stddev=init_std)
             encoding = LearnedPositionEmbedding(512, initializer=start, dtype=self.dtype_policy)
-        self.encoding = deserialized(encoding)
+        self.encoding = restore_layer(encoding)
         if not hasattr(self.encoding, "embed"):
             raise TypeError(
                 "BertEmbedding: encoding must be a SinusoidalPositionEncoding or a "
@@ -65,14 +65,15 @@ class BertEmbedding(PositionLayer):
         width = self.embed_dim
         start = keras.initializers.TruncatedNormal(stddev=self.init_std)
         shape = (self.vocab_size, width)
-        self.words = self.add_float_weight("words", shape, self._words_start)
+        self.words = self.add_float_weight("words", shape, self._initial_words)
         if self.num_segments:
             self.segments = self.add_float_weight("segments", (self.num_segments, width), start)
         for layer in (self.encoding, self.norm, self.drop):
             if not layer.built:  # a loaded encoding is built already
                 layer.build((*input_shape, width))
 
-    def _words_start(self, shape: Any, dtype: Any = None) -> Any:
+    def _initial_words(self, shape: Any, dtype: Any = None) -> Any:
+        """Draw the word embeddings, an initializer: truncated normal, zeros for padding_idx."""
         drawn = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
         if self.padding_idx is None:
             return drawn
@@ -81,19 +82,20 @@ class BertEmbedding(PositionLayer):
 
     def call(self, tokens, segments=None, positions=None, start_index=0, training=None):
         tokens = ops.cast(tokens, "int32")
-        x = ops.take(wide(self.words), tokens, axis=0)
+        x = ops.take(at_least_float32(self.words), tokens, axis=0)
         if self.padding_idx is not None:
             is_padding = ops.expand_dims(tokens == self.padding_idx, -1)
             x = ops.where(is_padding, ops.stop_gradient(x), x)
         if self.num_segments:
             segments = ops.zeros_like(tokens) if segments is None else ops.cast(segments, "int32")
-            x = x + ops.take(wide(self.segments), segments, axis=0)
+            x = x + ops.take(at_least_float32(self.segments), segments, axis=0)
         elif segments is not None:
             raise ValueError("BertEmbedding: built with num_segments=0, and segments were given.")
         x = self.norm(self.encoding.embed(x, positions, start_index))
-        return self.rounded(self.drop(x, training=training))
+        return self.to_compute_dtype(self.drop(x, training=training))
 
     def compute_mask(self, inputs, previous_mask=None):
+        """Return the mask that Keras hands to later layers: True where a token is not padding."""
         if self.padding_idx is None:
             return previous_mask
         return ops.not_equal(inputs, self.padding_idx)

@@ -12,12 +12,12 @@ from posenc.encodings.numbers.slopes_and_buckets import (
     alibi_heads,
     t5_edges,
 )
-from posenc.keras.layer import PositionLayer, distances, ops, token_positions, wide
+from posenc.keras.layer import PositionLayer, at_least_float32, distances, ops, token_positions
 
 
 class ScoreBias(PositionLayer):
-    """Add a bias by distance to attention scores; base class of ALiBi, T5RelativeBias and
-    KerpleBias.
+    """Base class of layers that add a bias by distance to attention scores; a subclass defines
+    `bias_of_distance`.
 
     Call: scores (batch, num_heads, q_len, kv_len), q_positions (q_len) or (batch, q_len), by
     default counted from start_index, kv_positions (kv_len) or (batch, kv_len), by default counted
@@ -36,19 +36,22 @@ class ScoreBias(PositionLayer):
         """Return the factor of q . k in the scores."""
         return head_dim**-0.5
 
-    def of_distance(self, distance: Any) -> Any:
-        """Return the float32 bias (..., num_heads, q_len, kv_len) of each distance."""
+    def bias_of_distance(self, distance: Any) -> Any:
+        """Return the float32 bias of distances (..., q_len, kv_len): (..., num_heads, q_len,
+        kv_len)."""
         raise NotImplementedError
 
     def bias(self, q_positions: Any, kv_positions: Any) -> Any:
         """Return the bias of each pair, float32 (num_heads, q_len, kv_len), or (batch, num_heads,
         q_len, kv_len) if positions are batched."""
-        return self.of_distance(distances(q_positions, kv_positions))
+        return self.bias_of_distance(distances(q_positions, kv_positions))
 
     def call(self, scores, q_positions=None, kv_positions=None, start_index=0):
         q_positions = token_positions(self.name, scores.shape[2], q_positions, start_index)
         kv_positions = token_positions(self.name, scores.shape[3], kv_positions, 0)
-        return self.rounded(wide(scores) + self.bias(q_positions, kv_positions))
+        return self.to_compute_dtype(
+            at_least_float32(scores) + self.bias(q_positions, kv_positions)
+        )
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -88,15 +91,19 @@ class ALiBi(ScoreBias):
 
     def build(self, input_shape) -> None:
         if self.learned:
-            self.log_slopes = self.add_float_weight("log_slopes", (self.num_heads,), self._start)
+            self.log_slopes = self.add_float_weight(
+                "log_slopes", (self.num_heads,), self._initial_log_slopes
+            )
 
-    def _start(self, shape: Any, dtype: Any = None) -> Any:
+    def _initial_log_slopes(self, shape: Any, dtype: Any = None) -> Any:
+        """Return the logarithms of the paper's slopes; an initializer, whose shape is known
+        already."""
         return ops.convert_to_tensor(np.log(self.slopes), dtype)
 
-    def of_distance(self, distance: Any) -> Any:
+    def bias_of_distance(self, distance: Any) -> Any:
         signed = ops.expand_dims(ops.cast(distance, "float32"), -3)
         slope = (
-            ops.exp(wide(self.log_slopes))
+            ops.exp(at_least_float32(self.log_slopes))
             if self.learned
             else ops.convert_to_tensor(self.slopes, "float32")
         )
@@ -162,8 +169,8 @@ class T5RelativeBias(ScoreBias):
             return bucket
         return bucket + (len(self._edges) + 1) * ops.cast(distance < 0, bucket.dtype)
 
-    def of_distance(self, distance: Any) -> Any:
-        by_row = ops.take(wide(self.weight), self.bucket(distance), axis=0)
+    def bias_of_distance(self, distance: Any) -> Any:
+        by_row = ops.take(at_least_float32(self.weight), self.bucket(distance), axis=0)
         return ops.moveaxis(by_row, -1, -3)
 
 
@@ -198,15 +205,16 @@ class KerpleBias(ScoreBias):
             for name, high in zip(("r1", "r2"), KERPLE_STARTS[self.form], strict=True)
         )
 
-    def of_distance(self, distance: Any) -> Any:
+    def bias_of_distance(self, distance: Any) -> Any:
         distance = ops.expand_dims(ops.abs(ops.cast(distance, "float32")), -3)
-        r1 = _bounded(self.r1)
+        r1 = _clamp_keeping_gradient(self.r1)
         if self.form == "log":
-            return -r1 * ops.log1p(_bounded(self.r2) * distance)
-        return -r1 * distance ** _bounded(self.r2, KERPLE_POWER_HIGH)
+            return -r1 * ops.log1p(_clamp_keeping_gradient(self.r2) * distance)
+        return -r1 * distance ** _clamp_keeping_gradient(self.r2, KERPLE_POWER_HIGH)
 
 
-def _bounded(weight: Any, high: float = float("inf")) -> Any:
-    """Return the weight clamped to its bounds, (num_heads, 1, 1); its gradient is not clamped."""
-    x = wide(weight)
+def _clamp_keeping_gradient(weight: Any, high: float = float("inf")) -> Any:
+    """Return the weight clamped to [KERPLE_LOW, high], as (num_heads, 1, 1), with the gradient of
+    the weight itself: see posenc.encodings.scores.kerple."""
+    x = at_least_float32(weight)
     return (x + ops.stop_gradient(ops.clip(x, KERPLE_LOW, high) - x))[:, None, None]

@@ -1,4 +1,4 @@
-"""What all layers share: float32 under every dtype policy, positions, configs."""
+"""Base class and helpers of all layers: float32 under every dtype policy, positions, configs."""
 
 import inspect
 from typing import Any
@@ -12,7 +12,7 @@ ops: Any = keras.ops
 
 
 class PositionLayer(keras.layers.Layer):
-    """Compute in at least float32 and round once, to the compute dtype of the dtype policy.
+    """Base class of all layers: compute in at least float32 and round once, to the compute dtype.
 
     Under mixed_bfloat16 Keras would cast all floating-point inputs and weights to bfloat16, even
     positions. Here only the result is cast.
@@ -29,7 +29,7 @@ class PositionLayer(keras.layers.Layer):
         """Return the arguments of the constructors, read from the attributes of the same names."""
         kinds = type(self).__mro__
         arguments = {
-            name: serialized(getattr(self, name))
+            name: serialize_argument(getattr(self, name))
             for kind in reversed(kinds[: kinds.index(PositionLayer)])
             for name in inspect.signature(kind.__init__).parameters
             if hasattr(self, name)
@@ -37,23 +37,24 @@ class PositionLayer(keras.layers.Layer):
         return {**super().get_config(), **arguments}
 
     def add_float_weight(self, name: str, shape: tuple[int, ...], initializer: Any) -> Any:
-        """Add a weight that mixed dtype policies do not cast."""
+        """Add a weight that mixed dtype policies do not cast, and return it."""
         return self.add_weight(name=name, shape=shape, initializer=initializer, autocast=False)
 
-    def rounded(self, x: Any) -> Any:
+    def to_compute_dtype(self, x: Any) -> Any:
         """Cast x to the compute dtype of the dtype policy."""
         return ops.cast(x, self.compute_dtype)
 
 
-def wide(x: Any) -> Any:
+def at_least_float32(x: Any) -> Any:
     """Convert x to float32, or keep float64."""
     x = ops.convert_to_tensor(x)
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
 
 
 def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
-    """Return `positions` as a tensor, or start_index, start_index + 1, ... if it is None. `length`
-    comes from ops.shape; in TensorFlow it is a tensor if it is unknown."""
+    """Return the positions of `length` tokens as a tensor: `positions`, checked, or start_index,
+    start_index + 1, ... if they are None. `length` comes from ops.shape; TensorFlow gives a tensor
+    if it is unknown. Raise ValueError for a wrong shape, or if both arguments are given."""
     if positions is None:
         return ops.arange(length, dtype="int32") + ops.cast(start_index, "int32")
     if not (isinstance(start_index, int) and start_index == 0):
@@ -68,21 +69,23 @@ def token_positions(name: str, length: Any, positions: Any, start_index: Any) ->
     return positions
 
 
-def require_whole(name: str, *positions: Any) -> None:
+def require_integers(name: str, *positions: Any) -> None:
     """Raise TypeError if positions are real numbers, for layers with a table of positions."""
     for p in positions:
         if "int" not in keras.backend.standardize_dtype(p.dtype):
             raise TypeError(f"{name}: positions must be integers, got {p.dtype}.")
 
 
-def only_shapes() -> bool:
-    """Return True while Keras infers shapes, with lengths that it makes up."""
+def is_inferring_shapes() -> bool:
+    """Return True while Keras infers the shapes of outputs, from inputs whose lengths it makes
+    up."""
     return in_symbolic_scope()
 
 
-def known(positions: Any) -> np.ndarray | None:
-    """Return the elements of a tensor, which waits for an accelerator; None while it is traced."""
-    if only_shapes():
+def numbers_if_readable(positions: Any) -> np.ndarray | None:
+    """Return the positions as a NumPy array, which waits for an accelerator; None while they are
+    traced."""
+    if is_inferring_shapes():
         return None
     backend = keras.backend.backend()
     if backend == "jax":
@@ -103,8 +106,9 @@ def distances(q_positions: Any, kv_positions: Any) -> Any:
     return ops.expand_dims(q_positions, -1) - ops.expand_dims(kv_positions, -2)
 
 
-def serialized(argument: Any) -> Any:
-    """Serialize a constructor's argument for `get_config`.
+def serialize_argument(argument: Any) -> Any:
+    """Return a constructor's argument in the form that `get_config` stores: a dict for an
+    initializer or a layer, anything else unchanged.
 
     The id of a layer lets Keras restore one object for all layers that shared it. Keras adds the
     same id, but after it has copied the config of the first of them.
@@ -117,6 +121,6 @@ def serialized(argument: Any) -> Any:
     return {**config, "shared_object_id": id(argument)}
 
 
-def deserialized(layer: Any) -> Any:
-    """Restore a layer from its config; return a layer unchanged."""
+def restore_layer(layer: Any) -> Any:
+    """Return the layer of a dict that `serialize_argument` made; return anything else unchanged."""
     return keras.saving.deserialize_keras_object(layer) if isinstance(layer, dict) else layer

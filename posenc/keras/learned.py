@@ -7,12 +7,12 @@ import keras
 from posenc.encodings.numbers.growth import check_hierarchical, source_rows
 from posenc.keras.layer import (
     PositionLayer,
-    known,
-    only_shapes,
+    at_least_float32,
+    is_inferring_shapes,
+    numbers_if_readable,
     ops,
-    require_whole,
+    require_integers,
     token_positions,
-    wide,
 )
 
 GROWTHS = (None, "interpolate", "hierarchical")
@@ -76,15 +76,16 @@ class LearnedPositionEmbedding(PositionLayer):
             )
         self.max_positions, self.growth, self.align_corners = max_positions, growth, align_corners
         self.num_positions, self.alpha = num_positions, alpha
-        self.served = max_positions if num_positions is None else num_positions
-        if self.served < 1:
+        self.num_served = max_positions if num_positions is None else num_positions
+        if self.num_served < 1:
             raise ValueError(
-                f"LearnedPositionEmbedding: num_positions must be at least 1, got {self.served}."
+                "LearnedPositionEmbedding: num_positions must be at least 1, "
+                f"got {self.num_served}."
             )
         if growth == "hierarchical":
-            check_hierarchical(max_positions, self.served, alpha)
+            check_hierarchical(max_positions, self.num_served, alpha)
         if align_corners is not None:
-            self._between = source_rows(max_positions, self.served, align_corners)
+            self._source_rows = source_rows(max_positions, self.num_served, align_corners)
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = keras.initializers.get(initializer)
@@ -96,27 +97,29 @@ class LearnedPositionEmbedding(PositionLayer):
     def table(self, positions: Any) -> Any:
         """Return the vector to add at each position, (*positions.shape, embed_dim)."""
         positions = ops.convert_to_tensor(positions)
-        require_whole("LearnedPositionEmbedding", positions)
-        given = known(positions)
+        require_integers("LearnedPositionEmbedding", positions)
+        given = numbers_if_readable(positions)
         if given is not None and given.size:
-            self._check(int(given.min()), int(given.max()))
-        return self._rows(positions)
+            self._check_inside_table(int(given.min()), int(given.max()))
+        return self._vectors_at(positions)
 
-    def _check(self, first: int, last: int) -> None:
-        if first < 0 or last >= self.served:
+    def _check_inside_table(self, first: int, last: int) -> None:
+        """Raise ValueError unless the positions `first` to `last` are 0 to num_served - 1."""
+        if first < 0 or last >= self.num_served:
             raise ValueError(
-                f"LearnedPositionEmbedding: positions must be 0 to {self.served - 1}, got {first} "
-                f"to {last}. Use growth and num_positions, or shorten the input."
+                f"LearnedPositionEmbedding: positions must be 0 to {self.num_served - 1}, "
+                f"got {first} to {last}. Use growth and num_positions, or shorten the input."
             )
 
-    def _rows(self, positions: Any) -> Any:
-        inside = (positions >= 0) & (positions < self.served)
-        index = ops.clip(positions, 0, self.served - 1)
-        weight = wide(self.weight)
+    def _vectors_at(self, positions: Any) -> Any:
+        """Return the vector to add at each position, NaN at positions outside of the table."""
+        inside = (positions >= 0) & (positions < self.num_served)
+        index = ops.clip(positions, 0, self.num_served - 1)
+        weight = at_least_float32(self.weight)
         if self.growth is None:
             rows = ops.take(weight, index, axis=0)
         elif self.growth == "interpolate":
-            lower, upper, share = self._between
+            lower, upper, share = self._source_rows
             rows = (ops.convert_to_tensor(r, "int32") for r in (lower, upper))
             low, high = (ops.take(weight, ops.take(r, index), axis=0) for r in rows)
             share = ops.take(ops.convert_to_tensor(share, weight.dtype), index)[..., None]
@@ -129,14 +132,15 @@ class LearnedPositionEmbedding(PositionLayer):
         return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
-        """Return x with the embeddings added, not yet rounded."""
+        """Return x with the embeddings added, not yet rounded to the compute dtype. positions=None
+        means start_index, start_index + 1, ..."""
         length, given = ops.shape(x)[1], positions
         positions = token_positions(self.name, length, positions, start_index)
         if given is not None or not isinstance(start_index, int):
-            return wide(x) + self.table(positions)
-        if isinstance(length, int) and not only_shapes():  # jax's symbolic length is no int
-            self._check(start_index, start_index + length - 1)
-        return wide(x) + self._rows(positions)
+            return at_least_float32(x) + self.table(positions)
+        if isinstance(length, int) and not is_inferring_shapes():  # jax's symbolic length is no int
+            self._check_inside_table(start_index, start_index + length - 1)
+        return at_least_float32(x) + self._vectors_at(positions)
 
     def call(self, x, positions=None, start_index=0):
-        return self.rounded(self.embed(x, positions, start_index))
+        return self.to_compute_dtype(self.embed(x, positions, start_index))

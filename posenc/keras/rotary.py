@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 
-from posenc.encodings import rope_scaling as rs
+from posenc.encodings import rope_scaling
 from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.keras.angles import Phases
-from posenc.keras.layer import PositionLayer, ops, token_positions, wide
+from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -41,14 +41,14 @@ class RotaryEmbedding(PositionLayer):
         *,
         interleaved: bool,
         rotary_dim: int | None = None,
-        scaling: rs.Scaling | dict[str, Any] | None = None,
+        scaling: rope_scaling.Scaling | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if not rope_theta > 0:
             raise ValueError(f"RotaryEmbedding: rope_theta must be positive, got {rope_theta}.")
         self.rope_theta, self.interleaved, self.rotary_dim = rope_theta, interleaved, rotary_dim
-        self.scaling = _scaling(scaling)
+        self.scaling = _scaling_from_config(scaling)
 
     def build(self, input_shape) -> None:
         head_dim = input_shape[-1]
@@ -58,7 +58,7 @@ class RotaryEmbedding(PositionLayer):
                 f"RotaryEmbedding: rotary_dim must be even and between 2 and head_dim={head_dim}, "
                 f"got {self._width}."
             )
-        self._phases, self._factor = self._at(None)
+        self._phases, self._factor = self._phases_at_length(None)
         self._unscaled = None
         if self.scaling is not None and self.scaling.exempt_tokens:
             self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
@@ -70,7 +70,9 @@ class RotaryEmbedding(PositionLayer):
     def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:
         """Return float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
         factor."""
-        phases, factor = (self._phases, self._factor) if length is None else self._at(length)
+        phases, factor = (
+            (self._phases, self._factor) if length is None else self._phases_at_length(length)
+        )
         cos, sin = phases.cos_sin(positions, factor)
         if self._unscaled is None or self.scaling is None:
             return cos, sin
@@ -79,9 +81,10 @@ class RotaryEmbedding(PositionLayer):
         return ops.where(first, plain_cos, cos), ops.where(first, plain_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Rotate x; cos and sin can be reused for other x of the same tokens."""
-        kept = ops.convert_to_tensor(x)[..., self._width :]
-        x = wide(x)[..., : self._width]
+        """Return x rotated by what `cos_sin` returned, which serves any x of the same tokens,
+        rounded to the compute dtype."""
+        unrotated = ops.convert_to_tensor(x)[..., self._width :]
+        x = at_least_float32(x)[..., : self._width]
         if len(x.shape) == 4:  # all heads use the same cos and sin
             cos, sin = ops.expand_dims(cos, -2), ops.expand_dims(sin, -2)
         if self.interleaved:
@@ -94,13 +97,18 @@ class RotaryEmbedding(PositionLayer):
             out = ops.reshape(ops.stack(turned, axis=-1), ops.shape(x))
         else:
             out = ops.concatenate(turned, axis=-1)
-        return ops.concatenate([self.rounded(out), self.rounded(kept)], axis=-1)
+        return ops.concatenate(
+            [self.to_compute_dtype(out), self.to_compute_dtype(unrotated)], axis=-1
+        )
 
     def call(self, x, positions=None, start_index=0, length=None):
         positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         return self.rotate(x, *self.cos_sin(positions, length))
 
-    def _at(self, length: int | None) -> tuple[Phases, float]:
+    def _phases_at_length(self, length: int | None) -> tuple[Phases, float]:
+        """Return the frequencies, as Phases, and the factor of cos and sin at this length in
+        tokens; None: the training length. Raise TypeError or ValueError for a length that cannot be
+        used."""
         if length is not None:
             if not isinstance(length, int):
                 raise TypeError(
@@ -111,31 +119,37 @@ class RotaryEmbedding(PositionLayer):
                 raise ValueError(
                     "RotaryEmbedding: length was given, and these frequencies do not depend on it."
                 )
-        return _phases(self._width, self.rope_theta, self.scaling, length)
+        return _cached_phases(self._width, self.rope_theta, self.scaling, length)
 
     def get_config(self) -> dict[str, Any]:
         config, scaling = super().get_config(), self.scaling
         if scaling is not None:
-            (name,) = [n for n, kind in rs.SCALINGS.items() if kind is type(scaling)]
+            (name,) = [n for n, kind in rope_scaling.SCALINGS.items() if kind is type(scaling)]
             config["scaling"] = {"name": name, **dataclasses.asdict(scaling)}  # pyright: ignore
         return config
 
 
 @lru_cache(maxsize=128)
-def _phases(
-    rotary_dim: int, rope_theta: float, scaling: rs.Scaling | None, length: int | None
+def _cached_phases(
+    rotary_dim: int, rope_theta: float, scaling: rope_scaling.Scaling | None, length: int | None
 ) -> tuple[Phases, float]:
-    inv_freq, factor = rs.rope_frequencies(rotary_dim, rope_theta, scaling, length)
+    """Return the frequencies of rope_frequencies as Phases, and the factor of cos and sin. Cached,
+    because decimal arithmetic is slow."""
+    inv_freq, factor = rope_scaling.rope_frequencies(rotary_dim, rope_theta, scaling, length)
     return Phases(inv_freq), factor
 
 
-def _scaling(scaling: rs.Scaling | dict[str, Any] | None) -> rs.Scaling | None:
+def _scaling_from_config(
+    scaling: rope_scaling.Scaling | dict[str, Any] | None,
+) -> rope_scaling.Scaling | None:
+    """Return the scaling that a dict {"name": ..., option: value, ...} describes; return anything
+    but a dict unchanged."""
     if not isinstance(scaling, dict):
         return scaling
     options = dict(scaling)
     name = options.pop("name", None)
-    if name not in rs.SCALINGS:
+    if name not in rope_scaling.SCALINGS:
         raise ValueError(
-            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(rs.SCALINGS)}."
+            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(rope_scaling.SCALINGS)}."
         )
-    return rs.SCALINGS[name](**options)
+    return rope_scaling.SCALINGS[name](**options)

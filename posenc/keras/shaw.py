@@ -5,7 +5,14 @@ from typing import Any
 
 import keras
 
-from posenc.keras.layer import PositionLayer, distances, ops, require_whole, token_positions, wide
+from posenc.keras.layer import (
+    PositionLayer,
+    at_least_float32,
+    distances,
+    ops,
+    require_integers,
+    token_positions,
+)
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -46,22 +53,26 @@ class ShawAttention(PositionLayer):
         return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
 
     def attend(self, query: Any, key: Any, value: Any, row: Any, mask: Any) -> Any:
-        """Attend with rows of the tables, (q_len, kv_len) or (batch, q_len, kv_len), and a mask."""
+        """Return the attention's output, like query. `row` has the row of the tables for each pair,
+        (q_len, kv_len) or (batch, q_len, kv_len); mask and shapes are as in the class."""
         groups = query.shape[2] // key.shape[2]
-        q, k, v = wide(query), *(ops.repeat(wide(x), groups, axis=2) for x in (key, value))
+        q, k, v = (
+            at_least_float32(query),
+            *(ops.repeat(at_least_float32(x), groups, axis=2) for x in (key, value)),
+        )
         q = q * q.shape[-1] ** -0.5
         row = row if len(row.shape) == 2 else ops.expand_dims(row, 1)
         scores = ops.einsum("bqhd,bkhd->bhqk", q, k)
-        by_row = ops.einsum("bqhd,rd->bhqr", q, wide(self.key_table))
-        scores = scores + _picked(by_row, row)
+        by_row = ops.einsum("bqhd,rd->bhqr", q, at_least_float32(self.key_table))
+        scores = scores + _gather_by_row(by_row, row)
         weights = masked_softmax(scores, mask)
         out = ops.einsum("bhqk,bkhd->bqhd", weights, v)
         if self.values:  # sum weights by row, without a tensor of q_len x kv_len x rows
             rows = range(2 * self.max_distance + 1)
             sums = [ops.sum(ops.where(row == r, weights, 0.0), axis=-1) for r in rows]
-            table = wide(self.value_table)
+            table = at_least_float32(self.value_table)
             out = out + ops.einsum("bhqr,rd->bqhd", ops.stack(sums, axis=-1), table)
-        return self.rounded(out)
+        return self.to_compute_dtype(out)
 
     def call(
         self,
@@ -75,13 +86,14 @@ class ShawAttention(PositionLayer):
     ):
         q_positions = token_positions(self.name, ops.shape(query)[1], q_positions, start_index)
         kv_positions = token_positions(self.name, ops.shape(key)[1], kv_positions, 0)
-        require_whole("ShawAttention", q_positions, kv_positions)
+        require_integers("ShawAttention", q_positions, kv_positions)
         row = self.row(distances(q_positions, kv_positions))
         return self.attend(query, key, value, row, attention_mask)
 
 
-def _picked(table: Any, row: Any) -> Any:
-    """Return the elements of table (..., q_len, rows) at row (..., q_len, kv_len).
+def _gather_by_row(table: Any, row: Any) -> Any:
+    """Return table[..., i, row[..., i, j]] for each pair (i, j): table (..., q_len, rows), row
+    (..., q_len, kv_len).
 
     take_along_axis would make torch compile once per length.
     """
@@ -92,7 +104,8 @@ def _picked(table: Any, row: Any) -> Any:
 
 
 def masked_softmax(scores: Any, mask: Any) -> Any:
-    """Compute softmax over visible keys; zeros for a query that sees no key."""
+    """Return the softmax of scores over the keys that `mask` shows; zeros for a query that sees no
+    key."""
     if mask is None:
         return ops.softmax(scores, axis=-1)
     mask = ops.cast(mask, "bool")

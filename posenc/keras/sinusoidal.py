@@ -6,7 +6,7 @@ import keras
 
 from posenc.encodings.numbers.frequencies import sinusoidal_frequencies
 from posenc.keras.angles import Phases
-from posenc.keras.layer import PositionLayer, ops, token_positions, wide
+from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -64,9 +64,10 @@ class SinusoidalPositionEncoding(PositionLayer):
         return ops.where(ops.expand_dims(positions == self.padding_idx, -1), 0.0, rows)
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
-        """Return x with the embeddings added, not yet rounded."""
+        """Return x with the embeddings added, not yet rounded to the compute dtype. positions=None
+        means start_index, start_index + 1, ..."""
         positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
-        return wide(x) + self.table(positions)
+        return at_least_float32(x) + self.table(positions)
 
     def call(self, x, positions=None, start_index=0):
-        return self.rounded(self.embed(x, positions, start_index))
+        return self.to_compute_dtype(self.embed(x, positions, start_index))
