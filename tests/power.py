@@ -81,8 +81,8 @@ MUTATIONS = (
     # Queries and keys
     Mutation(
         "encodings/numbers/frequencies.py",
-        "return geometric(dim // 2, base, Decimal(2) / dim)",
-        "return geometric(dim // 2, base, Decimal(2) / (dim + 1))",
+        "return geometric_series(dim // 2, base, Decimal(2) / dim)",
+        "return geometric_series(dim // 2, base, Decimal(2) / (dim + 1))",
         "encodings/queries_keys",
     ),
     Mutation(

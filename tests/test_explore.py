@@ -17,7 +17,7 @@ import torch
 import posenc
 from posenc.dialects.runtimes import emulate
 from posenc.encodings import TWO_PI
-from posenc.encodings.numbers.slopes_and_buckets import slopes, t5_edges
+from posenc.encodings.numbers.slopes_and_buckets import alibi_slopes, t5_bucket_edges
 from posenc.encodings.queries_keys.rope_scaling import (
     by_parts,
     longrope,
@@ -221,10 +221,10 @@ def test_frequencies_are_those_of_posenc(page, setting):
 @needs_chromium
 def test_biases_are_those_of_posenc(page):
     for heads in (1, 6, 8, 12, 64):
-        assert page(f"explorer.formulas.slopes({heads})") == pytest.approx(slopes(heads))
+        assert page(f"explorer.formulas.slopes({heads})") == pytest.approx(alibi_slopes(heads))
     for buckets, furthest in [(8, 64), (16, 128), (32, 128), (64, 1024)]:
         shown = page(f"explorer.formulas.bucketEdges({buckets}, {furthest})")
-        assert shown == list(t5_edges(buckets, furthest, False, "T5"))
+        assert shown == list(t5_bucket_edges(buckets, furthest, False, "T5"))
     fire = posenc.FIRE(num_heads=1).double()
     from posenc.encodings import Tokens
 

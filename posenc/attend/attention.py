@@ -17,7 +17,7 @@ from posenc.attend.request import build_problems
 from posenc.attend.ways import flash, flex, reference
 from posenc.encodings import ScoreMod
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import either, heads_first
+from posenc.encodings.base.boundary import heads_first, prepared_or_encoding
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.masks import Mask
 from posenc.positions import KeyPositions, QueryPositions
@@ -131,7 +131,7 @@ def attention(
             q,
             k,
             v,
-            either(encoding, prepared),
+            prepared_or_encoding(encoding, prepared),
             q_positions=q_positions,
             kv_positions=kv_positions,
             q_state=q_state,
@@ -150,7 +150,7 @@ def attention(
         # Outputs are encoded at the true positions, also where a position map (Self-Extend) gave
         # the pass others. Without a map these are the same.
         queries = problems[0].queries.unmapped()
-        out = problems[0].encoding.transform_output(queries.given(out))
+        out = problems[0].encoding.transform_output(queries.with_vectors(out))
     (out,) = heads_first("attention", layout, out.to(q.dtype))  # kernels return autocast's dtype
     return (out, lse) if return_lse else out
 

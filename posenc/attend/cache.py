@@ -8,9 +8,9 @@ from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST, answered, check_count, check_number
-from posenc.encodings.base.arguments import alike, repr_in_one_line
+from posenc.encodings.base.arguments import are_alike, repr_in_one_line
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.placed import check_whole
+from posenc.encodings.base.placed import check_span_of_integers
 from posenc.positions import join, tensor
 
 _MADE = "made "
@@ -56,7 +56,7 @@ class KVCache:
         """Record that `encoding` made the cached keys. Raise ValueError if an encoding of another
         class or with other arguments made them."""
         before = self._made_by
-        if self.length and before is not None and not alike(before, encoding):
+        if self.length and before is not None and not are_alike(before, encoding):
             raise ValueError(
                 f"KVCache: its keys were made for {repr_in_one_line(before)}, but attention has "
                 f"{repr_in_one_line(encoding)}. Use a new cache."
@@ -350,7 +350,7 @@ class KVCache:
         else:
             after = tensor(where, self.k.device).clone()
             after.narrow(self._token_axis, start, self.length - start).add_(delta)
-        check_whole("KVCache.shift", "positions", after)
+        check_span_of_integers("KVCache.shift", "positions", after)
         return after
 
     def _store(self, name: str, new: Tensor, end: int) -> None:

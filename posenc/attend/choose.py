@@ -34,7 +34,7 @@ from posenc.attend import flex_options, kernels
 from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
-from posenc.encodings.numbers.tracking import readable, transformed
+from posenc.encodings.numbers.tracking import inside_functorch_transform, is_readable
 
 WAYS: dict[str, ModuleType] = {"reference": reference, "blocks": blocks, "sdpa": sdpa, "flex": flex}
 FORMS = {
@@ -130,7 +130,7 @@ def why_cannot_run(problem: Problem, way: str) -> str | None:
             return None if form else why_not
         case "flex":
             return _why_not_flex(problem)
-        case "blocks" if transformed():
+        case "blocks" if inside_functorch_transform():
             return "torch.func's transforms do not support recomputation"
     return None
 
@@ -196,7 +196,7 @@ def _trains_slower_by_flash(problem: Problem) -> bool:
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
     """Return (one of FORMS, "") if torch's kernel can run the problem, otherwise ("", why not)."""
-    if transformed():
+    if inside_functorch_transform():
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
@@ -273,7 +273,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
     term = problem.term
     if why_not := flash.why_cannot_run_on(problem.q.device):
         return why_not
-    if not readable(problem.q):
+    if not is_readable(problem.q):
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"
@@ -299,7 +299,7 @@ def _why_not_flex(problem: Problem) -> str | None:
     device = problem.q.device.type
     if device == "cuda" and _head_width(problem) < 16:
         return "on CUDA it needs heads of at least 16 channels"
-    if transformed():
+    if inside_functorch_transform():
         return "torch.func's transforms do not support its kernels"
     if device == "cuda":
         why_not = _why_not_flex_on_cuda(problem)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 
 # The only private names of torch that attention uses. torch's public function does not return the
 # log-sum-exp, which is needed to join attention over parts of the keys and to differentiate a part.
@@ -58,7 +58,7 @@ def faults() -> Faults:
     be made, as in compiled code, everything counts as wrong."""
     global _known_faults
     if _known_faults is None:
-        if not readable(torch.empty((), device="cpu")):
+        if not is_readable(torch.empty((), device="cpu")):
             unknown = f"whether torch {RELEASE} computes it right was not tried yet"
             return Faults(unknown, unknown, True)
         _known_faults = _faults_of_forms(wrong_forms())

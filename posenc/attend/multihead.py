@@ -14,9 +14,9 @@ from posenc.encodings import ModelShape, build_if_named
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import (
     check_dtype,
-    check_embedded,
-    check_encoding,
     check_scale,
+    require_attention_encoding,
+    validated_embedding_positions,
 )
 from posenc.masks import Mask
 from posenc.positions import ContextPositions, MemoryPositions, QueryPositions, join, tensor
@@ -91,7 +91,7 @@ class Attention(nn.Module):
         self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
         built = build_if_named("Attention", encoding, shape, "train_length", "causal")
-        self.encoding = check_encoding("Attention", built)
+        self.encoding = require_attention_encoding("Attention", built)
         check_scale("Attention", scale)
         self.dropout = dropout
         self.scale = scale
@@ -132,11 +132,13 @@ class Attention(nn.Module):
             mask: which keys each query sees.
             encoding: this layer's encoding, prepared for the positions; None for the module's own.
         """
-        encoding = check_encoding("Attention", self.encoding if encoding is None else encoding)
+        encoding = require_attention_encoding(
+            "Attention", self.encoding if encoding is None else encoding
+        )
         axes = encoding.claims.num_axes
         token_axis = -1 if axes == 1 else -2
         checked = functools.partial(
-            check_embedded, "Attention", embed_dim=self.embed_dim, num_axes=axes
+            validated_embedding_positions, "Attention", embed_dim=self.embed_dim, num_axes=axes
         )
         positions = checked(x, positions)
         check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none

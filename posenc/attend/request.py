@@ -21,7 +21,7 @@ from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
 from posenc.encodings.base import boundary
 from posenc.encodings.base.base import PositionEncoding, QueriesKeys
-from posenc.encodings.base.placed import check_positions
+from posenc.encodings.base.placed import validated_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask, bind_in_memory, check_documents, check_mask
@@ -141,7 +141,7 @@ def _checked_call(
 ) -> CheckedCall:
     """Check every argument and return them as tokens. The values are transformed here, because no
     encoding transforms them for a pass."""
-    encoding = boundary.check_encoding(_OWNER, encoding)
+    encoding = boundary.require_attention_encoding(_OWNER, encoding)
     boundary.check_vectors(_OWNER, q=q, k=k, v=v)
     boundary.check_sizes(q, k, v)
     boundary.check_sinks(sinks, q)
@@ -150,12 +150,12 @@ def _checked_call(
         encoding = encoding.with_scale(float(scale))
 
     axes = encoding.claims.num_axes
-    at_q = check_positions(_OWNER, "q_positions", q_positions, q, axes)
+    at_q = validated_positions(_OWNER, "q_positions", q_positions, q, axes)
     queries = Tokens(q, at_q, q_state, axes)
     if kv_positions is q_positions and k.shape[2] == q.shape[2]:
-        keys = queries.given(k).with_state(kv_state)  # positions need no second check
+        keys = queries.with_vectors(k).with_state(kv_state)  # positions need no second check
     else:
-        at_k = check_positions(_OWNER, "kv_positions", kv_positions, k, axes)
+        at_k = validated_positions(_OWNER, "kv_positions", kv_positions, k, axes)
         keys = Tokens(k, at_k, kv_state, axes)
     boundary.check_state("q_state", q_state, q)
     boundary.check_state("kv_state", kv_state, k)
@@ -167,7 +167,7 @@ def _checked_call(
         encoding,
         queries,
         keys,
-        v=encoding.transform_values(keys.given(v)),
+        v=encoding.transform_values(keys.with_vectors(v)),
         mask=mask,
         scale=encoding.scale(q.shape[-1]),
         dropout_p=dropout_p,
@@ -183,7 +183,7 @@ def _join_cached_keys(call: CheckedCall, cache: KVCache | None) -> RawKeys | Tra
         _check_new_positions(cache, call.keys, call.mask)
         return RawKeys(*_append_tokens(cache, call.encoding, call.keys, call.v))
     q, k = _transform_queries_keys(call.encoding, call.queries, call.keys)
-    rotated = call.keys.given(k)
+    rotated = call.keys.with_vectors(k)
     _check_new_positions(cache, rotated, call.mask)
     return TransformedKeys(q, *_append_tokens(cache, call.encoding, rotated, call.v))
 
@@ -281,7 +281,7 @@ def _build_problem(
         assert k is not None
     else:
         q, k = _transform_queries_keys(encoding, queries, inputs.keys)
-    keys = inputs.keys.given(_keys_for_term(encoding, inputs.keys, q.shape[1]))
+    keys = inputs.keys.with_vectors(_keys_for_term(encoding, inputs.keys, q.shape[1]))
     with without_autocast(q.device):
         term = _checked_term(encoding, queries, keys)
     mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, stored.keys)

@@ -5,8 +5,8 @@ from posenc.encodings.base.arguments import classes_and_arguments as classes_and
 from posenc.encodings.base.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.base import require_encoding as require_encoding
 from posenc.encodings.base.base import without_position as without_position
-from posenc.encodings.base.boundary import check_embedded as check_embedded
-from posenc.encodings.base.boundary import check_encoding as check_encoding
+from posenc.encodings.base.boundary import validated_embedding_positions as validated_embedding_positions
+from posenc.encodings.base.boundary import require_attention_encoding as require_attention_encoding
 from posenc.encodings.base.boundary import check_tokens as check_tokens
 from posenc.encodings.base.compose import Compose as Compose
 from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias

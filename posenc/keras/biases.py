@@ -9,8 +9,8 @@ from posenc.encodings.numbers.slopes_and_buckets import (
     KERPLE_LOW,
     KERPLE_POWER_HIGH,
     KERPLE_STARTS,
-    alibi_heads,
-    t5_edges,
+    alibi_slopes_and_sides,
+    t5_bucket_edges,
 )
 from posenc.keras.layer import PositionLayer, at_least_float32, distances, ops, token_positions
 
@@ -87,7 +87,7 @@ class ALiBi(ScoreBias):
         if form == "left_right" and num_heads % 2:
             raise ValueError(f"ALiBi: form='left_right' needs an even num_heads, got {num_heads}.")
         self.form, self.learned, self.bias_max = form, learned, bias_max
-        self.slopes, self._sides = alibi_heads(num_heads, form == "left_right", bias_max)
+        self.slopes, self._sides = alibi_slopes_and_sides(num_heads, form == "left_right", bias_max)
 
     def build(self, input_shape) -> None:
         if self.learned:
@@ -149,7 +149,7 @@ class T5RelativeBias(ScoreBias):
         super().__init__(num_heads, **kwargs)
         self.bidirectional, self.num_buckets = bidirectional, num_buckets
         self.max_distance, self.init_std, self.unscaled = max_distance, init_std, unscaled
-        self._edges = t5_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
+        self._edges = t5_bucket_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
 
     def build(self, input_shape) -> None:
         start = keras.initializers.RandomNormal(stddev=self.init_std)

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from posenc.attend.cache import KVCache
 from posenc.encodings import (
     PositionEncoding,
-    check_embedded,
     encoding_of_all_layers,
     require_encoding,
+    validated_embedding_positions,
 )
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
@@ -65,7 +65,9 @@ class Stack(nn.Module):
         if positions is None:
             positions = default_positions(x, past, self.encoding)
         _check_length(owner, length)
-        positions = check_embedded(owner, x, positions, num_axes=self.encoding.claims.num_axes)
+        positions = validated_embedding_positions(
+            owner, x, positions, num_axes=self.encoding.claims.num_axes
+        )
         encoding = self.encoding.prepare(positions, length)
         mask = bind(mask, positions, past, encoding)
         x = encoding.embed(x, tensor(positions, x.device))

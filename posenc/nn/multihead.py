@@ -8,7 +8,12 @@ from torch.nn import functional as F
 
 from posenc.arguments import answered, check_count, check_share
 from posenc.attend.attention import attention, attention_weights
-from posenc.encodings import ModelShape, PositionEncoding, build_if_named, check_encoding
+from posenc.encodings import (
+    ModelShape,
+    PositionEncoding,
+    build_if_named,
+    require_attention_encoding,
+)
 from posenc.masks import Mask, causal, padding
 from posenc.positions import as_range, counted, positions_from_mask, tensor
 
@@ -76,7 +81,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         shape = ModelShape(embed_dim, num_heads)
         built = build_if_named("MultiheadAttention", encoding, shape, "train_length", "causal")
-        self.encoding = check_encoding("MultiheadAttention", built)
+        self.encoding = require_attention_encoding("MultiheadAttention", built)
         # In evaluation without gradients torch's own encoder layer computes from the weights of its
         # attention and never calls it, unless hooks are attached.
         self.register_forward_pre_hook(_is_called)

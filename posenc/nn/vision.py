@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import answered
 from posenc.attend.attention import attention
-from posenc.encodings import PositionEncoding, check_encoding, encoding_of_all_layers
+from posenc.encodings import PositionEncoding, encoding_of_all_layers, require_attention_encoding
 from posenc.masks import Mask, causal
 from posenc.positions import counted, grid, normalized_grid, tensor
 
@@ -84,7 +84,7 @@ class VisionAttention(nn.Module):
         self.training = attention.training
         if not isinstance(attention, VisionAttention):  # which has an encoding of its own
             _check_same(attention, self)
-        self.encoding = check_encoding("VisionAttention", encoding)
+        self.encoding = require_attention_encoding("VisionAttention", encoding)
         self.positions = positions
 
     @answered
@@ -170,7 +170,9 @@ def attach_to_vit(
             f"attach_to_vit: {type(model).__name__} has no blocks with an attn, as timm's Vision "
             "Transformers have; those with windows, such as Swin, have stages."
         )
-    of_model = encoding_of_all_layers(check_encoding("attach_to_vit", encoding), len(blocks))
+    of_model = encoding_of_all_layers(
+        require_attention_encoding("attach_to_vit", encoding), len(blocks)
+    )
     attentions = []
     for index, block in enumerate(blocks):
         attentions.append(_attention_of(block, of_model.for_layer(index), model, positions))

@@ -248,7 +248,7 @@ def test_a_rotation_with_a_transform_of_its_own_is_not_guessed():
     class Twice(posenc.RoPE):
         def transform(self, q, k):
             new_q, new_k = super().transform(q, k)
-            return super().transform(q.given(new_q), k.given(new_k))
+            return super().transform(q.with_vectors(new_q), k.with_vectors(new_k))
 
     cache = filled(layer_of(Twice(DIM, interleaved=False)), torch.randn(1, 5, 64), range(5))
     with pytest.raises(ValueError, match="Twice changes keys by their positions, and does not def"):

@@ -43,7 +43,7 @@ def test_angles_are_exact_at_every_int32_position():
 def test_angles_are_exact_at_many_positions_and_in_compiled_code():
     positions = np.random.default_rng(0).integers(-(2**31) + 1, 2**31, 4000).astype("int32")
     inv_freq = frequencies.inverse_frequencies(64, 500000.0)
-    phases, turns = Phases(inv_freq), frequencies.turns(inv_freq)
+    phases, turns = Phases(inv_freq), frequencies.turns_in_fixed_point(inv_freq)
     angle = np.array([[p * t % 2**64 for t in turns] for p in positions.tolist()], "float64")
     angle *= 2 * math.pi / 2**64
     compute = phases.cos_sin

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.attend import kernels
 from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 
 
 def runs_on(device: torch.device) -> bool:
@@ -54,7 +54,7 @@ def attend(
         blind = ~visible.any(-1)
         out = out.masked_fill(blind[..., None], 0)
         lse = lse.masked_fill(blind, -torch.inf)
-    if not (readable(lse) and bool(lse.all())):  # the kernel's log-sum-exp over no key is 0
+    if not (is_readable(lse) and bool(lse.all())):  # the kernel's log-sum-exp over no key is 0
         lse = lse.masked_fill(bias.amax(-1) == -torch.inf, -torch.inf)
     return out, lse
 

@@ -21,7 +21,7 @@ from posenc.attend.problem import BEYOND_ANY_DISTANCE, Problem
 from posenc.attend.ways import diagonals
 from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.torch_abilities import compile_alone
+from posenc.encodings.numbers.torch_abilities import compile_with_own_limit
 from posenc.masks import Mask
 from posenc.positions import tensor
 
@@ -422,7 +422,7 @@ def _compiled_flex(
     `lengths` or for any. It raises rather than to run uncompiled, which would compute all scores at
     once."""
     dynamic = None if lengths is None else False
-    return compile_alone(_attend_to_parts, CACHE_SIZE, dynamic=dynamic, fullgraph=True)
+    return compile_with_own_limit(_attend_to_parts, CACHE_SIZE, dynamic=dynamic, fullgraph=True)
 
 
 def _attend_to_parts(

@@ -20,7 +20,7 @@ from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_backward import sum_head_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 
 ROWS = 512
 """Maximum queries per block, which read one row of bias."""
@@ -140,7 +140,7 @@ def _first_key_that_matters(
     """
     shift = problem.mask_shift
     exact = problem.mask is not None and problem.mask.exact
-    if shift is None or not exact or not readable(key):
+    if shift is None or not exact or not is_readable(key):
         return 0
     every_query_has_its_key = 0 <= start + shift and stop + shift <= key.shape[-1]
     if not every_query_has_its_key:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from posenc.attend.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.encodings.numbers.tracking import readable, transformed
+from posenc.encodings.numbers.tracking import inside_functorch_transform, is_readable
 
 
 def cost(problem: Problem) -> Cost:
@@ -48,7 +48,9 @@ def weigh(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weights of all keys for queries [start, stop), and the log-sum-exp if needed."""
     scores = problem.scores(start, stop, visible)
-    may_write = not (problem.needs_grad or torch.compiler.is_compiling() or transformed())
+    may_write = not (
+        problem.needs_grad or torch.compiler.is_compiling() or inside_functorch_transform()
+    )
     if may_write:
         problem.mask_scores_in_place(scores, start, stop)
     elif visible is not None:
@@ -69,6 +71,6 @@ def _sees_nothing(scores: Tensor) -> Tensor | None:
     if scores.shape[-1] == 0:
         return None
     blind = scores.detach().amax(-1, keepdim=True) == -torch.inf
-    if readable(blind) and not bool(blind.any()):
+    if is_readable(blind) and not bool(blind.any()):
         return None
     return blind

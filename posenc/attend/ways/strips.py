@@ -28,7 +28,7 @@ from posenc.attend.ways import flash
 from posenc.attend.ways.strips_backward import RowEntries, StripsAttention
 from posenc.attend.ways.strips_forward import Group, HeadPlan, Plan, Strip, forward
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 
 ROWS = 256
 """Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
@@ -118,7 +118,7 @@ def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     few = ROWS if is_wide else GROUP_ROWS
     if kv_len <= few or q_len > kv_len:
         return nothing
-    if not len(problem.q) or not readable(row):
+    if not len(problem.q) or not is_readable(row):
         return nothing
     # Every query has a key for each of the entries q_len - 1 to kv_len - 1: the bias of its best.
     best = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
@@ -168,7 +168,7 @@ def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: in
         return Group(strips, None)
     # The bias may hide keys, too: it must show the shared keys and those left out on both sides.
     read = row[:, q_len - end + first : q_len - begin + last - 1]
-    all_finite = readable(read) and bool(read.isfinite().all())
+    all_finite = is_readable(read) and bool(read.isfinite().all())
     return Group(strips, shared if all_finite else None)
 
 

@@ -71,7 +71,7 @@ def _described(encoding: PositionEncoding) -> Any:
 
 def _acting(encoding: PositionEncoding, index: int) -> list[PositionEncoding]:
     """Return the parts that act in a layer; embeddings are encoded once, in layer 0."""
-    of_layer = encoding.member(index) if isinstance(encoding, PerLayer) else encoding
+    of_layer = encoding.acting_encoding(index) if isinstance(encoding, PerLayer) else encoding
     parts = of_layer.members if isinstance(of_layer, Compose) else (of_layer,)
     no_later = [e for e in parts if index == 0 or e.claims.places != (1,)]
     return [e for e in no_later if type(e) is not PositionEncoding]

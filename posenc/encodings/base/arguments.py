@@ -11,7 +11,7 @@ from torch import nn
 
 from posenc.arguments import FARTHEST, check_count, check_flag, check_number, instead_of, misfit
 
-_FROM_ONE = (
+_AT_LEAST_ONE = (
     "embed_dim",
     "num_heads",
     "num_kv_heads",
@@ -44,14 +44,14 @@ class UnknownOption(ValueError):
         )
 
 
-def checked(init: Callable[..., None]) -> Callable[..., None]:
+def check_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor so that arguments annotated bool, int or float (or None) must match. Raise
     TypeError if they do not, and ValueError for NaN and infinity."""
     signature = inspect.signature(init)
-    ours = init.__module__.startswith("posenc.")
+    is_posencs = init.__module__.startswith("posenc.")
 
     @functools.wraps(init)
-    def built(*args: Any, **kwargs: Any) -> None:
+    def check_and_init(*args: Any, **kwargs: Any) -> None:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -59,9 +59,9 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         encoding = args[0]
         owner = type(encoding).__name__
         with_self = dict(bound.arguments)
-        _record(encoding, bound)
+        _record_arguments(encoding, bound)
         for name, value in with_self.items():
-            _check(owner, name, value, signature.parameters[name].annotation, ours)
+            _check_argument(owner, name, value, signature.parameters[name].annotation, is_posencs)
         early = None
         try:
             init(*args, **kwargs)
@@ -72,17 +72,17 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         if early is not None:
             raise early
         # Overwritten by the constructors of subclasses: the outermost one's are all.
-        vars(encoding)["_attributes"] = tuple(vars(encoding))
+        vars(encoding)["_attribute_names"] = tuple(vars(encoding))
 
-    return built
+    return check_and_init
 
 
-def _record(encoding: Any, bound: inspect.BoundArguments) -> None:
+def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
     """Store the arguments of the outermost constructor, which is called first, in three forms:
 
     _given: as they were given, without defaults, to be saved in files.
-    _arguments: with defaults, in a form that compares equal, for `alike`.
-    _built_with: as texts, for `described`.
+    _arguments: with defaults, in a form that compares equal, for `are_alike`.
+    _built_with: as texts, for `shown_arguments`.
     """
     with_self = dict(bound.arguments)
     without_self = dict(list(with_self.items())[1:])
@@ -90,11 +90,11 @@ def _record(encoding: Any, bound: inspect.BoundArguments) -> None:
     bound.apply_defaults()
     comparable = {name: _comparable(v) for name, v in list(bound.arguments.items())[1:]}
     vars(encoding).setdefault("_arguments", comparable)
-    texts = {name: text for name, value in with_self.items() if (text := _shown(value))}
+    texts = {name: text for name, value in with_self.items() if (text := _short_text(value))}
     vars(encoding).setdefault("_built_with", texts)
 
 
-def alike(a: nn.Module, b: nn.Module) -> bool:
+def are_alike(a: nn.Module, b: nn.Module) -> bool:
     """Return True if two encodings have equal classes and arguments, their submodules included."""
     of_a = a.__dict__
     of_b = b.__dict__
@@ -131,29 +131,29 @@ def _comparable(value: Any) -> Any:
     return _text(value)
 
 
-def described(built: Any) -> str:
+def shown_arguments(encoding: Any) -> str:
     """Return the text between parentheses in repr(encoding): arguments that differ from their
     default, and always rope_theta, base and scaling."""
     shown = []
-    for name, parameter in inspect.signature(type(built)).parameters.items():
-        given = getattr(built, "_built_with", {}).get(name) or _shown(parameter.default)
-        text = _shown(vars(built)[name]) if name in vars(built) else given
+    for name, parameter in inspect.signature(type(encoding)).parameters.items():
+        given = getattr(encoding, "_built_with", {}).get(name) or _short_text(parameter.default)
+        text = _short_text(vars(encoding)[name]) if name in vars(encoding) else given
         required = parameter.default is parameter.empty
-        differs = required or text != _shown(parameter.default)
-        if text and (differs or name in _ALWAYS):
+        differs = required or text != _short_text(parameter.default)
+        if text and (differs or name in _ALWAYS_SHOWN):
             shown.append(f"{name}={text}")
     return ", ".join(shown)
 
 
-_ALWAYS = ("rope_theta", "base", "scaling")
-_LONGEST = 200
+_ALWAYS_SHOWN = ("rope_theta", "base", "scaling")
+_MAX_CHARACTERS = 200
 """Maximum characters that repr shows of one argument; a list of frequencies can have thousands."""
 
 
-def _shown(value: Any) -> str:
-    """Return an argument as text of at most _LONGEST characters."""
+def _short_text(value: Any) -> str:
+    """Return an argument as text of at most _MAX_CHARACTERS characters."""
     text = _text(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
 def _text(value: Any) -> str:
@@ -169,10 +169,10 @@ def _text(value: Any) -> str:
     return text
 
 
-def _check(owner: str, name: str, value: Any, annotation: Any, ours: bool) -> None:
+def _check_argument(owner: str, name: str, value: Any, annotation: Any, is_posencs: bool) -> None:
     """Check an argument that is annotated bool, int or float, or one of them and None.
 
-    `ours`: the constructor is posenc's, so that the name of an argument says what it means.
+    `is_posencs`: the constructor is posenc's, so that the name of an argument says what it means.
     """
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))
@@ -187,13 +187,13 @@ def _check(owner: str, name: str, value: Any, annotation: Any, ours: bool) -> No
     check_number(owner, name, value, whole=kind == "int")
     if kind == "int" and not -FARTHEST < value < FARTHEST:
         raise ValueError(f"{owner}: {name} must be below 2^62, got {value}.")
-    if ours:
+    if is_posencs:
         _check_by_name(owner, name, value)
 
 
 def _check_by_name(owner: str, name: str, value: float) -> None:
     """Raise ValueError for a size below 1, a negative deviation or a base that is not positive."""
-    if name in _FROM_ONE:
+    if name in _AT_LEAST_ONE:
         check_count(owner, name, value)
     if name == "init_std" and value < 0:
         raise ValueError(f"{owner}: init_std must not be negative, got {value}.")

@@ -11,10 +11,10 @@ from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
 from posenc.arguments import answered, answered_class
-from posenc.encodings.base.arguments import UnknownOption, checked, described
+from posenc.encodings.base.arguments import UnknownOption, check_arguments, shown_arguments
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.kept import Kept
+from posenc.encodings.numbers.table_cache import TableCache
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
@@ -69,11 +69,11 @@ class Pass:
     mask: "Mask | None" = None
 
 
-def _is_default(name: str, value: Any) -> bool:
+def _is_class_default(name: str, value: Any) -> bool:
     """Return True for a class's attribute that is data, not a method, property or name of Python's,
     nor one of the names below."""
     behaves = callable(value) or hasattr(value, "__get__")
-    return not (behaves or name.startswith("__") or name in ("_attributes", "_defaults"))
+    return not (behaves or name.startswith("__") or name in ("_attribute_names", "_class_defaults"))
 
 
 class PositionEncoding(nn.Module):
@@ -108,14 +108,14 @@ class PositionEncoding(nn.Module):
     """Name of the encoding of the same model that acts at the embeddings: what attention sees then
     depends on positions in a way that this encoding does not know. Set by `for_layer`."""
 
-    _kept: Kept | None = None
+    _table_cache: TableCache | None = None
     """Cache of tables in an encoding that `prepare` returned; otherwise None."""
 
-    _attributes: tuple[str, ...] = tuple(vars(nn.Module()))
+    _attribute_names: tuple[str, ...] = tuple(vars(nn.Module()))
     """Names of the attributes that the constructor set: compiled code up to torch 2.12 cannot list
-    them in `shallow_copy`. `checked`, which wraps each constructor, sets it after the call; here it
-    is what a Module has before."""
-    _defaults: tuple[str, ...] = ("claims", "embedded_by", "_kept", "_attributes")
+    them in `shallow_copy`. `check_arguments`, which wraps each constructor, sets it after the call;
+    here it is what a Module has before."""
+    _class_defaults: tuple[str, ...] = ("claims", "embedded_by", "_table_cache", "_attribute_names")
     """Names of the class's attributes that an instance may set later."""
 
     @answered
@@ -124,10 +124,10 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        new = [name for name, value in vars(cls).items() if _is_default(name, value)]
-        cls._defaults = tuple(dict.fromkeys([*cls._defaults, *new]))
+        new = [name for name, value in vars(cls).items() if _is_class_default(name, value)]
+        cls._class_defaults = tuple(dict.fromkeys([*cls._class_defaults, *new]))
         if "__init__" in vars(cls):
-            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = check_arguments(cls.__init__)  # type: ignore[method-assign]
         for method, places in _PLACES.items():
             overrides = getattr(cls, method) is not getattr(PositionEncoding, method)
             if overrides and not set(places) & set(cls.claims.places):
@@ -162,7 +162,7 @@ class PositionEncoding(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the arguments that repr shows, such as base, layout and scaling."""
-        return described(self)
+        return shown_arguments(self)
 
     def reset_parameters(self) -> None:
         """Draw new initial values of the parameters; do nothing if there are none."""
@@ -173,19 +173,19 @@ class PositionEncoding(nn.Module):
         if not torch.compiler.is_dynamo_compiling():
             copied.__dict__.update(self.__dict__)
             return copied
-        for name in (*self._attributes, *type(self)._defaults):
+        for name in (*self._attribute_names, *type(self)._class_defaults):
             object.__setattr__(copied, name, getattr(self, name))
         return copied
 
-    def with_kept_tables(self) -> Self:
-        """Return a copy that shares parameters and caches what `kept` computes; for `prepare`."""
+    def with_table_cache(self) -> Self:
+        """Return a copy that shares parameters and caches what `cached` computes; for `prepare`."""
         prepared = self.shallow_copy()
-        prepared._kept = Kept()
+        prepared._table_cache = TableCache()
         return prepared
 
-    def kept(self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None) -> T:
+    def cached(self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None) -> T:
         """Return `compute()`. A prepared encoding caches it until a tensor of `reads` changes."""
-        return compute() if self._kept is None else self._kept(key, compute, *reads)
+        return compute() if self._table_cache is None else self._table_cache(key, compute, *reads)
 
     def for_layer(self, index: int) -> "PositionEncoding":
         """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
@@ -222,7 +222,10 @@ class PositionEncoding(nn.Module):
         it."""
         scaled = self.shallow_copy()
         scaled.scale = lambda head_dim: scale  # also read by the terms that multiply with it
-        scaled._attributes = (*self._attributes, "scale")  # a copy of this copy has it too
+        scaled._attribute_names = (
+            *self._attribute_names,
+            "scale",
+        )  # a copy of this copy has it too
         return scaled
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:

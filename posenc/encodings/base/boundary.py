@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encodings.base.arguments import alike
+from posenc.encodings.base.arguments import are_alike
 from posenc.encodings.base.base import PositionEncoding, require_encoding
-from posenc.encodings.base.placed import check_positions, positions_of
+from posenc.encodings.base.placed import validated_positions, validated_positions_of
 from posenc.encodings.numbers.torch_abilities import autocast_enabled
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.terms.tokens import Tokens
 
 
-def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
+def require_attention_encoding(owner: str, encoding: Any) -> PositionEncoding:
     """Return an encoding that attention can use, NoPE for None. Raise TypeError for anything but a
     PositionEncoding, ValueError for one that acts at the embeddings or is sharded alone."""
     encoding = require_encoding(owner, encoding)
@@ -80,7 +80,7 @@ def _check_floating(owner: str, name: str, t: Tensor) -> None:
         )
 
 
-def check_embedded(
+def validated_embedding_positions(
     owner: str,
     x: Any,
     positions: Any,
@@ -92,7 +92,7 @@ def check_embedded(
     """Return the checked positions of the tokens of x (..., len, embed_dim), as a tensor of shape
     (len) or x.shape[:-1], where axes may be 1, or as a range.
 
-    Raises: as check_positions, and if x is no floating-point tensor of width embed_dim.
+    Raises: as validated_positions, and if x is no floating-point tensor of width embed_dim.
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
@@ -101,15 +101,15 @@ def check_embedded(
         raise ValueError(f"{owner}: {name} must be {wanted}, got {tuple(x.shape)}.")
     _check_floating(owner, name, x)
     argument = "positions" if name == "x" else f"{name}_positions"
-    return positions_of(x.shape[:-1], x, owner, argument, positions, num_axes)
+    return validated_positions_of(x.shape[:-1], x, owner, argument, positions, num_axes)
 
 
-def check_pair(
+def tokens_of_pair(
     owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
     """Check q, k and their common positions for a rotation; return both as Tokens."""
     check_vectors(owner, q=q, k=k)
-    checked = check_positions(owner, "positions", positions, q, num_axes)
+    checked = validated_positions(owner, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
         raise ValueError(
             f"{owner}: q and k must have the same batch and length, got {tuple(q.shape)} and "
@@ -204,7 +204,7 @@ def check_scale(owner: str, scale: Any) -> None:
         )
 
 
-def either(encoding: Any, prepared: Any) -> Any:
+def prepared_or_encoding(encoding: Any, prepared: Any) -> Any:
     """Return `prepared` if it is given, otherwise `encoding`.
 
     Raises: TypeError for anything but an encoding, ValueError if `prepared` was made from another.
@@ -216,7 +216,7 @@ def either(encoding: Any, prepared: Any) -> Any:
         return prepared
     encoding = require_encoding("attention", encoding)
     pairs = zip(encoding.parameters(), prepared.parameters(), strict=False)
-    if not alike(prepared, encoding) or any(a is not b for a, b in pairs):
+    if not are_alike(prepared, encoding) or any(a is not b for a, b in pairs):
         raise ValueError(
             f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
             "Pass encoding.prepare(positions) of the same encoding, with the same parameters."

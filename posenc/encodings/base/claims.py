@@ -59,7 +59,7 @@ class Claims:
     coordinates: Literal["cells", "normalized"] = "cells"
 
     @classmethod
-    def all(cls, claims: "Sequence[Claims]") -> Self:
+    def combine(cls, claims: "Sequence[Claims]") -> Self:
         """Combine the claims of encodings that act together, or in different layers.
 
         max_positions is the smallest and num_axes the largest; causal_only holds if an encoding

@@ -28,7 +28,7 @@ from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
 
-_SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
+_METHODS_OF_ONE_MEMBER = {"scale": "scale", "state": "state per token", "passes": "passes"}
 """Methods that only one of the composed encodings may define, with their names in messages."""
 
 
@@ -68,12 +68,13 @@ class Compose(PositionEncoding):
         self.encodings = nn.ModuleList(flat)
         self._ready: tuple[PositionEncoding, ...] | None = None
         self._refuse_encodings_by_layer()
-        self._owners = {
-            method: _owner(method, what, self.members) for method, what in _SINGLE.items()
+        self._owner_indices = {
+            method: _index_of_owner(method, what, self.members)
+            for method, what in _METHODS_OF_ONE_MEMBER.items()
         }
         self._refuse_two_at_the_values()
         self._refuse_a_changed_scale()
-        self.claims = self._claims()
+        self.claims = self._combined_claims()
 
     def _refuse_encodings_by_layer(self) -> None:
         """Raise ValueError if a member is a PerLayer, or defines `for_layer` in another way."""
@@ -96,15 +97,15 @@ class Compose(PositionEncoding):
         readers = [e for e in self.members if e.claims.reads_scale and e is not scaling]
         if scaling is not None and readers:
             raise ValueError(
-                f"Compose: {_names(readers)} multiplies terms of its own with the usual scale, "
-                f"which {type(scaling).__name__} changes."
+                f"Compose: {_class_names(readers)} multiplies terms of its own with the usual "
+                f"scale, which {type(scaling).__name__} changes."
             )
 
-    def _claims(self) -> Claims:
-        """Return what the members claim together, see `Claims.all`."""
+    def _combined_claims(self) -> Claims:
+        """Return what the members claim together, see `Claims.combine`."""
         has_layers = any(e.claims.scope == "layer" for e in self.members)
         return replace(
-            Claims.all([member.claims for member in self.members]),
+            Claims.combine([member.claims for member in self.members]),
             num_axes=self._num_axes(),
             scope="layer" if has_layers else "model",
             shared_parameters=tuple(self._shared_parameters()),
@@ -121,13 +122,13 @@ class Compose(PositionEncoding):
         axes = {e.claims.num_axes for e in reading}
         if len(axes) > 1:
             raise ValueError(
-                f"Compose: positions have one number of components, but {_names(members)} take "
-                f"{', '.join(str(e.claims.num_axes) for e in members)}."
+                f"Compose: positions have one number of components, but {_class_names(members)} "
+                f"take {', '.join(str(e.claims.num_axes) for e in members)}."
             )
         coordinates = {e.claims.coordinates for e in reading}
         if len(coordinates) > 1:
             raise ValueError(
-                f"Compose: {_names(members)} get the same positions, but one takes rows and "
+                f"Compose: {_class_names(members)} get the same positions, but one takes rows and "
                 "columns and another coordinates from -1 to 1 (normalized). Use one kind."
             )
         return axes.pop()
@@ -157,7 +158,7 @@ class Compose(PositionEncoding):
             remaining = in_attention[0].shallow_copy()
         else:
             remaining = Compose(*in_attention)
-        remaining.embedded_by = _names([e for e in self.members if 1 in e.claims.places])
+        remaining.embedded_by = _class_names([e for e in self.members if 1 in e.claims.places])
         return remaining
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
@@ -191,9 +192,9 @@ class Compose(PositionEncoding):
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         for e in self.members:
-            new_q, new_k = e.transform(self._seen_by(e, q), self._seen_by(e, k))
-            q = q.given(new_q)
-            k = k.given(new_k)
+            new_q, new_k = e.transform(self._tokens_for(e, q), self._tokens_for(e, k))
+            q = q.with_vectors(new_q)
+            k = k.with_vectors(new_k)
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
@@ -207,7 +208,7 @@ class Compose(PositionEncoding):
                 moved = by_member
         if len(moving) > 1:  # their changes need not commute
             raise ValueError(
-                f"KVCache.shift: {_names(moving)} both change keys by their "
+                f"KVCache.shift: {_class_names(moving)} both change keys by their "
                 "positions, so cached keys cannot be moved exactly. Compute them again."
             )
         return moved
@@ -219,26 +220,26 @@ class Compose(PositionEncoding):
 
     def transform_values(self, v: Tokens) -> Values:
         for e in self.members:
-            v = v.given(e.transform_values(v))
+            v = v.with_vectors(e.transform_values(v))
         return super().transform_values(v)
 
     def transform_output(self, out: Tokens) -> Output:
         for e in self.members:
-            out = out.given(e.transform_output(out))
+            out = out.with_vectors(e.transform_output(out))
         return super().transform_output(out)
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
         terms = []
         for e in self.members:
-            keys = self._seen_by(e, k if e.claims.needs_raw_k else k.given(None))
-            term = e.term(self._seen_by(e, q), keys)
+            keys = self._tokens_for(e, k if e.claims.needs_raw_k else k.with_vectors(None))
+            term = e.term(self._tokens_for(e, q), keys)
             if term is not None:
                 terms.append(term)
         if not terms:
             return None
         return terms[0] if len(terms) == 1 else Chain(q, k, terms)
 
-    def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
+    def _tokens_for(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
         """Return the tokens for one member: without the state of another member, and at their true
         positions unless the member defines the passes."""
         if tokens.state is not None and member is not self._owner("state"):
@@ -251,9 +252,9 @@ class Compose(PositionEncoding):
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
     def _owner(self, method: str) -> PositionEncoding | None:
-        """Return the member that defines one of the methods in _SINGLE; None if none does. That of
-        `scale` is the one whose scale is not the usual one."""
-        index = self._owners[method]
+        """Return the member that defines one of the methods in _METHODS_OF_ONE_MEMBER; None if none
+        does. That of `scale` is the one whose scale is not the usual one."""
+        index = self._owner_indices[method]
         return None if index is None else self.members[index]
 
 
@@ -262,9 +263,10 @@ def _overrides(encoding: PositionEncoding, method: str) -> bool:
     return getattr(type(encoding), method) is not getattr(PositionEncoding, method)
 
 
-def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
-    """Return the index of the only member that defines `method`, one of _SINGLE; None if no member
-    does. Raise ValueError if several do; `what`: what they decide, for the message."""
+def _index_of_owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
+    """Return the index of the only member that defines `method`, one of _METHODS_OF_ONE_MEMBER;
+    None if no member does. Raise ValueError if several do; `what`: what they decide, for the
+    message."""
     if method == "scale":  # most classes that override it return the usual scale by default
         owners = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:
@@ -276,9 +278,9 @@ def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int |
 
 def _contradiction(members: Sequence[PositionEncoding], what: str) -> str:
     """Return the message for members that define `what`, which only one may."""
-    return f"Compose: {_names(members)} each decide the {what}, and there is only one."
+    return f"Compose: {_class_names(members)} each decide the {what}, and there is only one."
 
 
-def _names(encodings: Sequence[PositionEncoding]) -> str:
+def _class_names(encodings: Sequence[PositionEncoding]) -> str:
     """Return the names of their classes, for a message."""
     return " and ".join(type(e).__name__ for e in encodings)

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.placed import check_distances
+from posenc.encodings.base.placed import validated_bias_positions
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
@@ -41,7 +41,7 @@ class DistanceBias(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         """Return a copy that computes its bias table once, in the first layer that needs it."""
-        return self.with_kept_tables()
+        return self.with_table_cache()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         """Return the bias in logits, (num_heads, *distance.shape). A subclass defines it.
@@ -57,18 +57,20 @@ class DistanceBias(PositionEncoding):
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
-        return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
+        return self.bias_of_pairs(
+            *validated_bias_positions(type(self).__name__, q_positions, kv_positions)
+        )
 
-    def dense(
+    def bias_of_pairs(
         self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
     ) -> BiasMatrix:
         """Return the bias of each pair like `forward`, in float64 if `double`, without checking the
         positions."""
         distance = distances(q_positions, kv_positions)  # exact, before any rounding
-        values = self._checked(distance.double() if double else distance)
+        values = self._validated_bias(distance.double() if double else distance)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
-    def _checked(self, distance: Tensor) -> Tensor:
+    def _validated_bias(self, distance: Tensor) -> Tensor:
         """Return the bias of distances. Raises: TypeError if a subclass returns another shape."""
         values = self.bias(distance)
         if not isinstance(values, Tensor) or values.shape[1:] != distance.shape:
@@ -79,7 +81,7 @@ class DistanceBias(PositionEncoding):
             )
         return values
 
-    def falling(
+    def bias_of_falling_distances(
         self, farthest: int, count: int, like: Float[Tensor, "..."]
     ) -> Float[Tensor, "num_heads {count}"]:
         """Return the bias of `count` distances from `farthest` downwards, on the device of `like`
@@ -87,27 +89,29 @@ class DistanceBias(PositionEncoding):
         double = like.dtype == torch.float64
 
         def compute() -> Tensor:
-            return self.run(farthest, count, double, like.device).to(at_least_float32(like.dtype))
+            return self.compute_falling_distances(farthest, count, double, like.device).to(
+                at_least_float32(like.dtype)
+            )
 
         reads = vars(type(self)).get("reads")  # not inherited
-        if reads is None or not self.computes_as(type(self)):
+        if reads is None or not self.computes_bias_of(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
-        return self.kept(key, compute, *(getattr(self, name) for name in reads))
+        return self.cached(key, compute, *(getattr(self, name) for name in reads))
 
-    def run(
+    def compute_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Compute what `falling` returns; in float64 if `double`."""
+        """Compute what `bias_of_falling_distances` returns; in float64 if `double`."""
         distance = torch.arange(farthest, farthest - count, -1, device=device)
         if double:
             distance = distance.double()
         # As one row of queries: a user's `bias` may be written for distances (q_len, kv_len).
-        return self._checked(distance[None]).squeeze(1)
+        return self._validated_bias(distance[None]).squeeze(1)
 
-    def computes_as(self, own: type["DistanceBias"]) -> bool:
+    def computes_bias_of(self, own: type["DistanceBias"]) -> bool:
         """Return True unless a subclass of `own`, or this object, may compute another bias."""
-        methods = ("bias", "bucket", "falling", "run")
+        methods = ("bias", "bucket", "bias_of_falling_distances", "compute_falling_distances")
         # Name by name: compiled code up to torch 2.12 cannot list an object's attributes.
         replaced = any(vars(self).get(name) is not None for name in methods)
         return type(self) is own and not replaced
@@ -128,11 +132,11 @@ class DistanceBias(PositionEncoding):
             return bias.expand(*bias.shape[:head_axis], x.shape[1], *after)
 
         def by_pair(q: Tokens, k: Tokens) -> Tensor:
-            bias = for_heads(self.dense(q.positions, k.positions, double), head_axis=-3)
+            bias = for_heads(self.bias_of_pairs(q.positions, k.positions, double), head_axis=-3)
             check_heads(self, bias.shape[-3], x)
             return bias
 
         def by_distance(farthest: int, count: int, like: Tensor) -> Tensor:
-            return for_heads(self.falling(farthest, count, like), head_axis=-2)
+            return for_heads(self.bias_of_falling_distances(farthest, count, like), head_axis=-2)
 
         return Dense(q, k, by_pair, by_distance=by_distance)

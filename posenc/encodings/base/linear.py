@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 
-class Linear(NamedTuple):
+class LinearWeights(NamedTuple):
     """Weight (out, in) and bias (out) of a linear layer, in the dtype that was asked for."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-def read_linear(layer: nn.Module, dtype: torch.dtype) -> Linear:
+def read_linear(layer: nn.Module, dtype: torch.dtype) -> LinearWeights:
     """Return the weight and the bias of a linear layer in a dtype.
 
     Encodings compute in another dtype than their weights, or multiply by parts of a weight, so that
@@ -30,4 +30,4 @@ def read_linear(layer: nn.Module, dtype: torch.dtype) -> Linear:
             'by modules_to_save=["posenc_encoding"].'
         )
     bias = None if layer.bias is None else layer.bias.to(dtype)
-    return Linear(layer.weight.to(dtype), bias)
+    return LinearWeights(layer.weight.to(dtype), bias)

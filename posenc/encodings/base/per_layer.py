@@ -65,7 +65,7 @@ class PerLayer(PositionEncoding):
                 raise ValueError(
                     f"PerLayer: windows must be one per layer ({len(layers)}), got {len(windows)}."
                 )
-            layers = [_with_window(e, w) for e, w in zip(layers, windows, strict=True)]
+            layers = [_restrict_to_window(e, w) for e, w in zip(layers, windows, strict=True)]
         if 1 not in layers[0].claims.places and any(1 in e.claims.places for e in layers):
             raise ValueError(
                 "PerLayer: embeddings are encoded once, by layer 0; give it that encoding."
@@ -73,11 +73,11 @@ class PerLayer(PositionEncoding):
         self.layers = nn.ModuleList(layers)
         self.repeat = repeat
         self._ready: tuple[PositionEncoding, ...] | None = None
-        self._check_each_acts()
+        self._check_every_member_acts()
         # Without `repeat` there is an encoding for each layer already, and nothing to copy.
         to_copy = repeat and any(e.claims.scope == "layer" for e in layers)
         self.claims = replace(
-            Claims.all([e.claims for e in layers]),
+            Claims.combine([e.claims for e in layers]),
             source=self.claims.source,
             scope="layer" if to_copy else "model",
         )
@@ -96,7 +96,7 @@ class PerLayer(PositionEncoding):
         if not isinstance(encoding, PerLayer):
             return PerLayer([_copy_for_layer(encoding) for _ in range(num_layers)])
         encoding.check_layers("PerLayer.replicate", num_layers)
-        return PerLayer([_copy_for_layer(encoding.member(i)) for i in range(num_layers)])
+        return PerLayer([_copy_for_layer(encoding.acting_encoding(i)) for i in range(num_layers)])
 
     @property
     def period(self) -> int:
@@ -124,28 +124,30 @@ class PerLayer(PositionEncoding):
             f"so that a part of it never acts. Use {self.period} layers or more{shorter}."
         )
 
-    def member(self, index: int) -> PositionEncoding:
+    def acting_encoding(self, index: int) -> PositionEncoding:
         """Return the encoding that acts in layer `index`, also of a PerLayer among the members."""
         member = self.members[index % len(self.members)]
-        return member.member(index) if isinstance(member, PerLayer) else member
+        return member.acting_encoding(index) if isinstance(member, PerLayer) else member
 
-    def _check_each_acts(self) -> None:
+    def _check_every_member_acts(self) -> None:
         """Raise ValueError if an encoding acts in no layer: in "rnope/alibi" RNoPE has the even
         layers only, and its own fourth layer, without RoPE, never comes."""
-        acting = {id(self.member(i)) for i in range(self.period)}
+        acting = {id(self.acting_encoding(i)) for i in range(self.period)}
         for inner in self.layers:
-            if isinstance(inner, PerLayer) and not acting.issuperset(map(id, inner._leaves())):
+            if isinstance(inner, PerLayer) and not acting.issuperset(
+                map(id, inner._innermost_members())
+            ):
                 raise ValueError(
                     f"{type(self).__name__}: a part of {type(inner).__name__} would act in no "
                     "layer, because it has a pattern of layers of its own. Write the encodings "
                     "of all layers in one pattern."
                 )
 
-    def _leaves(self) -> list[PositionEncoding]:
+    def _innermost_members(self) -> list[PositionEncoding]:
         """Return all members, those of a PerLayer among them instead of itself."""
         leaves: list[PositionEncoding] = []
         for member in self.members:
-            leaves += member._leaves() if isinstance(member, PerLayer) else [member]
+            leaves += member._innermost_members() if isinstance(member, PerLayer) else [member]
         return leaves
 
     def reset_parameters(self) -> None:
@@ -193,7 +195,7 @@ class PerLayer(PositionEncoding):
         return tuple(self.layers) if self._ready is None else self._ready  # type: ignore[return-value]
 
 
-def _with_window(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
+def _restrict_to_window(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
     """Return the encoding for a layer whose queries see `window` keys, counting their own, or what
     a mask shows; for None the encoding itself."""
     if window is None:

@@ -10,11 +10,11 @@ from posenc.arguments import FARTHEST
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.positions import check_flat, placed, tensor
 
-_NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
+_FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
 """First whole number of each dtype above which some whole numbers are missing."""
 
 
-def check_positions(
+def validated_positions(
     owner: str, name: str, positions: Any, x: Tensor, num_axes: int = 1
 ) -> Tensor | range:
     """Return the checked positions of the tokens of x (batch, heads, len, width), as an int64,
@@ -25,20 +25,22 @@ def check_positions(
     only, for numbers that are not finite, so large that their dtype lacks whole numbers, or whole
     numbers from 2^62 on, whose differences would overflow.
     """
-    return positions_of((x.shape[0], x.shape[2]), x, owner, name, positions, num_axes)
+    return validated_positions_of((x.shape[0], x.shape[2]), x, owner, name, positions, num_axes)
 
 
-def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Tensor, Tensor]:
+def validated_bias_positions(
+    owner: str, q_positions: Any, kv_positions: Any
+) -> tuple[Tensor, Tensor]:
     """Return the checked positions of the queries and keys of a bias, each (len) or (batch, len).
 
-    Raises: as check_positions.
+    Raises: as validated_positions.
     """
     if isinstance(q_positions, range):
-        q_positions = _as_tensor(owner, "q_positions", q_positions)
+        q_positions = _range_as_tensor(owner, "q_positions", q_positions)
     if isinstance(kv_positions, range):
-        kv_positions = _as_tensor(owner, "kv_positions", kv_positions)
-    _check_kind(owner, "q_positions", q_positions)
-    _check_kind(owner, "kv_positions", kv_positions)
+        kv_positions = _range_as_tensor(owner, "kv_positions", kv_positions)
+    _check_dtype(owner, "q_positions", q_positions)
+    _check_dtype(owner, "kv_positions", kv_positions)
     check_flat(q_positions, kv_positions)
     batch_sizes = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
     if len(batch_sizes) > 1:
@@ -47,15 +49,15 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
             f"got {tuple(q_positions.shape)} and {tuple(kv_positions.shape)}."
         )
     return (
-        _numbers(owner, "q_positions", q_positions, 1),
-        _numbers(owner, "kv_positions", kv_positions, 1),
+        _as_int64_or_real(owner, "q_positions", q_positions, 1),
+        _as_int64_or_real(owner, "kv_positions", kv_positions, 1),
     )
 
 
-_LAYOUT = ' Axis 1 has that length: layout="bthd" is (batch, len, heads, head_dim).'
+_LAYOUT_HINT = ' Axis 1 has that length: layout="bthd" is (batch, len, heads, head_dim).'
 
 
-def require_whole(name: str, *positions: Tensor) -> None:
+def require_integers(name: str, *positions: Tensor) -> None:
     """Raise TypeError if positions are real numbers, for encodings with a table of distances."""
     for p in positions:
         if p.is_floating_point():
@@ -65,7 +67,7 @@ def require_whole(name: str, *positions: Tensor) -> None:
             )
 
 
-def positions_of(
+def validated_positions_of(
     sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
 ) -> Tensor | range:
     """Return the checked positions of x, whose batch and length are `sizes`."""
@@ -75,24 +77,24 @@ def positions_of(
         if num_axes == 1 and one_each:
             _check_span(owner, name, positions.start, positions.stop)
             return positions
-        positions = _as_tensor(owner, name, positions, x.device)
-    _check_kind(owner, name, positions)
+        positions = _range_as_tensor(owner, name, positions, x.device)
+    _check_dtype(owner, name, positions)
     if positions.device != x.device:
         positions = positions.to(x.device)
     tokens = positions.shape if num_axes == 1 else positions.shape[:-1]
     has_components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
-    if not has_components or not _one_for_each_token(tokens, sizes):
+    if not has_components or not _has_one_for_each_token(tokens, sizes):
         raise ValueError(
             f"{owner}: {name} must have shape {_wanted_shapes(sizes, num_axes)}one for each token "
             f"of a tensor of shape {tuple(x.shape)}; got {tuple(positions.shape)}."
-            + (_LAYOUT if x.ndim == 4 and tokens and tokens[-1] == x.shape[1] else "")
+            + (_LAYOUT_HINT if x.ndim == 4 and tokens and tokens[-1] == x.shape[1] else "")
         )
-    positions = _numbers(owner, name, positions, num_axes)
+    positions = _as_int64_or_real(owner, name, positions, num_axes)
     one_row = len(tokens) == 2 and tokens[0] == 1
     return positions[0] if one_row else positions
 
 
-def _one_for_each_token(tokens: Sequence[int], sizes: Sequence[int]) -> bool:
+def _has_one_for_each_token(tokens: Sequence[int], sizes: Sequence[int]) -> bool:
     """Return True if positions of shape `tokens` broadcast to the batch and length `sizes`, and
     have its length: (len), (1, len) or (batch, len)."""
     # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.
@@ -115,7 +117,7 @@ def _wanted_shapes(sizes: Sequence[int], num_axes: int) -> str:
     return f"{flat}or ({rows}{length}{axis}), "
 
 
-def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
+def _as_int64_or_real(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
     """Convert integer positions to int64 and check real ones. On several axes NaN is a token
     without a place."""
     if positions.is_floating_point():
@@ -129,7 +131,7 @@ def _numbers(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
     return whole
 
 
-def _as_tensor(
+def _range_as_tensor(
     owner: str, name: str, positions: range, device: torch.device | None = None
 ) -> Tensor:
     """Return a range of positions as an int64 tensor (len). Raise ValueError from 2^62 on."""
@@ -137,7 +139,7 @@ def _as_tensor(
     return tensor(positions, device)
 
 
-def check_whole(owner: str, name: str, positions: Tensor | range) -> None:
+def check_span_of_integers(owner: str, name: str, positions: Tensor | range) -> None:
     """Raise ValueError for whole positions whose differences could overflow int64. Those of a
     tensor are read on the CPU only."""
     if isinstance(positions, range):
@@ -158,7 +160,7 @@ def _check_span(owner: str, name: str, low: float, high: float) -> None:
         )
 
 
-def _check_kind(owner: str, name: str, positions: Any) -> None:
+def _check_dtype(owner: str, name: str, positions: Any) -> None:
     """Raise TypeError unless positions are a tensor of integers, float32 or float64."""
     if not isinstance(positions, Tensor):
         raise TypeError(
@@ -170,7 +172,7 @@ def _check_kind(owner: str, name: str, positions: Any) -> None:
             f"{owner}: {name} must be numbers, got booleans. For a mask of real tokens use "
             "posenc.positions.positions_from_mask(mask)."
         )
-    narrow = positions.is_floating_point() and positions.dtype not in _NEIGHBOURS
+    narrow = positions.is_floating_point() and positions.dtype not in _FIRST_WITH_GAPS
     if narrow or positions.is_complex():
         raise TypeError(
             f"{owner}: {name} must be integers, float32 or float64, got {positions.dtype}, which "
@@ -185,7 +187,7 @@ def _check_floats(owner: str, name: str, positions: Tensor) -> None:
     largest = max(-low, high)
     if not largest < float("inf"):
         raise ValueError(f"{owner}: {name} must be finite, got {largest}.")
-    bound = _NEIGHBOURS[positions.dtype]
+    bound = _FIRST_WITH_GAPS[positions.dtype]
     if largest >= bound:
         raise ValueError(
             f"{owner}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} rounds them "

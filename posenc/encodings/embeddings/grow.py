@@ -30,7 +30,7 @@ def interpolate(
     Source: torch.nn.functional.interpolate(mode="linear").
     """
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
-    wide = rows.to(_wide(table))
+    wide = rows.to(_work_dtype(table))
     lower, upper, share = source_rows(len(rows), num_positions, align_corners)
     low = wide[torch.tensor(lower, device=table.device)]
     high = wide[torch.tensor(upper, device=table.device)]
@@ -73,7 +73,7 @@ def hierarchical(
     """
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     check_hierarchical(len(rows), num_positions, alpha)
-    wide = rows.to(_wide(table))
+    wide = rows.to(_work_dtype(table))
     digit = (wide - alpha * wide[:1]) / (1 - alpha)
     index = torch.arange(num_positions, device=table.device)
     grown = alpha * digit[index // len(rows)] + (1 - alpha) * digit[index % len(rows)]
@@ -108,7 +108,7 @@ def interpolate_2d(
             f"interpolate_2d: the table has {len(table)} rows, {extra_rows} of them extra, "
             f"and cannot be resized from a grid of {old_grid} to {new_grid}."
         )
-    image = rows.to(_wide(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
+    image = rows.to(_work_dtype(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
     # Give the size, because a rounded scale factor would lose a row or a column.
     grown = F.interpolate(
         image, size=new_grid, mode="bicubic", align_corners=align_corners, antialias=antialias
@@ -130,6 +130,6 @@ def _kept_and_position_rows(
     return table[:offset_rows], table[offset_rows:]
 
 
-def _wide(table: Tensor) -> torch.dtype:
+def _work_dtype(table: Tensor) -> torch.dtype:
     """Return the dtype in which new rows are computed."""
     return torch.promote_types(table.dtype, torch.float32)

@@ -14,7 +14,7 @@ from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numbers.tracking import extremes_if_readable
 
-STARTS = ("normal", "truncated_normal", "sinusoidal")
+INIT_KINDS = ("normal", "truncated_normal", "sinusoidal")
 
 
 class Learned(AddedEmbedding):
@@ -55,8 +55,8 @@ class Learned(AddedEmbedding):
         init_std: float = 0.02,
     ) -> None:
         super().__init__(embed_dim)
-        if init not in STARTS:
-            raise ValueError(f"Learned: init must be one of {STARTS}, got {init!r}.")
+        if init not in INIT_KINDS:
+            raise ValueError(f"Learned: init must be one of {INIT_KINDS}, got {init!r}.")
         self.max_positions = max_positions
         self.claims = replace(self.claims, max_positions=max_positions)
         self.init = init
@@ -94,11 +94,11 @@ class Learned(AddedEmbedding):
         """Return the vector to add at each position."""
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
-        check_rows("Learned", "position", positions, self.weight.shape[0])
+        check_row_indices("Learned", "position", positions, self.weight.shape[0])
         return F.embedding(positions, self.weight).to(dtype)
 
 
-def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
+def check_row_indices(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
     """Raise ValueError for an index outside of a table of `rows` rows, found on the CPU only."""
     low, high = extremes_if_readable(index) or (0, 0)
     if low < 0 or high >= rows:

@@ -12,7 +12,7 @@ from posenc.arguments import answered
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
-from posenc.encodings.embeddings.learned import check_rows
+from posenc.encodings.embeddings.learned import check_row_indices
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.positions import placed, placeless
 
@@ -97,8 +97,8 @@ class Learned2D(AddedEmbedding):
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector to add at each (row, column)."""
         row, column = self._cells(positions).unbind(-1)
-        check_rows("Learned2D", "row", row, self.height)
-        check_rows("Learned2D", "column", column, self.width)
+        check_row_indices("Learned2D", "row", row, self.height)
+        check_row_indices("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
         return rows.masked_fill(placeless(positions)[..., None], 0)
 

@@ -35,10 +35,10 @@ class Angles:
         """
         self.inv_freq = tuple(inv_freq)
         self.axes = None if axes is None else tuple(axes)
-        self.turns = Constants(frequencies.turns(self.inv_freq))
-        self._rest = Constants(frequencies.rest_of_turns(self.inv_freq))
-        self._component = Constants(() if axes is None else axes)
-        self._radians = Constants([float(f) for f in self.inv_freq])
+        self.turns = Constants(frequencies.turns_in_fixed_point(self.inv_freq))
+        self._radians_rounded_away = Constants(frequencies.radians_rounded_away(self.inv_freq))
+        self._axis_of_frequency = Constants(() if axes is None else axes)
+        self._radians_per_position = Constants([float(f) for f in self.inv_freq])
 
     def __len__(self) -> int:
         return len(self.inv_freq)
@@ -47,7 +47,7 @@ class Angles:
         self, positions: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Return cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
-        angle = self.reduced(positions)
+        angle = self.reduced_angles(positions)
         cos = angle.cos()
         sin = angle.sin()
         if factor != 1:
@@ -55,7 +55,7 @@ class Angles:
             sin = sin * factor
         return cos.to(dtype), sin.to(dtype)
 
-    def reduced(self, positions: Tensor) -> Tensor:
+    def reduced_angles(self, positions: Tensor) -> Tensor:
         """Return the angles in radians, reduced to within (-2 pi, 2 pi): float64, (...,
         len(inv_freq)).
 
@@ -64,7 +64,7 @@ class Angles:
         if self.axes is None:
             positions = positions[..., None]
         else:
-            index = self._component.like(positions.new_empty(0, dtype=torch.int64))
+            index = self._axis_of_frequency.like(positions.new_empty(0, dtype=torch.int64))
             positions = positions.index_select(-1, index)
         if positions.is_floating_point():
             whole = positions.double().floor().long()
@@ -73,8 +73,10 @@ class Angles:
         # Products of int64 wrap at a full turn, which is 2^64 units.
         angle = (whole * self.turns.like(whole)).double() * _RADIANS_PER_UNIT
         whole_double = whole.double()
-        angle = torch.addcmul(angle, whole_double, self._rest.like(whole_double))
+        angle = torch.addcmul(angle, whole_double, self._radians_rounded_away.like(whole_double))
         if not positions.is_floating_point():
             return angle
         fraction = positions.double() - whole
-        return angle + torch.remainder(fraction * self._radians.like(fraction), 2 * math.pi)
+        return angle + torch.remainder(
+            fraction * self._radians_per_position.like(fraction), 2 * math.pi
+        )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.numbers.tracking import transformed
+from posenc.encodings.numbers.tracking import inside_functorch_transform
 
 
 class Constants:
@@ -23,7 +23,7 @@ class Constants:
         """Return the numbers, (len,), in the dtype and on the device of `other`."""
         key = (other.device, other.dtype)
         plain = type(other) in (Tensor, nn.Parameter)
-        if torch.compiler.is_compiling() or transformed() or not plain:
+        if torch.compiler.is_compiling() or inside_functorch_transform() or not plain:
             # A tensor made while tracing must not be used after the trace or with fake tensors.
             return torch.tensor(self.values, dtype=other.dtype, device=other.device)
         if key not in self._copies:

@@ -17,7 +17,7 @@ TURN = 1 << 64
 
 
 @lru_cache(maxsize=256)
-def geometric(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
+def geometric_series(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
     """Return 1, r, r^2, ..., `count` terms with r = base^-step, to at least 45 digits.
 
     With step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
@@ -33,13 +33,13 @@ def geometric(count: int, base: float, step: Decimal | float) -> tuple[Decimal, 
 def inverse_frequencies(dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     """Return base^(-2t/dim) for t = 0 .. dim/2 - 1, in radians per position; fastest first."""
     with localcontext(PRECISION):
-        return geometric(dim // 2, base, Decimal(2) / dim)
+        return geometric_series(dim // 2, base, Decimal(2) / dim)
 
 
 def endpoint_frequencies(count: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     """Return base^(-t/(count-1)) for t = 0 .. count - 1: from 1 to 1/base, both included."""
     with localcontext(PRECISION):
-        return geometric(count, base, Decimal(1) / max(count - 1, 1))
+        return geometric_series(count, base, Decimal(1) / max(count - 1, 1))
 
 
 SINUSOIDAL_ORDERS = ("interleaved", "concatenated", "fairseq")
@@ -69,16 +69,16 @@ def sinusoidal_frequencies(
         return tuple(f / Decimal(min_timescale) for f in inv_freq)
 
 
-def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
+def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
     """Return the turns per position modulo one, in units of 2^-64, as signed 64-bit integers."""
     with localcontext(PRECISION):
         units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
 
 
-def rest_of_turns(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
-    """Return what `turns` rounds away, in radians per position: below 2e-19, which matters for
-    positions from 2^40 on."""
+def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
+    """Return what `turns_in_fixed_point` rounds away, in radians per position: below 2e-19, which
+    matters for positions from 2^40 on."""
     with localcontext(PRECISION):
         units = [Decimal(f) / TWO_PI * TURN for f in inv_freq]
         return tuple(float((u - u.to_integral_value()) / TURN * TWO_PI) for u in units)
@@ -102,7 +102,7 @@ def digit_turns(
     for digit in range(3):
         # One unit of the digit is 2^11 positions more than one of the digit before; of its turn
         # modulo one, in units of 2^-64, the upper 40 bits count.
-        of_unit = [(t << (digit * DIGIT_BITS)) % TURN for t in turns(inv_freq)]
+        of_unit = [(t << (digit * DIGIT_BITS)) % TURN for t in turns_in_fixed_point(inv_freq)]
         upper_bits = [t >> (64 - 2 * PART_BITS) for t in of_unit]
         high.append(tuple(bits >> PART_BITS for bits in upper_bits))
         low.append(tuple(bits % (1 << PART_BITS) for bits in upper_bits))

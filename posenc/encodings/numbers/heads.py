@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.tracking import exports_python
+from posenc.encodings.numbers.tracking import inside_python_export
 
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -11,7 +11,7 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
     batch, heads, rows, inner = a.shape
     if heads == b.shape[1]:
         return a @ b
-    if exports_python():  # where torch cannot prove that the reshape below fits any length
+    if inside_python_export():  # where torch cannot prove that the reshape below fits any length
         return a @ for_every_head(b, heads)
     groups = a.reshape(batch, b.shape[1], heads // b.shape[1] * rows, inner)
     return (groups @ b).reshape(batch, heads, rows, b.shape[-1])
@@ -22,7 +22,7 @@ def for_every_head(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
     heads = t.shape[dim]
     if heads == num_heads:
         return t
-    if exports_python():  # torch 2.11 exports a repeated head for some lengths only
+    if inside_python_export():  # torch 2.11 exports a repeated head for some lengths only
         shared = torch.arange(num_heads, device=t.device) // (num_heads // heads)
         return t.index_select(dim, shared)
     return t.repeat_interleave(num_heads // heads, dim)

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 
-def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
+def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     """Return ALiBi's slopes for any number of heads, as the authors' code computes them.
 
     With P the largest power of two up to num_heads: 2^(-bias_max h / P) for h = 1 .. P. Further
@@ -15,14 +15,14 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     return tuple(of_power + between[: num_heads - power])
 
 
-def alibi_heads(
+def alibi_slopes_and_sides(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return ALiBi's slope of each head, and for `left_right` the side that it sees: 1 the past, -1
     the future."""
     halves = 2 if left_right else 1
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
-    return slopes(num_heads // halves, bias_max) * halves, tuple(sides)
+    return alibi_slopes(num_heads // halves, bias_max) * halves, tuple(sides)
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     return tuple(edges)
 
 
-def t5_edges(
+def t5_bucket_edges(
     num_buckets: int, max_distance: int, bidirectional: bool, name: str
 ) -> tuple[int, ...]:
     """Return T5's bucket edges for one direction; `name` begins the error message."""
@@ -58,7 +58,7 @@ def t5_edges(
 
 
 @lru_cache(maxsize=16)
-def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
+def deberta_bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """Return the last distance of each of DeBERTa's buckets m to 2m - 2, with m = num_buckets / 2.
 
     Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), at most the

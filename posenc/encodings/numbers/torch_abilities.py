@@ -10,19 +10,23 @@ from typing import Any
 
 import torch
 
-KINDS = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "meta")
-_TRACED_AUTOCAST = frozenset(kind for kind in KINDS if torch.amp.is_autocast_available(kind))
+DEVICE_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "meta")
+_KINDS_WITH_AUTOCAST = frozenset(
+    kind for kind in DEVICE_KINDS if torch.amp.is_autocast_available(kind)
+)
 """Kinds of devices with autocast, for compiled code: up to torch 2.12 it cannot ask."""
 
 
 def autocast_enabled(kind: str) -> bool:
     """Return True if autocast is on for this kind of device, such as "cuda"."""
     compiling = torch.compiler.is_compiling()
-    known = kind in _TRACED_AUTOCAST if compiling else torch.amp.is_autocast_available(kind)
+    known = kind in _KINDS_WITH_AUTOCAST if compiling else torch.amp.is_autocast_available(kind)
     return known and torch.is_autocast_enabled(kind)
 
 
-def compile_alone(function: Callable[..., Any], limit: int, **options: Any) -> Callable[..., Any]:
+def compile_with_own_limit(
+    function: Callable[..., Any], limit: int, **options: Any
+) -> Callable[..., Any]:
     """Compile a function so that its recompilations, at most `limit`, are counted apart from those
     of other compilations of the same function.
 

@@ -6,26 +6,26 @@ import torch
 from torch import Tensor, nn
 
 
-def transformed() -> bool:
+def inside_functorch_transform() -> bool:
     """Return True inside grad, jvp or vmap of torch.func, where numbers of tensors cannot be read.
     torch has no public function for this."""
     return torch._C._are_functorch_transforms_active()
 
 
-def exports_python() -> bool:
+def inside_python_export() -> bool:
     """Return True inside torch.export with strict=False, which runs Python code on fake tensors."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
-def readable(t: Tensor) -> bool:
+def is_readable(t: Tensor) -> bool:
     """Return True if the numbers of t can be read: it is no fake tensor, neither traced nor
     transformed, and not on an accelerator."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():  # type: ignore
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or inside_functorch_transform():  # type: ignore
         return False
     return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu"
 
 
-def for_training_too() -> AbstractContextManager:
+def outside_inference_mode() -> AbstractContextManager:
     """Return a context in which tensors are made that a later backward pass can save, also within
     inference mode."""
     inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
@@ -35,7 +35,7 @@ def for_training_too() -> AbstractContextManager:
 def extremes_if_readable(t: Tensor) -> tuple[float, float] | None:
     """Return the minimum and maximum of a tensor; None if it is empty, or if its numbers cannot be
     read without waiting for an accelerator or breaking a trace."""
-    if not readable(t) or not t.numel():
+    if not is_readable(t) or not t.numel():
         return None
     low, high = t.detach().aminmax()
     return low.item(), high.item()

@@ -64,7 +64,7 @@ class PoPE(QueryKeyEncoding):
         nn.init.zeros_(self.weight)
 
     def prepare(self, positions: Positions, length: int | None = None) -> "PoPE":
-        return self.with_kept_tables()
+        return self.with_table_cache()
 
     def transform(
         self, q: Tokens, k: Tokens
@@ -98,7 +98,7 @@ class PoPE(QueryKeyEncoding):
 
         if not isinstance(tokens.where, range):
             return compute()
-        return self.kept((tokens.where, dtype, tokens.device), compute)
+        return self.cached((tokens.where, dtype, tokens.device), compute)
 
 
 def _magnitudes_at_angles(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.arguments import answered
 from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.tracking import for_training_too
+from posenc.encodings.numbers.tracking import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.masks import Mask, sliding_window
@@ -45,7 +45,7 @@ class PositionMap(RoPE):
         prepared = super().prepare(positions, length)
         if isinstance(positions, range):  # mapped later, on the device of the first queries
             return prepared
-        with for_training_too():
+        with outside_inference_mode():
             positions = positions.clone()  # the caller may write to its own
             parts = self.passes(positions, positions)
         prepared._prepared_passes = (Remembered(positions), parts)

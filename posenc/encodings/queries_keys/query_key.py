@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.arguments import answered
 from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_pair, heads_first
+from posenc.encodings.base.boundary import heads_first, tokens_of_pair
 from posenc.encodings.base.claims import Claims
 from posenc.positions import Positions
 
@@ -31,7 +31,7 @@ class QueryKeyEncoding(PositionEncoding):
         layout="bthd" they are (batch, len, heads, head_dim)."""
         owner = type(self).__name__
         q, k = heads_first(owner, layout, q, k)
-        new_q, new_k = self.transform(*check_pair(owner, q, k, positions, self.claims.num_axes))
+        new_q, new_k = self.transform(*tokens_of_pair(owner, q, k, positions, self.claims.num_axes))
         return heads_first(owner, layout, new_q, new_k)
 
 

@@ -114,7 +114,7 @@ class RePo(PositionEncoding):
             )
         check_head_dim(self, self.head_dim, x)
         check_state_shape(self, state, self.final.out_features)
-        angle = for_every_head(self.angles.reduced(state), x.shape[1]).flatten(0, 1)
+        angle = for_every_head(self.angles.reduced_angles(state), x.shape[1]).flatten(0, 1)
         dtype = at_least_float32(x.dtype)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
         cos = angle.cos().to(dtype)

@@ -197,7 +197,7 @@ class RoPE(Rotation):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
-        at_length = self.with_kept_tables()
+        at_length = self.with_table_cache()
         # Decimal arithmetic cannot be traced, so compiled code computes the frequencies by an
         # operator.
         if torch.compiler.is_compiling():

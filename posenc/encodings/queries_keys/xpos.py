@@ -112,7 +112,7 @@ class XPos(Rotation):
 
         if not isinstance(tokens.where, range):
             return compute()
-        return self.kept((tokens.where, dtype, tokens.device, sign), compute)
+        return self.cached((tokens.where, dtype, tokens.device, sign), compute)
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
         """Raise ValueError for positions at which `dtype` overflows; checked on the CPU only."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.arguments import answered
-from posenc.encodings.base.arguments import UnknownOption, alike
+from posenc.encodings.base.arguments import UnknownOption, are_alike
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.per_layer import PerLayer
@@ -89,7 +89,7 @@ def build_if_named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) 
     other_values = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
     for field in unknown:
         other_shape = replace(shape, **{field: other_values[field]})
-        if not alike(built, create(encoding, other_shape)):
+        if not are_alike(built, create(encoding, other_shape)):
             raise ValueError(
                 f"{owner}: {encoding!r} is built from {field}, which {owner} does not know. Pass "
                 f"posenc.create({encoding!r}, posenc.ModelShape(..., {field}=...))."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import per_head, real
-from posenc.encodings.numbers.slopes_and_buckets import alibi_heads
+from posenc.encodings.numbers.slopes_and_buckets import alibi_slopes_and_sides
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
@@ -82,7 +82,7 @@ class ALiBi(DistanceBias):
                 f"ALiBi: form='left_right' needs an even number of heads, got {total}."
             )
         here = slice(head_offset, head_offset + num_heads)
-        all_slopes, sides = alibi_heads(total, form == "left_right", bias_max)
+        all_slopes, sides = alibi_slopes_and_sides(total, form == "left_right", bias_max)
         self.form = form
         self.slopes = all_slopes[here]
         self._slopes = Constants(self.slopes)
@@ -111,7 +111,7 @@ class ALiBi(DistanceBias):
         # Computed from one gradient per key, it would be a difference of large sums.
         if self._sides is None and not needs_gradient:
             term.per_key = lambda: self._row_and_key_summands(q.positions, k.positions)
-        if self.computes_as(ALiBi):
+        if self.computes_bias_of(ALiBi):
             term.formulas = lambda: [self._formula(q.device)]
         return term
 

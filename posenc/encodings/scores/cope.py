@@ -12,7 +12,7 @@ from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 from posenc.encodings.terms.skew import Part, add_parts
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
@@ -149,7 +149,7 @@ class CoPETerm(Term):
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
-        if not readable(gates):
+        if not is_readable(gates):
             return scores.add_(_interpolate(table, _count_open_gates(gates, mask)))
         shown = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
         shown = shown.expand(*shown.shape[:2], *scores.shape[-2:])

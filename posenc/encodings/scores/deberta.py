@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from posenc.encodings.base.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.linear import read_linear
-from posenc.encodings.base.placed import require_whole
+from posenc.encodings.base.placed import require_integers
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.slopes_and_buckets import deberta_ends
+from posenc.encodings.numbers.slopes_and_buckets import deberta_bucket_ends
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.term import Term
@@ -154,7 +154,7 @@ class DeBERTa(PositionEncoding):
             return distance
         middle = self.num_buckets // 2
         edges = torch.tensor(
-            deberta_ends(self.num_buckets, self.max_distance), device=distance.device
+            deberta_bucket_ends(self.num_buckets, self.max_distance), device=distance.device
         )
         size = distance.abs()
         far = middle + torch.bucketize(size.contiguous(), edges)
@@ -167,7 +167,7 @@ class DeBERTa(PositionEncoding):
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
     def term(self, q: Tokens, k: Tokens) -> Term:
-        require_whole("DeBERTa", q.positions, k.positions)
+        require_integers("DeBERTa", q.positions, k.positions)
         assert q.x is not None
         check_heads(self, self.num_heads, q.x)
         check_head_dim(self, self.head_dim, q.x)
@@ -185,24 +185,24 @@ class DeBERTa(PositionEncoding):
             row = self.row(-distance if self.paper_p2c else distance)
             return scale * self._project_rows(pos_query, row, dtype)
 
-        def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+        def cached_table(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             layers = [layer for layer in (*self._projections(), self.norm) if layer is not None]
             weights = (weight for layer in layers for weight in layer.parameters())
-            return self.kept((key, dtype, scale), compute, self.table, *weights)
+            return self.cached((key, dtype, scale), compute, self.table, *weights)
 
         return ByDistance(
             q,
             k,
             (-self.max_distance, self.max_distance),
             q_vectors=q.x.to(dtype) if self.c2p else None,
-            for_q=key_vectors if self.c2p else None,
+            q_table=key_vectors if self.c2p else None,
             k_vectors=k.x.to(dtype) if self.p2c and k.x is not None else None,
-            for_k=query_vectors if self.p2c else None,
-            kept=kept,
+            k_table=query_vectors if self.p2c else None,
+            cached=cached_table,
         )
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        return self.with_kept_tables()
+        return self.with_table_cache()
 
     def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
         """Return the projections of the table to Q and to K; None for one that is not used."""

@@ -14,10 +14,10 @@ from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.linear import read_linear
-from posenc.encodings.base.placed import check_distances
+from posenc.encodings.base.placed import validated_bias_positions
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 from posenc.encodings.scores.fewer_hidden_units import Layers, shrink_network
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
@@ -93,7 +93,7 @@ class FIRE(PositionEncoding):
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
-        q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
+        q_positions, kv_positions = validated_bias_positions("FIRE", q_positions, kv_positions)
         q = Tokens(None, q_positions)
         k = Tokens(None, kv_positions)
         return self.bias_of_quotient(self.quotient(q, k, q_positions.dtype))
@@ -184,7 +184,7 @@ class FIRETerm(Dense):
         if quotient.ndim == 2:
             quotient = quotient[None]
         # Which units can be left out is read from the numbers; a trace must not depend on them.
-        if not readable(quotient) or not quotient.numel():
+        if not is_readable(quotient) or not quotient.numel():
             return self.fire.bias_of_quotient(quotient)
         layers = shrink_network(
             _weight_and_bias(self.fire.hidden, quotient.dtype),

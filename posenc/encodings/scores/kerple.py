@@ -72,7 +72,7 @@ class Kerple(DistanceBias):
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
-        if self.computes_as(Kerple):
+        if self.computes_bias_of(Kerple):
             term.formulas = self._formulas
         return term
 

@@ -10,14 +10,15 @@ from torch import Tensor
 from posenc.encodings.base.distance_bias import BiasMatrix, DistanceBias
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.device_copies import Constants
-from posenc.encodings.numbers.frequencies import geometric
+from posenc.encodings.numbers.frequencies import geometric_series
 from posenc.encodings.numbers.precision import per_head, real
 from posenc.positions import FlatKeys, FlatQueries
 
 DISTANCES_AT_ONCE = 256
 """Distances whose dim/2 cosines are in memory at a time; a number chosen."""
 GRID_KEYS = 64
-"""Keys of the grid in `run`, whose queries are as far apart, so that each distance comes once."""
+"""Keys of the grid in `compute_falling_distances`, whose queries are as far apart, so that each
+distance comes once."""
 
 
 class Sandwich(DistanceBias):
@@ -54,7 +55,7 @@ class Sandwich(DistanceBias):
         if form not in ("paper", "nemo"):
             raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
         first = 0 if form == "paper" else 1  # the first t of the sum
-        self.angles = Angles(geometric(dim // 2 + first, 10000, 2 / dim)[first:])
+        self.angles = Angles(geometric_series(dim // 2 + first, 10000, 2 / dim)[first:])
         self.offset = first * dim / 2
         self._head_factors = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
@@ -62,11 +63,11 @@ class Sandwich(DistanceBias):
         dtype = real(distance).dtype
         sums = []
         for part in distance.flatten().split(DISTANCES_AT_ONCE):
-            cosines = self.angles.reduced(part).to(dtype).cos()
+            cosines = self.angles.reduced_angles(part).to(dtype).cos()
             sums.append(cosines.sum(-1, dtype=torch.float64))
         return self._scale_for_heads(torch.cat(sums).view(distance.shape), dtype)
 
-    def dense(
+    def bias_of_pairs(
         self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
     ) -> BiasMatrix:
         """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
@@ -76,7 +77,7 @@ class Sandwich(DistanceBias):
         values = self._scale_for_heads(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
-    def run(
+    def compute_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of falling distances from a grid of few queries and keys: the row of a

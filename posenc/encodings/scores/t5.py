@@ -11,7 +11,7 @@ from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import real
-from posenc.encodings.numbers.slopes_and_buckets import t5_edges
+from posenc.encodings.numbers.slopes_and_buckets import t5_bucket_edges
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
 
@@ -73,7 +73,7 @@ class T5Bias(DistanceBias):
         # Otherwise all future distances are in one bucket.
         self.claims = replace(self.claims, causal_only=not bidirectional, own_scale=unscaled)
         self.init_std = init_std
-        self.edges = t5_edges(num_buckets, max_distance, bidirectional, "T5Bias")
+        self.edges = t5_bucket_edges(num_buckets, max_distance, bidirectional, "T5Bias")
         self._edges = Constants(self.edges)
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
@@ -107,6 +107,6 @@ class T5Bias(DistanceBias):
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
-        if self.computes_as(T5Bias):
+        if self.computes_bias_of(T5Bias):
             term.constant_from = self.edges[-1]
         return term

@@ -121,7 +121,7 @@ class TransformerXL(PositionEncoding):
         return TransformerXLTerm(q, k, queries, self)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        return self.with_kept_tables()
+        return self.with_table_cache()
 
     def projected_sinusoids(
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
@@ -151,16 +151,16 @@ class TransformerXLTerm(ByDistance):
     ) -> None:
         dtype = queries.dtype
 
-        def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-            return xl.kept((key, dtype), compute, xl.projection.weight)
+        def cached_table(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+            return xl.cached((key, dtype), compute, xl.projection.weight)
 
         ends = None if xl.clamp_len is None else (-xl.clamp_len, xl.clamp_len)
         super().__init__(
-            q, k, ends, queries, partial(xl.projected_sinusoids, dtype=dtype), kept=kept
+            q, k, ends, queries, partial(xl.projected_sinusoids, dtype=dtype), cached=cached_table
         )
         self.xl = xl
 
-    def _gathered(
+    def _add_at_any_positions(
         self,
         scores: Tensor,
         q: Tokens,

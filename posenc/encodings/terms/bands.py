@@ -17,11 +17,12 @@ from posenc.positions import run_shift
 Table = Callable[[Tensor], Tensor]
 """Function from distances to vectors, (num_heads or 1, distances, width)."""
 
-Keep = Callable[[Hashable, Callable[[], Tensor]], Tensor]
+CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
 """Cache: from a key and a function that computes a table to the table."""
 
-QUERIES, KEYS = 128, 64
-"""Queries or keys per tile; a tile of width w needs vectors of w + QUERIES (or KEYS) distances."""
+TILE_QUERIES, TILE_KEYS = 128, 64
+"""Queries or keys per tile; a tile of width w needs vectors of w + TILE_QUERIES (or TILE_KEYS)
+distances."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Band:
     low: int
     high: int
 
-    def at(self, distance: int, count: int = 1) -> Tensor:
+    def vectors_from(self, distance: int, count: int = 1) -> Tensor:
         """Return the vectors of `count` distances from `distance` on, in table order: (num_heads,
         count, width), or (count, width) if all heads share the table."""
         start = (distance - self.first) * self.step
         values = self.values[0] if len(self.values) == 1 else self.values
         return values.narrow(-2, start, count)
 
-    def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
+    def near_keys(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
         """Return the range [first, last) of keys whose distance to some query is between `low` and
         `high`: earlier keys have the vector of `high`, later ones that of `low`. `shift`: position
         of the first query minus that of the first key."""
@@ -58,28 +59,28 @@ class Bands:
     """Hold the tables that all blocks of one attention share. `shift` is the position of its first
     query minus that of its first key.
 
-    `for_q` multiplies queries, with falling distances; `for_k` multiplies keys, with rising
-    distances. `k_ends` are products of all keys with for_k at its lowest and at its highest
+    `q_table` multiplies queries, with falling distances; `k_table` multiplies keys, with rising
+    distances. `k_ends` are products of all keys with k_table at its lowest and at its highest
     distance, (batch, num_heads, 1, kv_len); None if no key is that far.
     """
 
     shift: int
-    for_q: Band | None
-    for_k: Band | None
+    q_table: Band | None
+    k_table: Band | None
     k_ends: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
-    def of(
+    def build(
         cls,
         q: Tokens,
         k: Tokens,
         rows: int,
         causal: bool,
         ends: tuple[int, int] | None,
-        for_q: Table | None = None,
-        for_k: Table | None = None,
+        q_table: Table | None = None,
+        k_table: Table | None = None,
         k_vectors: Tensor | None = None,
-        kept: Keep | None = None,
+        cached: CachedTable | None = None,
     ) -> "Bands | None":
         """Build the tables for blocks of at most `rows` queries; None unless positions are known to
         be consecutive.
@@ -107,24 +108,26 @@ class Bands:
                 return table(distance.clamp(low, high))
 
             key = first, last, step, low, high, q.device
-            return Band(compute() if kept is None else kept(key, compute), first, step, low, high)
+            return Band(
+                compute() if cached is None else cached(key, compute), first, step, low, high
+            )
 
-        q_band = band(for_q, high + rows, low - rows, -1)
-        k_band = band(for_k, low - rows, high + rows, 1)
+        q_band = band(q_table, high + rows, low - rows, -1)
+        k_band = band(k_table, low - rows, high + rows, 1)
         if k_band is None:
             return cls(shift, q_band, None)
         assert k_vectors is not None
         lowest = None
         highest = None
         # A block takes the vector of `low` for keys from shift + rows - 1 - low on, and that of
-        # `high` for keys before shift - high + 1, see Band.near. The first block begins to do so
-        # earliest, and the last query gets the most keys at `high`.
+        # `high` for keys before shift - high + 1, see Band.near_keys. The first block begins to do
+        # so earliest, and the last query gets the most keys at `high`.
         some_key_at_low = shift + min(rows, len(q)) - 1 - low < len(k)
         if some_key_at_low:
-            lowest = k_band.at(low) @ k_vectors.mT
+            lowest = k_band.vectors_from(low) @ k_vectors.mT
         some_key_at_high = shift + len(q) > high
         if some_key_at_high:
-            highest = k_band.at(high) @ k_vectors.mT
+            highest = k_band.vectors_from(high) @ k_vectors.mT
         return cls(shift, q_band, k_band, (lowest, highest))
 
     def add(
@@ -138,22 +141,22 @@ class Bands:
         """Add products with the block's query vectors (batch, num_heads, rows, width) and key
         vectors (batch, num_heads, keys, width) to its scores, in place.
 
-        scores[i, j] += q_vectors[i] . for_q[D] + k_vectors[j] . for_k[D],
+        scores[i, j] += q_vectors[i] . q_table[D] + k_vectors[j] . k_table[D],
         D = position_i - position_j
         """
         shift = self.shift + rows.start - keys.start
         height, width = scores.shape[-2:]
-        if self.for_q is not None:
+        if self.q_table is not None:
             assert q_vectors is not None
             tiles = [
-                _of_queries(self.for_q, shift + i * QUERIES, width, tile)
-                for i, tile in enumerate(q_vectors.split(QUERIES, 2))
+                _products_of_queries(self.q_table, shift + i * TILE_QUERIES, width, tile)
+                for i, tile in enumerate(q_vectors.split(TILE_QUERIES, 2))
             ]
-            scores = add_parts(scores, *tiles, rows=QUERIES)
-        if self.for_k is not None:
+            scores = add_parts(scores, *tiles, rows=TILE_QUERIES)
+        if self.k_table is not None:
             assert k_vectors is not None
             k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
-            parts = _of_keys(self.for_k, shift, height, width, k_vectors, k_ends)
+            parts = _products_of_keys(self.k_table, shift, height, width, k_vectors, k_ends)
             scores = add_parts(scores, parts)
         return scores
 
@@ -162,41 +165,41 @@ class Bands:
         shift = self.shift + rows.start - keys.start
         width = keys.stop - keys.start
         height = q_vectors.shape[2]
-        if self.for_q is None or self.for_k is not None or height > QUERIES:
+        if self.q_table is None or self.k_table is not None or height > TILE_QUERIES:
             return None
-        all_near = self.for_q.near(shift, height, width) == (0, width)
+        all_near = self.q_table.near_keys(shift, height, width) == (0, width)
         if not all_near:
             return None
-        _, _, product = next(_of_queries(self.for_q, shift, width, q_vectors))
+        _, _, product = next(_products_of_queries(self.q_table, shift, width, q_vectors))
         return product
 
 
-def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
     """Yield products of a block's queries with the vectors of their distances, in parts: keys with
     the vector of `high`, keys near enough for one of their own, keys with that of `low`."""
     rows = q.shape[2]
-    first, last = table.near(shift, rows, keys)
+    first, last = table.near_keys(shift, rows, keys)
     if first:
-        yield 0, first, q @ table.at(table.high).mT
+        yield 0, first, q @ table.vectors_from(table.high).mT
     if first < last:
-        near = table.at(shift + rows - 1 - first, rows + last - first)
+        near = table.vectors_from(shift + rows - 1 - first, rows + last - first)
         yield first, last, skew(q @ near.mT, last - first)
     if last < keys:
-        yield last, keys, q @ table.at(table.low).mT
+        yield last, keys, q @ table.vectors_from(table.low).mT
 
 
-def _of_keys(
+def _products_of_keys(
     table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
 ) -> Iterator[Part]:
-    """Yield products of a block's keys with the vectors of their distances, as `_of_queries` does;
-    the near ones KEYS at a time."""
-    first, last = table.near(shift, rows, keys)
+    """Yield products of a block's keys with the vectors of their distances, as
+    `_products_of_queries` does; the near ones TILE_KEYS at a time."""
+    first, last = table.near_keys(shift, rows, keys)
     if first:
         assert k_ends[1] is not None
         yield 0, first, k_ends[1][..., :first]
-    for start in range(first, last, KEYS):
-        stop = min(start + KEYS, last)
-        rising = table.at(shift - stop + 1, stop - start + rows)
+    for start in range(first, last, TILE_KEYS):
+        stop = min(start + TILE_KEYS, last)
+        rising = table.vectors_from(shift - stop + 1, stop - start + rows)
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
     if last < keys:
         assert k_ends[0] is not None

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.terms.bands import Bands, Keep, Table
+from posenc.encodings.terms.bands import Bands, CachedTable, Table
 from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances, take
@@ -15,7 +15,8 @@ from posenc.positions import distances, take
 class ByDistance(Term):
     """Add products of queries, of keys or of both with a vector per distance to the scores.
 
-    scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
+    scores[i, j] += q_vectors[i] . q_table(D) + k_vectors[j] . k_table(D),  D = position_i -
+    position_j
 
     At contiguous positions only the vectors of distances that occur are multiplied, and the
     products are read through skewed views. Otherwise, or if a block has more queries than there are
@@ -24,11 +25,12 @@ class ByDistance(Term):
     Args:
         ends: (low, high); distances outside use the vector of the nearer end, and real distances
             are rounded down. None: no limit; positions must then be consecutive, or a subclass
-            overrides `_gathered` and `pair`, as Transformer-XL's does.
-        q_vectors, for_q: (batch, num_heads, q_len, width), and a function from distances to
+            overrides `_add_at_any_positions` and `pair`, as Transformer-XL's does.
+        q_vectors, q_table: (batch, num_heads, q_len, width), and a function from distances to
             (num_heads or 1, distances, width); or both None.
-        k_vectors, for_k: the same for the keys.
-        kept: a cache: a function of a key and a function that computes a table; returns the table.
+        k_vectors, k_table: the same for the keys.
+        cached: a cache: a function of a key and a function that computes a table; returns the
+        table.
     """
 
     additive = True
@@ -39,18 +41,18 @@ class ByDistance(Term):
         k: Tokens,
         ends: tuple[int, int] | None,
         q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
-        for_q: Table | None = None,
+        q_table: Table | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
-        for_k: Table | None = None,
-        kept: Keep | None = None,
+        k_table: Table | None = None,
+        cached: CachedTable | None = None,
     ) -> None:
         super().__init__(q, k)
         self.ends = ends
         self.q_vectors = q_vectors
-        self.for_q = for_q
+        self.q_table = q_table
         self.k_vectors = k_vectors
-        self.for_k = for_k
-        self.kept = kept
+        self.k_table = k_table
+        self.cached = cached
         self.bands: Bands | None = None
         self._all_q: Tensor | None = None
         self._all_k: Tensor | None = None
@@ -59,8 +61,8 @@ class ByDistance(Term):
         if self._has_few_vectors(rows):
             bands = None
         else:
-            tables = (self.for_q, self.for_k, self.k_vectors, self.kept)
-            bands = Bands.of(self.q, self.k, rows, causal, self.ends, *tables)
+            tables = (self.q_table, self.k_table, self.k_vectors, self.cached)
+            bands = Bands.build(self.q, self.k, rows, causal, self.ends, *tables)
         ready = self._with_all_vectors() if bands is None else self.copy()
         ready.bands = bands
         return ready
@@ -78,8 +80,8 @@ class ByDistance(Term):
         if self.ends is not None:
             low, high = self.ends
             distance = torch.arange(low, high + 1, device=self.q.device)
-            ready._all_q = None if self.for_q is None else self.for_q(distance)
-            ready._all_k = None if self.for_k is None else self.for_k(distance)
+            ready._all_q = None if self.q_table is None else self.q_table(distance)
+            ready._all_k = None if self.k_table is None else self.k_table(distance)
         return ready
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
@@ -87,7 +89,7 @@ class ByDistance(Term):
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         if self.bands is not None:
             return self.bands.add(scores, rows, keys, q, k)
-        return self._gathered(scores, self.q[rows], self.k[keys], q, k)
+        return self._add_at_any_positions(scores, self.q[rows], self.k[keys], q, k)
 
     def product(
         self, rows: slice, keys: slice
@@ -97,7 +99,7 @@ class ByDistance(Term):
             return None
         return self.bands.product(rows, keys, self.q_vectors[:, :, rows])
 
-    def _gathered(
+    def _add_at_any_positions(
         self,
         scores: Tensor,
         q: Tokens,
@@ -108,10 +110,10 @@ class ByDistance(Term):
         """Add the products, at any positions: multiply all vectors, and gather by distance."""
         assert self.ends is not None  # see the class
         low, high = self.ends
-        column = _whole(distances(q.positions, k.positions)).clamp(low, high) - low
+        column = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
         if column.ndim == 3:  # (batch, rows, keys)
             column = column[:, None]
-        of_q, of_k = self._products(q_vectors, k_vectors)
+        of_q, of_k = self._products_with_all_vectors(q_vectors, k_vectors)
         if of_q is not None:
             scores = scores + of_q.gather(-1, column.expand(scores.shape))
         if of_k is not None:
@@ -119,7 +121,9 @@ class ByDistance(Term):
             scores = scores + of_k.gather(-1, column.mT.expand(shape)).mT
         return scores
 
-    def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _products_with_all_vectors(
+        self, q: Tensor | None, k: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
         return (
             None if q is None or self._all_q is None else q @ self._all_q.mT,
@@ -128,7 +132,7 @@ class ByDistance(Term):
 
     def pair(self) -> ScoreMod:  # type: ignore[override]
         ready = self._with_all_vectors()
-        q_table, k_table = ready._products(self.q_vectors, self.k_vectors)
+        q_products, k_products = ready._products_with_all_vectors(self.q_vectors, self.k_vectors)
         q_positions, kv_positions = self.q.positions, self.k.positions
         assert self.ends is not None
         # Tensors, because a compiled score_mod would contain numbers as constants.
@@ -136,16 +140,16 @@ class ByDistance(Term):
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             distance = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
-            row = _whole(distance).clamp(low, high) - low
-            if q_table is not None:
-                score = score + q_table[batch, head, q_idx, row]
-            if k_table is not None:
-                score = score + k_table[batch, head, kv_idx, row]
+            row = _round_down(distance).clamp(low, high) - low
+            if q_products is not None:
+                score = score + q_products[batch, head, q_idx, row]
+            if k_products is not None:
+                score = score + k_products[batch, head, kv_idx, row]
             return score
 
         return mod
 
 
-def _whole(distance: Tensor) -> Tensor:
+def _round_down(distance: Tensor) -> Tensor:
     """Round real distances down."""
     return distance.floor().long() if distance.is_floating_point() else distance

@@ -40,11 +40,11 @@ def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -
                 block[..., first:last].add_(part)
         return scores
     # One addition: the gradient of an addition to a slice would copy all scores.
-    added = [_joined(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
+    added = [_concatenate_parts(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
     return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
 
 
-def _joined(parts: Iterable[Part], like: Tensor) -> Tensor:
+def _concatenate_parts(parts: Iterable[Part], like: Tensor) -> Tensor:
     """Concatenate parts, which cover all columns of `like`, in the order of their columns."""
     in_order = sorted(parts, key=lambda part: part[0])
     return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in in_order], -1)

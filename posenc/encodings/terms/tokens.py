@@ -65,14 +65,14 @@ class Tokens:
         part = self._copy()
         if self.x is not None:
             part.x = self.x[:, :, span]
-        part.where = self._part(self.where, span)
+        part.where = self._select_positions(self.where, span)
         part._tensor = None
         if self._tensor is not None:
-            part._tensor = self._part(self._tensor, span)  # type: ignore[assignment]
+            part._tensor = self._select_positions(self._tensor, span)  # type: ignore[assignment]
         if self.state is not None:
             part.state = self.state[:, :, span]
         if self.true_positions is not None:
-            part.true_positions = self._part(self.true_positions, span)
+            part.true_positions = self._select_positions(self.true_positions, span)
         return part
 
     def __len__(self) -> int:
@@ -80,13 +80,13 @@ class Tokens:
             return self.where.stop - self.where.start
         return self.where.shape[-1 if self.num_axes == 1 else -2]
 
-    def _part(self, positions: Tensor | range, span: slice) -> Tensor | range:
+    def _select_positions(self, positions: Tensor | range, span: slice) -> Tensor | range:
         """Select the positions of some tokens."""
         if isinstance(positions, range):
             return positions[span]
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
 
-    def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> "Tokens":
+    def with_vectors(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> "Tokens":
         """Return the same tokens, at the same positions, with vectors x, or without any."""
         changed = self._copy()
         changed.x = x

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.placed import require_whole
+from posenc.encodings.base.placed import require_integers
 from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.by_distance import ByDistance
@@ -71,7 +71,7 @@ class Shaw(PositionEncoding):
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
     def term(self, q: Tokens, k: Tokens) -> "ShawTerm":
-        require_whole("Shaw", q.positions, k.positions)
+        require_integers("Shaw", q.positions, k.positions)
         assert q.x is not None
         check_head_dim(self, self.head_dim, q.x)
         return ShawTerm(q, k, self)

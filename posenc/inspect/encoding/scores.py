@@ -142,7 +142,7 @@ def _last_row(
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
-    asks = keys[last:] if asked is None else keys[last:].given(asked)
+    asks = keys[last:] if asked is None else keys[last:].with_vectors(asked)
     new_q, new_k = encoding.transform(asks, keys)
     term = encoding.term(asks, keys)
     scale = encoding.scale(q.shape[-1])

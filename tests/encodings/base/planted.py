@@ -154,7 +154,7 @@ class KeyOnlyALiBi(PositionEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.slopes = bias_numbers.slopes(num_heads)
+        self.slopes = bias_numbers.alibi_slopes(num_heads)
 
     def term(self, q, k):
         slopes = torch.tensor(self.slopes, dtype=q.x.dtype)

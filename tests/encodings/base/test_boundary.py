@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.encodings.base.arguments import alike
+from posenc.encodings.base.arguments import are_alike
 from posenc.encodings.base.compose import Compose
 from tests.attending import attend
 
@@ -191,8 +191,8 @@ def test_a_name_builds_the_encoding_where_the_sizes_are_known():
         (posenc.nn.TransformerEncoderLayer(16, 2, encoding="alibi").self_attn, "alibi", True),
     ):
         want = posenc.create(name, posenc.ModelShape(16, 2, causal=causal))
-        assert alike(module.encoding, want), name
-    assert alike(both.cross_encoding, posenc.ALiBi(2))
+        assert are_alike(module.encoding, want), name
+    assert are_alike(both.cross_encoding, posenc.ALiBi(2))
 
 
 @pytest.mark.parametrize(

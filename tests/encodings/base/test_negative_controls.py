@@ -130,7 +130,7 @@ def test_golden_values_reject_slopes_for_powers_of_two_only(monkeypatch: pytest.
     def plain(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
         return tuple(2 ** (-bias_max * h / num_heads) for h in range(1, num_heads + 1))
 
-    monkeypatch.setattr(bias_numbers, "slopes", plain)
+    monkeypatch.setattr(bias_numbers, "alibi_slopes", plain)
     assert ALiBi(12).slopes[0] == pytest.approx(0.63, abs=1e-3), "attention-gym's"
     assert_rejected(test_alibi.test_slopes_equal_the_authors, "alibi_slopes")
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from posenc.arguments import answered_class
-from posenc.encodings.numbers.frequencies import geometric, inverse_frequencies
+from posenc.encodings.numbers.frequencies import geometric_series, inverse_frequencies
 from posenc.encodings.queries_keys.rope_scaling.scaling import (
     Frequencies,
     Scaling,
@@ -26,7 +26,7 @@ def ntk_frequencies(
     expected = "rotary_dim must be at least 4: the slowest pair is scaled, the fastest is not"
     require(scaling, rotary_dim >= 4, expected, rotary_dim)
     base = Decimal(rope_theta) * factor ** (Decimal(rotary_dim) / (rotary_dim - 2))
-    return geometric(rotary_dim // 2, base, Decimal(2) / rotary_dim)
+    return geometric_series(rotary_dim // 2, base, Decimal(2) / rotary_dim)
 
 
 @answered_class

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import for_training_too
+from posenc.encodings.numbers.tracking import outside_inference_mode
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
@@ -56,7 +56,7 @@ class Rotation(QueryKeyEncoding):
         attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
             key = positions, dtype, device
-            return self.kept(key, lambda: self._compute_cos_sin(tensor(positions, device), dtype))
+            return self.cached(key, lambda: self._compute_cos_sin(tensor(positions, device), dtype))
         for ready, cos, sin in self._ready:
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
@@ -69,7 +69,7 @@ class Rotation(QueryKeyEncoding):
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        prepared = self.with_kept_tables()
+        prepared = self.with_table_cache()
         if isinstance(positions, Tensor):
             prepared._ready = (self.remember_cos_sin(positions),)
         return prepared
@@ -77,7 +77,7 @@ class Rotation(QueryKeyEncoding):
     def remember_cos_sin(self, positions: Places) -> tuple[Remembered, Table, Table]:
         """Return a copy of the positions, with their cos and sin, for the `_ready` of a prepared
         encoding."""
-        with for_training_too():
+        with outside_inference_mode():
             return Remembered(positions), *self.cos_sin(positions)
 
     def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:

@@ -6,22 +6,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.tracking import readable
+from posenc.encodings.numbers.tracking import is_readable
 
 T = TypeVar("T")
-MOST = 4
+MAX_TABLES = 4
 """Maximum number of cached tables, the latest; a prepared encoding may be used for many calls."""
 
 
-class Kept:
+class TableCache:
     """Cache results by key, and recompute a result if a tensor from which it was made has changed.
 
     Tensors are compared by value with copies, so every change is seen, whoever wrote it. That costs
     time in proportion to their size, and on an accelerator it would wait for the device: nothing is
     cached there, nor while gradients are tracked, because a backward pass frees its graph.
 
-    >>> from posenc.encodings.numbers.kept import Kept
-    >>> kept, weight = Kept(), torch.ones(2)
+    >>> from posenc.encodings.numbers.table_cache import TableCache
+    >>> kept, weight = TableCache(), torch.ones(2)
     >>> table = kept("x", lambda: weight * 3, weight)
     >>> kept("x", lambda: weight * 3, weight) is table
     True
@@ -38,16 +38,16 @@ class Kept:
         it."""
         made_from = tuple(t for t in reads if t is not None)
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
-        if tracked or torch.compiler.is_compiling() or not all(map(readable, made_from)):
+        if tracked or torch.compiler.is_compiling() or not all(map(is_readable, made_from)):
             return compute()
         # Tensors made in inference mode cannot be saved for a backward pass.
         key = key, torch.is_inference_mode_enabled()
         if key in self._last:
             made_from_before, table = self._last[key]
-            if _equal(made_from_before, made_from):
+            if _same_tensors(made_from_before, made_from):
                 return table
             del self._last[key]
-        if len(self._last) == MOST:
+        if len(self._last) == MAX_TABLES:
             oldest = next(iter(self._last))
             del self._last[oldest]
         table = compute()
@@ -55,7 +55,7 @@ class Kept:
         return table
 
 
-def _equal(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
+def _same_tensors(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
     """Return True if as many tensors have the same dtypes, shapes and numbers. NaN equals none."""
     if len(before) != len(now):
         return False

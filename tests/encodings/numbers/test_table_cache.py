@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import posenc
-from posenc.encodings.numbers.kept import MOST, Kept
+from posenc.encodings.numbers.table_cache import MAX_TABLES, TableCache
 
 
 class Counted:
     """Three times a weight, and how often that was computed."""
 
     def __init__(self):
-        self.kept, self.weight, self.count = Kept(), torch.randn(3, 5), 0
+        self.kept, self.weight, self.count = TableCache(), torch.randn(3, 5), 0
 
     def __call__(self, key="x", *more):
         return self.kept(key, self.compute, self.weight, *more)
@@ -85,13 +85,13 @@ def test_every_input_of_a_kept_result_counts(counted):
 
 
 def test_no_more_are_kept_than_the_latest(counted):
-    for key in range(MOST):
+    for key in range(MAX_TABLES):
         counted(key)
     counted(1)
-    assert counted.count == MOST
+    assert counted.count == MAX_TABLES
     counted("another")
     counted(0)  # the oldest had gone
-    assert counted.count == MOST + 2 and len(counted.kept._last) == MOST
+    assert counted.count == MAX_TABLES + 2 and len(counted.kept._last) == MAX_TABLES
 
 
 def test_where_a_gradient_is_followed_it_is_computed_each_time(counted):
@@ -130,11 +130,11 @@ def test_a_prepared_encoding_gives_what_the_encoding_gives(name):
         )
 
     prepared = encoding.prepare(range(40))
-    assert encoding._kept is None
+    assert encoding._table_cache is None
     with torch.no_grad():
         for q_len in (40, 1, 20, 40):
             first = attended(prepared, q_len)
-            assert prepared._kept._last
+            assert prepared._table_cache._last
             assert torch.equal(first, attended(q_len=q_len))
     optimizer = torch.optim.SGD(encoding.parameters(), lr=0.1)
     attended(prepared).square().mean().backward()
