@@ -45,8 +45,9 @@ class UnknownOption(ValueError):
 
 
 def check_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor so that arguments annotated bool, int or float (or None) must match. Raise
-    TypeError if they do not, and ValueError for NaN and infinity."""
+    """Return a constructor that checks its arguments, records them, and then calls `init`. Raise
+    TypeError for an argument that does not match its annotation bool, int or float (or None), and
+    ValueError for NaN and infinity."""
     signature = inspect.signature(init)
     is_posencs = init.__module__.startswith("posenc.")
 
@@ -95,7 +96,8 @@ def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
 
 
 def are_alike(a: nn.Module, b: nn.Module) -> bool:
-    """Return True if two encodings have equal classes and arguments, their submodules included."""
+    """Return True if two encodings, and their submodules, are of the same classes and were built
+    with equal arguments; their weights may differ."""
     of_a = a.__dict__
     of_b = b.__dict__
     same_call = of_a.get("_arguments") is of_b.get("_arguments")  # one is a shallow copy
@@ -110,7 +112,8 @@ def repr_in_one_line(encoding: nn.Module) -> str:
 
 
 def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
-    """Return class and arguments of each module. A computed default replaces None."""
+    """Return the class and the arguments of each module of an encoding, to compare encodings. Where
+    an argument is an attribute, too, that counts: a computed default replaces None."""
     likenesses = []
     for module in encoding.modules():
         recorded = vars(module).get("_arguments", {})
@@ -120,8 +123,8 @@ def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
 
 
 def _comparable(value: Any) -> Any:
-    """Convert an argument so that equal ones compare equal: 10000 and 10000.0 become the same,
-    also in a tuple or a scaling."""
+    """Return an argument in a form in which equal ones compare equal: 10000 and 10000.0 become the
+    same, also in a tuple or a scaling."""
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, tuple):
@@ -170,9 +173,10 @@ def _text(value: Any) -> str:
 
 
 def _check_argument(owner: str, name: str, value: Any, annotation: Any, is_posencs: bool) -> None:
-    """Check an argument that is annotated bool, int or float, or one of them and None.
+    """Raise TypeError or ValueError for an argument that does not match its annotation, if that is
+    bool, int or float, or one of them and None.
 
-    `is_posencs`: the constructor is posenc's, so that the name of an argument says what it means.
+    `is_posencs`: the constructor is posenc's, so that the name of an argument tells its range.
     """
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))

@@ -40,7 +40,7 @@ CachedPlaces = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes"]
 Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLACES = {
     "embed": (1,),
     "transform": (2,),
@@ -70,8 +70,8 @@ class Pass:
 
 
 def _is_class_default(name: str, value: Any) -> bool:
-    """Return True for a class's attribute that is data, not a method, property or name of Python's,
-    nor one of the names below."""
+    """Return True for an attribute of a class that an instance may set later: data, no method,
+    property or name of Python's, nor one of the two lists of names below."""
     behaves = callable(value) or hasattr(value, "__get__")
     return not (behaves or name.startswith("__") or name in ("_attribute_names", "_class_defaults"))
 
@@ -112,11 +112,12 @@ class PositionEncoding(nn.Module):
     """Cache of tables in an encoding that `prepare` returned; otherwise None."""
 
     _attribute_names: tuple[str, ...] = tuple(vars(nn.Module()))
-    """Names of the attributes that the constructor set: compiled code up to torch 2.12 cannot list
-    them in `shallow_copy`. `check_arguments`, which wraps each constructor, sets it after the call;
-    here it is what a Module has before."""
+    """Names of the attributes that the constructor set, for `shallow_copy` in compiled code, which
+    up to torch 2.12 cannot list them. `check_arguments`, which wraps each constructor, sets it
+    after the call; here are the names that each Module has before."""
     _class_defaults: tuple[str, ...] = ("claims", "embedded_by", "_table_cache", "_attribute_names")
-    """Names of the class's attributes that an instance may set later."""
+    """Names of attributes that have a default in the class and that an instance may set later. For
+    `shallow_copy` in compiled code, too; __init_subclass__ adds those of a subclass."""
 
     @answered
     def __init__(self) -> None:
@@ -145,7 +146,9 @@ class PositionEncoding(nn.Module):
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
             raise UnknownOption(cls.__name__, options, accepted)
-        required = [n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED]
+        required = [
+            n for n, p in accepted.items() if p.default is p.empty and p.kind in _PASSED_BY_NAME
+        ]
         missing = [name for name in required if name not in fields and name not in options]
         if missing:
             raise TypeError(
@@ -184,7 +187,8 @@ class PositionEncoding(nn.Module):
         return prepared
 
     def cached(self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None) -> T:
-        """Return `compute()`. A prepared encoding caches it until a tensor of `reads` changes."""
+        """Return `compute()`. A prepared encoding caches it by `key`, until one of the tensors
+        `reads`, from which it is computed, changes."""
         return compute() if self._table_cache is None else self._table_cache(key, compute, *reads)
 
     def for_layer(self, index: int) -> "PositionEncoding":

@@ -16,8 +16,9 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 def require_attention_encoding(owner: str, encoding: Any) -> PositionEncoding:
-    """Return an encoding that attention can use, NoPE for None. Raise TypeError for anything but a
-    PositionEncoding, ValueError for one that acts at the embeddings or is sharded alone."""
+    """Return the encoding, or NoPE for None. Raise TypeError for anything but a PositionEncoding,
+    and ValueError for one that attention cannot use: one that acts at the embeddings or is sharded
+    alone."""
     encoding = require_encoding(owner, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
@@ -48,8 +49,8 @@ def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
 
 
 def check_vectors(owner: str, **tensors: Any) -> None:
-    """Raise unless all are floating tensors (batch, heads, len, head_dim) of one dtype on one
-    device."""
+    """Raise TypeError or ValueError unless all are floating-point tensors (batch, heads, len,
+    head_dim) of one dtype on one device. The arguments' names stand in the messages."""
     first_name, first = next(iter(tensors.items()))
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
@@ -107,7 +108,8 @@ def validated_embedding_positions(
 def tokens_of_pair(
     owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
-    """Check q, k and their common positions for a rotation; return both as Tokens."""
+    """Return q and k at their common positions, as Tokens. Raise TypeError or ValueError unless
+    they are vectors of the same tokens."""
     check_vectors(owner, q=q, k=k)
     checked = validated_positions(owner, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
@@ -168,7 +170,8 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
 
 
 def heads_first(owner: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
-    """Return tensors in the layout, "bhtd" or "bthd", as (batch, heads, len, ...), or back."""
+    """Return tensors with heads before tokens, (batch, heads, len, ...): unchanged for the layout
+    "bhtd", with axes 1 and 2 swapped for "bthd". Called twice it returns the first layout."""
     if layout not in ("bhtd", "bthd"):
         raise ValueError(f'{owner}: layout must be "bhtd" or "bthd", got {layout!r}.')
     if layout == "bhtd":
@@ -205,7 +208,7 @@ def check_scale(owner: str, scale: Any) -> None:
 
 
 def prepared_or_encoding(encoding: Any, prepared: Any) -> Any:
-    """Return `prepared` if it is given, otherwise `encoding`.
+    """Return the encoding to use in attention: `prepared` unless it is None, otherwise `encoding`.
 
     Raises: TypeError for anything but an encoding, ValueError if `prepared` was made from another.
     """

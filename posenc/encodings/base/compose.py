@@ -102,7 +102,7 @@ class Compose(PositionEncoding):
             )
 
     def _combined_claims(self) -> Claims:
-        """Return what the members claim together, see `Claims.combine`."""
+        """Return the claims that hold for all members together, see `Claims.combine`."""
         has_layers = any(e.claims.scope == "layer" for e in self.members)
         return replace(
             Claims.combine([member.claims for member in self.members]),
@@ -134,8 +134,8 @@ class Compose(PositionEncoding):
         return axes.pop()
 
     def _shared_parameters(self) -> Iterator[str]:
-        """Yield the names of parameters that all layers share: what a member of scope "layer" says,
-        and everything of one that serves all layers."""
+        """Yield the names of parameters that all layers share: the shared_parameters of a member of
+        scope "layer", and all parameters of one of scope "model"."""
         for i, e in enumerate(self.members):
             by_layer = e.claims.scope == "layer"
             shared = e.claims.shared_parameters if by_layer else dict(e.named_parameters())
@@ -268,6 +268,7 @@ def _index_of_owner(method: str, what: str, members: Sequence[PositionEncoding])
     None if no member does. Raise ValueError if several do; `what`: what they decide, for the
     message."""
     if method == "scale":  # most classes that override it return the usual scale by default
+        # 64: any size of a head tells whether the scale is 1/sqrt of it.
         owners = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:
         owners = [i for i, e in enumerate(members) if _overrides(e, method)]
@@ -277,10 +278,10 @@ def _index_of_owner(method: str, what: str, members: Sequence[PositionEncoding])
 
 
 def _contradiction(members: Sequence[PositionEncoding], what: str) -> str:
-    """Return the message for members that define `what`, which only one may."""
+    """Return the error message for members that all define `what`, which only one may."""
     return f"Compose: {_class_names(members)} each decide the {what}, and there is only one."
 
 
 def _class_names(encodings: Sequence[PositionEncoding]) -> str:
-    """Return the names of their classes, for a message."""
+    """Return the names of the classes of encodings, for a message: "RoPE and ALiBi"."""
     return " and ".join(type(e).__name__ for e in encodings)

@@ -71,7 +71,7 @@ class DistanceBias(PositionEncoding):
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def _validated_bias(self, distance: Tensor) -> Tensor:
-        """Return the bias of distances. Raises: TypeError if a subclass returns another shape."""
+        """Return the `bias` of distances. Raise TypeError if a subclass returns another shape."""
         values = self.bias(distance)
         if not isinstance(values, Tensor) or values.shape[1:] != distance.shape:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -84,8 +84,9 @@ class DistanceBias(PositionEncoding):
     def bias_of_falling_distances(
         self, farthest: int, count: int, like: Float[Tensor, "..."]
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Return the bias of `count` distances from `farthest` downwards, on the device of `like`
-        and in at least float32."""
+        """Return the bias of the distances farthest, farthest - 1, ..., `count` of them, on the
+        device of `like`, in its dtype or float32 if that is wider; cached if the encoding was
+        prepared."""
         double = like.dtype == torch.float64
 
         def compute() -> Tensor:
@@ -102,7 +103,8 @@ class DistanceBias(PositionEncoding):
     def compute_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Compute what `bias_of_falling_distances` returns; in float64 if `double`."""
+        """Compute the bias of the distances farthest, farthest - 1, ..., `count` of them, in
+        float64 if `double`. A subclass may override it with a faster way."""
         distance = torch.arange(farthest, farthest - count, -1, device=device)
         if double:
             distance = distance.double()
@@ -110,7 +112,8 @@ class DistanceBias(PositionEncoding):
         return self._validated_bias(distance[None]).squeeze(1)
 
     def computes_bias_of(self, own: type["DistanceBias"]) -> bool:
-        """Return True unless a subclass of `own`, or this object, may compute another bias."""
+        """Return True if this object certainly computes the bias of the class `own`: it is of that
+        class, no subclass, and none of its methods were replaced on the object."""
         methods = ("bias", "bucket", "bias_of_falling_distances", "compute_falling_distances")
         # Name by name: compiled code up to torch 2.12 cannot list an object's attributes.
         replaced = any(vars(self).get(name) is not None for name in methods)

@@ -14,7 +14,7 @@ class LinearWeights(NamedTuple):
 
 
 def read_linear(layer: nn.Module, dtype: torch.dtype) -> LinearWeights:
-    """Return the weight and the bias of a linear layer in a dtype.
+    """Return the weight and the bias of a linear layer, converted to this dtype.
 
     Encodings compute in another dtype than their weights, or multiply by parts of a weight, so that
     they cannot call the layer.

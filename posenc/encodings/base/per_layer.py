@@ -100,7 +100,8 @@ class PerLayer(PositionEncoding):
 
     @property
     def period(self) -> int:
-        """Return the number of layers after which the encodings repeat, or that they are for."""
+        """Return the number of layers after which the encodings repeat, or, without `repeat`, the
+        number of layers that they are for."""
         inner = [e.period for e in self.layers if isinstance(e, PerLayer) and e.repeat]
         return math.lcm(len(self.layers), *inner) if self.repeat else len(self.layers)
 
@@ -144,7 +145,7 @@ class PerLayer(PositionEncoding):
                 )
 
     def _innermost_members(self) -> list[PositionEncoding]:
-        """Return all members, those of a PerLayer among them instead of itself."""
+        """Return the members, with a PerLayer among them replaced by its own members, and so on."""
         leaves: list[PositionEncoding] = []
         for member in self.members:
             leaves += member._innermost_members() if isinstance(member, PerLayer) else [member]
@@ -215,7 +216,8 @@ def _copy_for_layer(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def encoding_of_all_layers(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
-    """Return the encoding of all layers: a PerLayer of copies if its scope is "layer".
+    """Return one encoding for a model of num_layers layers: a PerLayer of copies, one for each
+    layer, if its scope is "layer"; otherwise the encoding itself, NoPE for None.
 
     Raises: ValueError for a PerLayer with a longer pattern than num_layers.
     """

@@ -11,7 +11,7 @@ from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.positions import check_flat, placed, tensor
 
 _FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
-"""First whole number of each dtype above which some whole numbers are missing."""
+"""The whole number from which on a dtype lacks some: it rounds neighbouring positions to one."""
 
 
 def validated_positions(
@@ -70,7 +70,8 @@ def require_integers(name: str, *positions: Tensor) -> None:
 def validated_positions_of(
     sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
 ) -> Tensor | range:
-    """Return the checked positions of x, whose batch and length are `sizes`."""
+    """Return the checked positions of the tokens of x, whose batch and length are `sizes`: a
+    tensor, or a range of steps of 1. Raises: as validated_positions."""
     if isinstance(positions, range):
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
         one_each = positions.step == 1 and positions.stop - positions.start == sizes[-1]
@@ -118,8 +119,8 @@ def _wanted_shapes(sizes: Sequence[int], num_axes: int) -> str:
 
 
 def _as_int64_or_real(owner: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
-    """Convert integer positions to int64 and check real ones. On several axes NaN is a token
-    without a place."""
+    """Return integer positions as int64, and real ones unchanged. Raise ValueError for numbers that
+    are not finite or too large. On several axes NaN is allowed: a token without a place."""
     if positions.is_floating_point():
         _check_floats(owner, name, positions if num_axes == 1 else placed(positions))
         return positions
@@ -134,7 +135,7 @@ def _as_int64_or_real(owner: str, name: str, positions: Tensor, num_axes: int) -
 def _range_as_tensor(
     owner: str, name: str, positions: range, device: torch.device | None = None
 ) -> Tensor:
-    """Return a range of positions as an int64 tensor (len). Raise ValueError from 2^62 on."""
+    """Return a range of positions as an int64 tensor (len). Raise ValueError if it reaches 2^62."""
     _check_span(owner, name, positions.start, positions.stop)
     return tensor(positions, device)
 

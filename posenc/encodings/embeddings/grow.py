@@ -131,5 +131,5 @@ def _kept_and_position_rows(
 
 
 def _work_dtype(table: Tensor) -> torch.dtype:
-    """Return the dtype in which new rows are computed."""
+    """Return the dtype in which new rows are computed: that of the table, at least float32."""
     return torch.promote_types(table.dtype, torch.float32)

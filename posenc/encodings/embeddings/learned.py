@@ -99,7 +99,8 @@ class Learned(AddedEmbedding):
 
 
 def check_row_indices(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
-    """Raise ValueError for an index outside of a table of `rows` rows, found on the CPU only."""
+    """Raise ValueError for an index below 0 or from `rows` on, found on the CPU only. `name` and
+    `what` are words of the message."""
     low, high = extremes_if_readable(index) or (0, 0)
     if low < 0 or high >= rows:
         outside = high if high >= rows else low

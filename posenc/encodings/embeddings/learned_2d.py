@@ -103,7 +103,8 @@ class Learned2D(AddedEmbedding):
         return rows.masked_fill(placeless(positions)[..., None], 0)
 
     def _cells(self, positions: Tensor) -> Tensor:
-        """Return rows and columns as integers; 0 for tokens that have no place."""
+        """Return (row, column) positions as integers, 0 for tokens without a place. Raise
+        ValueError for positions between two cells, found on the CPU only."""
         if not positions.is_floating_point():
             return positions
         cells = placed(positions)

@@ -56,8 +56,8 @@ class Angles:
         return cos.to(dtype), sin.to(dtype)
 
     def reduced_angles(self, positions: Tensor) -> Tensor:
-        """Return the angles in radians, reduced to within (-2 pi, 2 pi): float64, (...,
-        len(inv_freq)).
+        """Return the angles position * inv_freq in radians, less whole turns, within (-2 pi, 2 pi):
+        float64, (..., len(inv_freq)).
 
         `...` is the shape of `positions`, without its axis of components if `axes` is given.
         """

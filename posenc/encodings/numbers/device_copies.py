@@ -20,7 +20,8 @@ class Constants:
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def like(self, other: Tensor) -> Tensor:
-        """Return the numbers, (len,), in the dtype and on the device of `other`."""
+        """Return the numbers as a tensor (len,) in the dtype and on the device of `other`. Do not
+        write to it: it is shared."""
         key = (other.device, other.dtype)
         plain = type(other) in (Tensor, nn.Parameter)
         if torch.compiler.is_compiling() or inside_functorch_transform() or not plain:
@@ -29,7 +30,7 @@ class Constants:
         if key not in self._copies:
             with torch.inference_mode(False):  # otherwise a later backward pass cannot save it
                 made = torch.tensor(self.values, dtype=other.dtype, device=other.device)
-            if type(made) is not Tensor:
+            if type(made) is not Tensor:  # a mode such as FakeTensorMode made it, and is left soon
                 return made
             self._copies[key] = made
         return self._copies[key]

@@ -18,7 +18,8 @@ TURN = 1 << 64
 
 @lru_cache(maxsize=256)
 def geometric_series(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
-    """Return 1, r, r^2, ..., `count` terms with r = base^-step, to at least 45 digits.
+    """Return `count` terms 1, r, r^2, ... of a geometric series with r = base^-step, to at least 45
+    digits.
 
     With step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
     """
@@ -70,7 +71,8 @@ def sinusoidal_frequencies(
 
 
 def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
-    """Return the turns per position modulo one, in units of 2^-64, as signed 64-bit integers."""
+    """Return the turns per position of each frequency, modulo one turn, in units of 2^-64 turn, as
+    signed 64-bit integers."""
     with localcontext(PRECISION):
         units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
@@ -87,6 +89,7 @@ def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ..
 DIGIT_BITS = 11
 """Bits of each of the three digits of a position; a digit times a 20-bit number fits int32."""
 PART_BITS = 20
+"""Bits of each of the two parts, high and low, into which 40 bits of a turn are split."""
 
 
 def digit_turns(

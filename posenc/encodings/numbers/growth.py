@@ -1,11 +1,12 @@
-"""Compute from which rows a longer table of embeddings is made, in Python for all frameworks."""
+"""Compute which rows of a learned table make up a longer one, in Python for all frameworks."""
 
 
 def source_rows(
     num_rows: int, num_positions: int, align_corners: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """Return (lower, upper, fraction) of a linear interpolation: new row p is (1 - fraction[p]) *
-    table[lower[p]] + fraction[p] * table[upper[p]].
+    """Return (lower, upper, fraction), each num_positions long, that lengthen a table of num_rows
+    by linear interpolation: new row p is (1 - fraction[p]) * table[lower[p]] + fraction[p] *
+    table[upper[p]].
 
     align_corners=True: row p reads p * (old - 1) / (new - 1); False: (p + 0.5) * old / new - 0.5,
     within the table. Computed in whole numbers until the last division.

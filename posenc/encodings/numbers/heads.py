@@ -7,7 +7,8 @@ from posenc.encodings.numbers.tracking import inside_python_export
 
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b for (batch, heads, ...). Consecutive heads of a share a head of b."""
+    """Return a @ b for a (batch, heads, rows, inner) and b (batch, kv_heads, inner, columns), where
+    consecutive heads of a share a head of b, which is not copied."""
     batch, heads, rows, inner = a.shape
     if heads == b.shape[1]:
         return a @ b

@@ -9,13 +9,14 @@ from posenc.encodings.numbers.torch_abilities import autocast_enabled
 
 
 def real(distance: Tensor) -> Tensor:
-    """Convert a distance to float32, or keep float64."""
+    """Return distances in float32, or unchanged if they are float64."""
     keep = distance.dtype == torch.float64
     return distance if keep else distance.to(torch.float32)
 
 
 def per_head(values: Tensor, like: Tensor) -> Tensor:
-    """Return one value per head, (num_heads, 1, ...), in at least the dtype of `like`."""
+    """Return values (num_heads,), one for each head, as (num_heads, 1, ...) to broadcast with a
+    tensor of the shape (num_heads, *like.shape), in the wider dtype of the two."""
     return values.to(torch.promote_types(values.dtype, like.dtype)).view(-1, *[1] * like.ndim)
 
 

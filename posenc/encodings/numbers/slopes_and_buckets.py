@@ -7,7 +7,7 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     """Return ALiBi's slopes for any number of heads, as the authors' code computes them.
 
     With P the largest power of two up to num_heads: 2^(-bias_max h / P) for h = 1 .. P. Further
-    heads get every second slope of 2P heads.
+    heads get every second slope of 2P heads. alibi_slopes(3) -> (0.0625, 0.00390625, 0.25).
     """
     power = 1 << (num_heads.bit_length() - 1)
     of_power = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
@@ -18,9 +18,13 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def alibi_slopes_and_sides(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return ALiBi's slope of each head, and for `left_right` the side that it sees: 1 the past, -1
-    the future."""
-    halves = 2 if left_right else 1
+    """Return ALiBi's slope of each head, and the side that it sees if `left_right`: 1 the past, for
+    the first half of the heads, or -1 the future. Otherwise the sides have no meaning.
+
+    alibi_slopes_and_sides(4, True) -> ((0.0625, 0.00390625, 0.0625, 0.00390625), (1.0, 1.0,
+    -1.0, -1.0))
+    """
+    halves = 2 if left_right else 1  # each half has the slopes of num_heads / 2 heads
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
     return alibi_slopes(num_heads // halves, bias_max) * halves, tuple(sides)
 
@@ -45,7 +49,8 @@ def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
 def t5_bucket_edges(
     num_buckets: int, max_distance: int, bidirectional: bool, name: str
 ) -> tuple[int, ...]:
-    """Return T5's bucket edges for one direction; `name` begins the error message."""
+    """Return the first distances of T5's buckets 1, 2, ... of one direction, see bucket_edges.
+    Raise ValueError, which begins with `name`, for sizes that do not fit."""
     per_side = num_buckets // 2 if bidirectional else num_buckets
     odd = bidirectional and num_buckets % 2
     if per_side < 2 or odd or max_distance <= per_side // 2:
@@ -59,7 +64,8 @@ def t5_bucket_edges(
 
 @lru_cache(maxsize=16)
 def deberta_bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """Return the last distance of each of DeBERTa's buckets m to 2m - 2, with m = num_buckets / 2.
+    """Return the largest distance in each of DeBERTa's buckets m to 2m - 2, with m = num_buckets /
+    2.
 
     Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), at most the
     last. Computed in whole numbers, so that distances on a boundary are exact.

@@ -1,4 +1,4 @@
-"""Cache tables that a prepared encoding makes from its weights, once for all layers."""
+"""Cache tables that a prepared encoding computes from its weights, once for all layers."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -10,7 +10,8 @@ from posenc.encodings.numbers.tracking import is_readable
 
 T = TypeVar("T")
 MAX_TABLES = 4
-"""Maximum number of cached tables, the latest; a prepared encoding may be used for many calls."""
+"""Maximum number of cached tables; the oldest goes first. A number chosen: a prepared encoding may
+be used for many calls, and each may ask for tables of its own."""
 
 
 class TableCache:
@@ -56,7 +57,8 @@ class TableCache:
 
 
 def _same_tensors(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
-    """Return True if as many tensors have the same dtypes, shapes and numbers. NaN equals none."""
+    """Return True if both are as many tensors, with the same dtypes, shapes and numbers. NaN equals
+    nothing."""
     if len(before) != len(now):
         return False
     pairs = zip(before, now, strict=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 DEVICE_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "meta")
+"""Kinds of devices for which autocast is asked about when this module is imported."""
 _KINDS_WITH_AUTOCAST = frozenset(
     kind for kind in DEVICE_KINDS if torch.amp.is_autocast_available(kind)
 )

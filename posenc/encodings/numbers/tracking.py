@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 def inside_functorch_transform() -> bool:
-    """Return True inside grad, jvp or vmap of torch.func, where numbers of tensors cannot be read.
-    torch has no public function for this."""
-    return torch._C._are_functorch_transforms_active()
+    """Return True inside grad, jvp or vmap of torch.func, where numbers of tensors cannot be
+    read."""
+    return torch._C._are_functorch_transforms_active()  # torch has no public function for this
 
 
 def inside_python_export() -> bool:
@@ -18,8 +18,8 @@ def inside_python_export() -> bool:
 
 
 def is_readable(t: Tensor) -> bool:
-    """Return True if the numbers of t can be read: it is no fake tensor, neither traced nor
-    transformed, and not on an accelerator."""
+    """Return True if the numbers of t can be read at once: t is on the CPU, is no fake tensor, and
+    is neither traced nor inside a transform of torch.func."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or inside_functorch_transform():  # type: ignore
         return False
     return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu"

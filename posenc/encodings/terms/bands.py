@@ -15,10 +15,10 @@ from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import run_shift
 
 Table = Callable[[Tensor], Tensor]
-"""Function from distances to vectors, (num_heads or 1, distances, width)."""
+"""Function from distances (distances,) to vectors, (num_heads or 1, distances, width)."""
 
 CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
-"""Cache: from a key and a function that computes a table to the table."""
+"""Function (key, compute) -> table: compute() or its cached result for this key."""
 
 TILE_QUERIES, TILE_KEYS = 128, 64
 """Queries or keys per tile; a tile of width w needs vectors of w + TILE_QUERIES (or TILE_KEYS)
@@ -27,7 +27,8 @@ distances."""
 
 @dataclass(frozen=True)
 class Band:
-    """Hold a table of vectors by distance, constant at distances >= `high`, and at those <= `low`.
+    """Hold a table of vectors by distance, constant at distances >= `high`, and constant at
+    distances <= `low`.
 
     values (num_heads or 1, distances, width) begins at distance `first` in steps of `step`, 1 or
     -1. It extends beyond `low` and `high` by as many distances as a block has queries.

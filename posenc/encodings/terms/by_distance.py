@@ -107,7 +107,8 @@ class ByDistance(Term):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        """Add the products, at any positions: multiply all vectors, and gather by distance."""
+        """Add the products to the scores at any positions: multiply q and k with the vectors of all
+        distances, and gather for each pair the product of its distance."""
         assert self.ends is not None  # see the class
         low, high = self.ends
         column = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
@@ -151,5 +152,5 @@ class ByDistance(Term):
 
 
 def _round_down(distance: Tensor) -> Tensor:
-    """Round real distances down."""
+    """Return distances as integers, real ones rounded down."""
     return distance.floor().long() if distance.is_floating_point() else distance

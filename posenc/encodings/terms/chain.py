@@ -10,7 +10,7 @@ from posenc.encodings.terms.tokens import Tokens
 
 class Chain(Term):
     """Apply terms in order. The chain has an optional form, such as `pair`, if all its terms have
-    it.
+    it, see Term.
 
     Raises: ValueError if two act on the values.
     """
@@ -44,7 +44,7 @@ class Chain(Term):
             scores = term.add(scores, rows, keys, mask)
         return scores
 
-    # Term's optional forms, for the sum of all terms; they exist only if each term has them.
+    # Term's optional forms for the whole chain. __init__ offers each only if all terms have it.
 
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
         return sum(t.by_distance(farthest, count, like) for t in self.terms)  # type: ignore[misc]

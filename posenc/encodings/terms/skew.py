@@ -27,7 +27,7 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 Part = tuple[int, int, Tensor]
-"""(first, last, values): numbers to add to columns [first, last) of the scores."""
+"""Tuple (first, last, values): numbers to add to columns first to last - 1 of the scores."""
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:

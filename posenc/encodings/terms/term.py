@@ -35,7 +35,8 @@ class Formula(NamedTuple):
 
 
 def formulas_need_gradient(formulas: list[Formula]) -> bool:
-    """Return True if a number of the formulas needs a gradient."""
+    """Return True if one of the numbers in the formulas, such as a learned slope, needs a
+    gradient."""
     return any(number.requires_grad for formula in formulas for number in formula.numbers)
 
 
@@ -119,7 +120,7 @@ class Term:
         tests/attend/test_explain.py compares the sum with what torch's allocator holds. This one is
         for terms that do not say.
         """
-        return 2.5
+        return 2.5  # chosen: terms of users that do not define it are unknown
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         """Apply the term to scaled scores (batch, num_heads, rows, keys), possibly in place.

@@ -1,4 +1,4 @@
-"""Queries or keys of an attention: vectors, positions and state of their tokens."""
+"""Queries or keys of an attention: the vectors, positions and states of their tokens."""
 
 import torch
 from jaxtyping import Float, Shaped
@@ -81,7 +81,7 @@ class Tokens:
         return self.where.shape[-1 if self.num_axes == 1 else -2]
 
     def _select_positions(self, positions: Tensor | range, span: slice) -> Tensor | range:
-        """Select the positions of some tokens."""
+        """Return the positions of the tokens in a slice."""
         if isinstance(positions, range):
             return positions[span]
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
