@@ -79,8 +79,8 @@ def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]
 
 
 def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
-    """Return what `turns_in_fixed_point` rounds away, in radians per position: below 2e-19, which
-    matters for positions from 2^40 on."""
+    """Return the part of each frequency that `turns_in_fixed_point` rounds away, in radians per
+    position: below 2e-19, which matters for positions from 2^40 on."""
     with localcontext(PRECISION):
         units = [Decimal(f) / TWO_PI * TURN for f in inv_freq]
         return tuple(float((u - u.to_integral_value()) / TURN * TWO_PI) for u in units)

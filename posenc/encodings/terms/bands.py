@@ -21,8 +21,8 @@ CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
 """Function (key, compute) -> table: compute() or its cached result for this key."""
 
 TILE_QUERIES, TILE_KEYS = 128, 64
-"""Queries or keys per tile; a tile of width w needs vectors of w + TILE_QUERIES (or TILE_KEYS)
-distances."""
+"""Queries or keys per tile; numbers chosen. A tile of w keys needs the vectors of w + TILE_QUERIES
+distances, one of w queries those of w + TILE_KEYS."""
 
 
 @dataclass(frozen=True)

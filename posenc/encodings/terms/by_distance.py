@@ -29,8 +29,7 @@ class ByDistance(Term):
         q_vectors, q_table: (batch, num_heads, q_len, width), and a function from distances to
             (num_heads or 1, distances, width); or both None.
         k_vectors, k_table: the same for the keys.
-        cached: a cache: a function of a key and a function that computes a table; returns the
-        table.
+        cached: cache of tables, a function (key, compute) -> table; None: compute them each time.
     """
 
     additive = True
