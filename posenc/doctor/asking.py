@@ -14,7 +14,7 @@ LONGEST_WITHOUT_MEANING = 4096
 """Tokens to judge at where neither the user nor the config names a length."""
 
 
-def interpreters(asked_for: Sequence[str] | None) -> list[str | None]:
+def interpreters_to_ask(asked_for: Sequence[str] | None) -> list[str | None]:
     """Return the interpreters to ask; None is the one that runs posenc.
 
     asked_for: the values of --ask; None if it was not given.
@@ -30,11 +30,13 @@ def interpreters(asked_for: Sequence[str] | None) -> list[str | None]:
     return list(asked_for)
 
 
-def answers(
+def ask_about_sources(
     sources: Sequence[Source], length: int | None, asked_for: Sequence[str] | None
 ) -> tuple[list[dict[str, Asked]], list[list[str]]]:
-    """Return, for each source, runtime -> its own answer; and the lines to print about interpreters
-    that gave none.
+    """Ask the interpreters about all files, each interpreter once.
+
+    Returns: for each source, runtime -> its own answer; and for each source, the lines to print
+    about interpreters that gave no answer.
 
     transformers is asked about its own configs, whatever the file is called: it opens no GGUF file
     and none of Meta's, Mistral's or DeepSeek's params.json.
@@ -43,7 +45,7 @@ def answers(
     """
     by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
-    pythons = interpreters(asked_for)
+    pythons = interpreters_to_ask(asked_for)
     about: list[int] = []
     for i, source in enumerate(sources):
         if source.spelling == RUNTIME:
@@ -55,7 +57,7 @@ def answers(
             )
     if not about:
         return by_source, notes
-    questions = [(sources[i].raw, lengths(sources[i], length)) for i in about]
+    questions = [(sources[i].raw, lengths_to_ask_at(sources[i], length)) for i in about]
     for python in pythons:
         try:
             answers_of_one = ask(questions, python)
@@ -64,12 +66,12 @@ def answers(
                 notes[i].append(f"{error} What posenc knows is shown.")
             continue
         for i, answer in zip(about, answers_of_one, strict=True):
-            _add(by_source[i], answer)
+            _add_answer(by_source[i], answer)
     return by_source, notes
 
 
-def _add(answers_to_one: dict[str, Asked], answer: Asked) -> None:
-    """Put an answer to those that others gave about the same file.
+def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
+    """Add an interpreter's answer about a file to those of the other interpreters, in place.
 
     Raises: ValueError if one has answered for the same runtime.
     """
@@ -82,10 +84,10 @@ def _add(answers_to_one: dict[str, Asked], answer: Asked) -> None:
     answers_to_one[row] = answer
 
 
-def matching(
+def answers_of_named_runtimes(
     answers: Mapping[str, Asked], named: Sequence[str], versions: Mapping[str, str]
 ) -> dict[str, Asked]:
-    """Return the answers of runtimes that --for names, in the version that it names."""
+    """Return only the answers of runtimes that --for names, and of the versions that it names."""
     kept = {}
     for row, answer in answers.items():
         wanted = versions.get(row)
@@ -95,8 +97,9 @@ def matching(
     return kept
 
 
-def lengths(source: Source, length: int | None) -> list[int]:
-    """Return the length to judge at, and those that show whether frequencies change."""
+def lengths_to_ask_at(source: Source, length: int | None) -> list[int]:
+    """Return the lengths, in tokens, at which a runtime is asked: first the one to judge at, then
+    those that show whether the frequencies change with the length."""
     try:
         longest = meaning_of(source.config, length).max_length
     except (UnknownFamilyError, ValueError):

@@ -36,7 +36,7 @@ MULTIPLIER_TOLERANCE = 5e-4
 
 @dataclass(frozen=True)
 class Case:
-    """A file under judgement.
+    """A file that the rules judge, with the options of the user.
 
     named: the runtimes that the user named. length: the length to judge at, None for the longest
     meant. served: the config as a server sees it after overrides, None for the file's own.
@@ -58,20 +58,23 @@ class Case:
 
     @cached_property
     def model(self) -> Model:
+        """Return the sizes and the family that the config describes."""
         return model_of(self.source.config)
 
     @property
     def metadata(self) -> Metadata | None:
+        """Return the settings of a GGUF file; None for a config."""
         return self.source.metadata
 
     @cached_property
     def _meaning_and_reason(self) -> tuple[Meaning | None, str]:
+        """Return the meaning and "", or None and the reason why it is unclear."""
         if self.metadata is not None:
             return None, ""
         try:
             return meaning_of(self.source.config, self.length), ""
         except (BadConfigError, UnknownFamilyError):
-            raise
+            raise  # both are ValueErrors, of which nothing can be judged
         except ValueError as error:
             return None, str(error)
 
@@ -85,10 +88,13 @@ class Case:
 
     @property
     def why_unclear(self) -> str:
+        """Return why the meaning is unclear; empty if it is clear, and for a GGUF file."""
         return self._meaning_and_reason[1]
 
     @cached_property
     def record(self) -> Record | None:
+        """Return what the file means in one record; None where it is unclear, or libllama refuses
+        the GGUF file."""
         if self.metadata is not None:
             try:
                 return record_of(self.source, self.length)
@@ -100,8 +106,8 @@ class Case:
 
     @cached_property
     def computed(self) -> dict[str, ComputedPositions]:
-        """Return what each of the six runtimes computes from the file: asked where it is at hand,
-        else as posenc knows it."""
+        """Return, by runtime, what it computes from the file: its own answer where it was asked and
+        could be measured, else the answer of posenc's emulator."""
         known = self.known_results
         answers = {
             n: as_computed(asked, known[n]).with_stop_as_refusal for n, asked in self.asked.items()
@@ -110,7 +116,7 @@ class Case:
 
     @cached_property
     def known_results(self) -> dict[str, ComputedPositions]:
-        """Return what posenc knows of each of the six runtimes."""
+        """Return, by runtime, what posenc's emulator says that it computes from the file."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
             answers = emulate(served, self.length, versions=self.versions)
@@ -133,8 +139,8 @@ class Case:
 
     @cached_property
     def contradicted_aspects(self) -> dict[str, frozenset[Aspect]]:
-        """Return the aspects in which a runtime answers otherwise than posenc has recorded for the
-        same version."""
+        """Return, by runtime that was asked, the aspects in which its own answer differs from
+        posenc's emulator of the same version; runtimes without a difference are left out."""
         found = {}
         for name, answer in self.computed.items():
             known = self.known_results[name]
@@ -143,7 +149,7 @@ class Case:
             if (answer.error is None) != (known.error is None):
                 found[name] = frozenset[Aspect]({"error"})
             elif answer.error is None:
-                aspects = differences(answer, known)
+                aspects = differing_aspects(answer, known)
                 if answer.switch != known.switch:
                     aspects |= {"switch"}
                 if aspects:
@@ -156,7 +162,8 @@ class Case:
         return tuple(name for name in self.named if self.computed[name].is_known)
 
     def named_runtimes_known_as(self, known: Known) -> tuple[str, ...]:
-        """Return the named runtimes without such a model, or those that nobody has read."""
+        """Return the named runtimes with this state of knowledge, see `Known`: those without such a
+        model, or those whose code nobody has read."""
         return tuple(name for name in self.named if self.computed[name].known == known)
 
     def require_known(self) -> None:
@@ -181,25 +188,29 @@ class Case:
         }
 
     def _aspects_that_differ(self, computed: ComputedPositions) -> frozenset[Aspect]:
+        """Return the aspects in which a result differs from the meaning: "error" or "arguments"
+        alone for a refusal, none where posenc does not know the runtime or the meaning."""
         if not computed.is_known:
             return frozenset()
         if (error := computed.error) is not None:
-            # mlx-lm stops for any missing key of its dataclass.
+            # mlx-lm stops for any missing key of its dataclass: that is about positions only if
+            # one of these words is in the key's name.
             about_positions = "positional argument" not in error or any(
                 word in error for word in ("rope", "rotary", "max_position")
             )
             return frozenset({"error" if about_positions else "arguments"})
         if self.meaning is None:
             return frozenset()
-        return differences(computed, self.meaning.computed)
+        return differing_aspects(computed, self.meaning.computed)
 
     def runtimes_that_differ(
         self, among: Sequence[str], *aspects: Aspect, nothing_else: bool = False
     ) -> tuple[str, ...]:
         """Return those of these runtimes, named or not, that differ from the meaning.
 
-        aspects: count a difference in one of these; none given: any. nothing_else: and in no
-        other aspect, which another rule would explain.
+        among: the runtimes to look at. aspects: a difference in one of these counts; in any aspect
+        if none is given. nothing_else: leave out runtimes that differ in another aspect, too, which
+        another rule would explain.
         """
         wanted = set(aspects) or {*get_args(Aspect)}
         return tuple(
@@ -219,18 +230,19 @@ class Case:
 
     @property
     def rope_scaling(self) -> Mapping[str, Any] | None:
-        """rope_scaling; None if missing, null or empty."""
+        """Return the config's rope_scaling; None if it is missing, null or empty."""
         value = self.config.get("rope_scaling")
         return value if isinstance(value, Mapping) and value else None
 
     @property
     def rope_parameters(self) -> Mapping[str, Any] | None:
-        """rope_parameters; None if missing, null or empty."""
+        """Return the config's rope_parameters; None if they are missing, null or empty."""
         value = self.config.get("rope_parameters")
         return value if isinstance(value, Mapping) and value else None
 
     def flat_rope_dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield every flat rope dict of the file with its name."""
+        """Yield the name and the content of every flat rope dict of the config: of rope_scaling and
+        rope_parameters themselves, or of the dicts for kinds of layers in them."""
         for name, given in (
             ("rope_scaling", self.rope_scaling),
             ("rope_parameters", self.rope_parameters),
@@ -250,33 +262,34 @@ class Case:
     def rotated_pairs(self, p: Mapping[str, Any]) -> int:
         """Return how many pairs of channels a rope dict rotates."""
         share = p.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0))
-        share = share if isinstance(share, int | float) else 1.0
+        share = share if isinstance(share, int | float) else 1.0  # text is reported by PD005
         return (int(self.model.head_dim * share) + 1) // 2
 
     def rope_dicts_of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the flat dicts of these types that most runtimes read."""
+        """Yield the name and the content of the flat rope dicts of these types; those in
+        rope_parameters only without rope_scaling, which most runtimes read instead."""
         for name, p in self.flat_rope_dicts():
             if self.rope_scaling is not None and name.startswith("rope_parameters"):
                 continue
-            if type_of(p) in kinds:
+            if rope_type_of(p) in kinds:
                 yield name, p
 
 
-def type_of(p: Mapping[str, Any]) -> str:
-    """Return rope_type, else type, else default."""
+def rope_type_of(p: Mapping[str, Any]) -> str:
+    """Return the type that a rope dict names: its rope_type, else its type, else "default"."""
     kind = p.get("rope_type", p.get("type"))
     return "default" if kind is None else str(kind)
 
 
-def differences(computed: ComputedPositions, meant: ComputedPositions) -> frozenset[Aspect]:
-    """Return the aspects in which one result differs from another."""
+def differing_aspects(computed: ComputedPositions, meant: ComputedPositions) -> frozenset[Aspect]:
+    """Return the aspects in which a runtime's result differs from the one meant."""
     found: set[Aspect] = set()
     for kind, layer in meant.layers.items():
         same_kind = computed.rotations_of_kind(kind)
         if not same_kind:
             found.add("layers")
         for other in same_kind:
-            found |= layer_differences(other, layer)
+            found |= differing_aspects_of_rotation(other, layer)
     if set(computed.without_rotation) != set(meant.without_rotation):
         found.add("layers")
     ours, theirs = computed.softmax_scale, meant.softmax_scale
@@ -285,8 +298,8 @@ def differences(computed: ComputedPositions, meant: ComputedPositions) -> frozen
     return frozenset(found)
 
 
-def layer_differences(layer: LayerRotation, meant: LayerRotation) -> set[Aspect]:
-    """Return the aspects in which one rotation differs from another."""
+def differing_aspects_of_rotation(layer: LayerRotation, meant: LayerRotation) -> set[Aspect]:
+    """Return the aspects in which the rotation of a kind of layer differs from the one meant."""
     found: set[Aspect] = set()
     if len(layer.inv_freq) != len(meant.inv_freq):
         found.add("pairs")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from posenc.dialects.record import LayerKind, Record
 
 TOLERANCE = 1e-6
+"""Relative; both records are computed in float64, so that smaller differences are rounding."""
 
 
 def differences(first: Record, second: Record) -> list[str]:
@@ -13,7 +14,7 @@ def differences(first: Record, second: Record) -> list[str]:
     Kinds of layers are matched by name, since a GGUF file does not say which layers have which. If
     one file has a single kind, it is compared with every kind of the other file.
     """
-    lines = _rotations(first, second)
+    lines = _rotation_differences(first, second)
     for name in ("softmax_scale", "max_length"):
         x, y = getattr(first, name), getattr(second, name)
         if x is not None and y is not None and not abs(x - y) <= TOLERANCE * abs(y):
@@ -39,8 +40,8 @@ def differences_at_switches(
     at: both records at a length.
     """
     agreed = None
-    for length in lengths_of_switches(first, second):
-        lines = _rotations(*at(length))
+    for length in lengths_around_switches(first, second):
+        lines = _rotation_differences(*at(length))
         if lines:
             so_far = "" if agreed is None else f" (the same at {agreed})"
             return [f"{line}, at {length} tokens{so_far}" for line in sorted(lines)]
@@ -48,9 +49,10 @@ def differences_at_switches(
     return []
 
 
-def lengths_of_switches(*records: Record) -> list[int]:
-    """Return lengths before and after those at which the frequencies of a record change: its
-    trained length and its longest, one token more, and as many again."""
+def lengths_around_switches(*records: Record) -> list[int]:
+    """Return the lengths, in tokens, at which records whose frequencies change are compared: the
+    trained and the longest length of each, one token more, and twice as many; empty if none
+    changes."""
     found: set[int] = set()
     for record in records:
         if record.switch != "static":
@@ -59,7 +61,9 @@ def lengths_of_switches(*records: Record) -> list[int]:
     return sorted(found)
 
 
-def _rotations(first: Record, second: Record) -> list[str]:
+def _rotation_differences(first: Record, second: Record) -> list[str]:
+    """Return a line for each difference between the rotations of the kinds of layers, in no
+    particular order."""
     lines = []
     ours = {kind.name: kind for kind in first.kinds}
     theirs = {kind.name: kind for kind in second.kinds}
@@ -68,11 +72,12 @@ def _rotations(first: Record, second: Record) -> list[str]:
         if a is None or b is None:
             lines.append(f"{name}: only one of them has such layers")
         else:
-            lines += _kinds(name, a, b)
+            lines += _layer_kind_differences(name, a, b)
     return lines
 
 
-def _kinds(name: str, a: LayerKind, b: LayerKind) -> list[str]:
+def _layer_kind_differences(name: str, a: LayerKind, b: LayerKind) -> list[str]:
+    """Return a line for each difference between two kinds of layers. name: of the kind."""
     where = "" if name == "all" else f" in {name}"
     lines = []
     if a.rotary_dim != b.rotary_dim:

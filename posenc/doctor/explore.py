@@ -36,7 +36,7 @@ def explore(
     It needs no network, and opens in a browser unless --out names a file.
     """
     path = out or Path("runs/explore.html")
-    page = page_of(None if model is None else given_of(model))
+    page = page_with_data(None if model is None else page_data_of(model))
     check_page(path, GIVEN[: GIVEN.index("null")])
     write_atomically(path, page)
     sys.stderr.write(f"{visible(str(path))}\n")
@@ -44,8 +44,9 @@ def explore(
         webbrowser.open_new_tab(path.resolve().as_uri())
 
 
-def given_of(path: Path) -> dict[str, Any]:
-    """Return a model's config as text, what the doctor finds, and what each runtime computes.
+def page_data_of(path: Path) -> dict[str, Any]:
+    """Return what the page shows of a model: its config as text, the doctor's findings, and what
+    each runtime computes.
 
     Raises: ValueError for what is no config; OSError where it cannot be read.
     """
@@ -73,9 +74,12 @@ def given_of(path: Path) -> dict[str, Any]:
     }
 
 
-def page_of(given: dict[str, Any] | None) -> str:
-    """Return the page with a config in it, as data that no browser executes."""
+def page_with_data(given: dict[str, Any] | None) -> str:
+    """Return the HTML of the page with a model's data in it; None for a page without a model.
+
+    The data are JSON in a script element that no browser executes.
+    """
     page = resources.files("posenc.doctor").joinpath("explore.html").read_text(encoding="utf-8")
     assert page.count(GIVEN) == 1
-    data = json.dumps(given).replace("<", "\\u003c")
+    data = json.dumps(given).replace("<", "\\u003c")  # no </script> of a config ends the element
     return page.replace(GIVEN, GIVEN.replace("null", data))

@@ -9,6 +9,8 @@ from posenc.report.machine.options import Json, option
 
 @dataclass(frozen=True)
 class Options:
+    """The arguments and options of one call of `posenc doctor`."""
+
     paths: tuple[Path, ...]
     length: Annotated[
         int | None,

@@ -28,8 +28,8 @@ class Hit:
     cure: str = ""
 
 
-def wrong(message: str, cure: str = "") -> Hit:
-    """Return a hit for a file that contradicts itself, whatever reads it."""
+def contradiction_hit(message: str, cure: str = "") -> Hit:
+    """Return a hit for a file that contradicts itself, so that no runtime can read it right."""
     return Hit(message, (), ALL, True, cure)
 
 
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of the table.
+    """A rule of the doctor, by its code, such as PD017.
 
     severity: E if a hit means a wrong result, W if runtimes differ in something else, I for a note.
     """
@@ -76,6 +76,7 @@ class Rule:
 
     @property
     def title(self) -> str:
+        """Return the first line of the page, without the code."""
         return self.page.partition("\n")[0].partition(": ")[2]
 
     def section(self, name: str) -> str:
@@ -84,6 +85,7 @@ class Rule:
 
     @property
     def why(self) -> str:
+        """Return why the rule matters, in one line."""
         return " ".join(self.section("Why").split())
 
     @property
@@ -92,7 +94,8 @@ class Rule:
         return " ".join(self.section("Cure").partition("```")[0].split())
 
     def judge(self, case: Case) -> Iterator[Finding]:
-        """Yield findings. An E becomes W if no named runtime is concerned."""
+        """Yield the findings of this rule about a file. An error becomes a warning if no named
+        runtime computes something else."""
         for hit in self.check(case):
             severity: Severity = self.severity
             if severity == "E" and not hit.concerned and not hit.contradiction:
@@ -126,7 +129,7 @@ def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
     return add
 
 
-def names(runtimes: Iterable[str]) -> str:
-    """Return the names in words, such as "a, b and c"."""
+def join_names(runtimes: Iterable[str]) -> str:
+    """Return names in words, such as "a, b and c"; "no named runtime" for none."""
     *head, last = [*runtimes] or ["no named runtime"]
     return f"{', '.join(head)} and {last}" if head else last

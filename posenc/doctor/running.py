@@ -42,17 +42,17 @@ MODEL = ("model_type", "architectures", "n_heads")
 UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
 """Errors that a fix would have to guess at."""
 GRAVITY = (0, 3, 1, 2)
-"""Exit codes, the gravest last."""
+"""Exit codes, the gravest last: all right, not known, an error was found, not readable."""
 
 
-class Answers(NamedTuple):
+class RuntimeAnswers(NamedTuple):
     """What runtimes answered for one file, and lines about interpreters that gave no answer."""
 
     by_runtime: Mapping[str, Asked] = {}
     notes: tuple[str, ...] = ()
 
 
-def run(options: Options, answers: Answers | None = None) -> tuple[str, int]:
+def run(options: Options, answers: RuntimeAnswers | None = None) -> tuple[str, int]:
     """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ; 3 if posenc knows of no named runtime what it computes for the family.
 
@@ -61,7 +61,7 @@ def run(options: Options, answers: Answers | None = None) -> tuple[str, int]:
     Raises: ValueError and OSError for bad input.
     """
     try:
-        output, code = _run(options, answers)
+        output, code = _do_what_options_ask(options, answers)
     except BadConfigError as bad:
         raise ValueError(f"{options.paths[0]}: {str(bad).removeprefix('config.json: ')}") from bad
     except UnknownFamilyError as unknown:
@@ -74,50 +74,51 @@ def run(options: Options, answers: Answers | None = None) -> tuple[str, int]:
     return output, code
 
 
-def _run(options: Options, answers: Answers | None) -> tuple[str, int]:
+def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tuple[str, int]:
     """Do what the options ask for; return what to print, and the exit code."""
     check_options(options)
     if options.explain is not None:
-        return _explain(options.explain, options.as_json), 0
+        return _explanation(options.explain, options.as_json), 0
     if options.each:
         return _judge_each(options)
     if len(options.paths) == 2:
-        return _compare(options)
+        return _compare_two_files(options)
     if is_adapter(options.paths[0]):
         return _write_adapter(options), 0
     if options.layout or options.convert_layout is not None:
-        return _layout(options)
-    source = _loaded(options.paths[0])
-    case = _case(source, options)
+        return _measure_or_convert_layout(options)
+    source = _load_without_encoding(options.paths[0])
+    case = _case_to_judge(source, options)
     if options.positions is not None:
         case.require_known()
         return _compare_positions(case, options.positions, options.as_json)
     if options.overrides is not None:
         case.require_known()
-        return _overrides(source, options)
+        return _print_override_options(source, options)
     if options.fix:
         case.require_known()
-        return _fixed(case, options)
+        return _write_fixed_copy(case, options)
     if options.with_ is not None:  # a server's override; who is asked reads the file alone
-        answers = Answers()
+        answers = RuntimeAnswers()
     elif answers is None:
-        answers = _answers([source], options)[0]
-    return _judged(case, options, answers)
+        answers = _ask_runtimes([source], options)[0]
+    return _judge(case, options, answers)
 
 
-def _explain(code: str, as_json: bool) -> str:
-    """Return what a rule finds, and why it matters."""
+def _explanation(code: str, as_json: bool) -> str:
+    """Return what --explain prints about a rule: its page, or a JSON object."""
     rule = RULES[check_choice("--explain", code.upper(), RULES)]
-    explanation = terminal.explain(rule)
+    explanation = terminal.explanation(rule)
     if as_json:
         return _json({"code": rule.code, "title": rule.title, "text": explanation})
     return explanation
 
 
-def _overrides(source: Source, options: Options) -> tuple[str, int]:
-    """Return the command-line options that make a server read what the file means."""
+def _print_override_options(source: Source, options: Options) -> tuple[str, int]:
+    """Return what --overrides prints, the options with which a server computes what the file means,
+    and the exit code 0."""
     assert options.overrides is not None
-    _need_config(source, "--overrides")
+    _require_config(source, "--overrides")
     if options.overrides not in RUNTIMES:  # override() says of a known one why it takes none
         check_choice("--overrides", options.overrides, SERVERS)
     from posenc.doctor.cures.fixing import require_no_guess
@@ -129,43 +130,50 @@ def _overrides(source: Source, options: Options) -> tuple[str, int]:
     return _json(answer) if options.as_json else command_line, 0
 
 
-def _fixed(case: Case, options: Options) -> tuple[str, int]:
-    """Write the mended copy."""
+def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
+    """Write the copy of --fix; return what to print, and the exit code.
+
+    Raises: ValueError where the file must be corrected by hand first.
+    """
     from posenc.doctor.cures.fixing import fix
 
     assert options.out is not None
-    if finding := _by_hand(case, findings(case)):
+    if finding := _first_finding_to_correct_by_hand(case, findings(case)):
         raise ValueError(
             f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
             f"{finding.code}: {finding.message}. {finding.cure}"
         )
-    runtimes = _named(options)
-    versions = _versions(options)
+    runtimes = _runtimes_named_by_for(options)
+    versions = _versions_named_by_for(options)
     return fix(case.source, options.out, runtimes, options.length, options.like, versions)
 
 
-def _answers(sources: Sequence[Source], options: Options) -> list[Answers]:
-    """Ask the runtimes at hand about files, each interpreter once; return the answers by file."""
-    if not any(name.startswith(asking.RUNTIME) for name in _named(options)):
+def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAnswers]:
+    """Ask the runtimes at hand about files, each interpreter once; return one answer per file, in
+    their order."""
+    if not any(name.startswith(asking.RUNTIME) for name in _runtimes_named_by_for(options)):
         if options.ask is not None:
             raise ValueError(f"--ask asks {asking.RUNTIME}, which --for leaves out.")
-        return [Answers() for _ in sources]
-    answers_by_file, notes_by_file = asking.answers(sources, options.length, options.ask)
-    runtimes = _named(options)
-    versions = _versions(options)
+        return [RuntimeAnswers() for _ in sources]
+    answers_by_file, notes_by_file = asking.ask_about_sources(sources, options.length, options.ask)
+    runtimes = _runtimes_named_by_for(options)
+    versions = _versions_named_by_for(options)
     return [
-        Answers(asking.matching(answers, runtimes, versions), tuple(notes))
+        RuntimeAnswers(asking.answers_of_named_runtimes(answers, runtimes, versions), tuple(notes))
         for answers, notes in zip(answers_by_file, notes_by_file, strict=True)
     ]
 
 
-def _judged(case: Case, options: Options, answers: Answers) -> tuple[str, int]:
-    """Judge a file, with what the runtimes at hand answered themselves."""
+def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[str, int]:
+    """Judge a file by all rules; return what to print, and the exit code.
+
+    answers: what the runtimes at hand answered themselves.
+    """
     case = replace(case, asked=answers.by_runtime)
     try:
         case.require_known()
     except UnknownFamilyError as unknown:
-        return _not_judged(case, options, answers.notes, unknown)
+        return _show_answers_of_asked_runtimes(case, options, answers.notes, unknown)
     all_findings = findings(case)
     if not all_findings and case.why_unclear:
         raise ValueError(f"{case.source.path}: {case.why_unclear}.")
@@ -175,14 +183,14 @@ def _judged(case: Case, options: Options, answers: Answers) -> tuple[str, int]:
     code = 1 if any(finding.severity == "E" for finding in counted) else 0
     if options.as_json:
         return _json_with_notes(terminal.as_json(case, counted, silenced), answers.notes), code
-    fixes = _by_hand(case, all_findings) is None
-    judgement = terminal.text(case, counted, silenced, fixes=fixes)
+    fixes = _first_finding_to_correct_by_hand(case, all_findings) is None
+    judgement = terminal.answer_for_terminal(case, counted, silenced, fixes=fixes)
     if not answers.notes:
         return judgement, code
     return "\n".join([*answers.notes, "", judgement]), code
 
 
-def _not_judged(
+def _show_answers_of_asked_runtimes(
     case: Case, options: Options, notes: Sequence[str], unknown: UnknownFamilyError
 ) -> tuple[str, int]:
     """Return what the runtimes at hand compute for a family whose meaning posenc does not know.
@@ -198,7 +206,7 @@ def _not_judged(
         runtimes = {name: case.computed[name].as_json() for name in case.asked}
         answer = {"judged": False, "why": str(unknown), "runtimes": runtimes}
         return _json_with_notes(answer, notes), 3
-    return "\n".join([*notes, terminal.asked_only(case, str(unknown))]), 3
+    return "\n".join([*notes, terminal.answers_of_asked_runtimes(case, str(unknown))]), 3
 
 
 def _json_with_notes(answer: dict[str, Any], notes: Sequence[str]) -> str:
@@ -209,8 +217,10 @@ def _json(answer: Any) -> str:
     return strict_json(answer, indent=2)
 
 
-def _by_hand(case: Case, all_findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding that --fix leaves to the file's author."""
+def _first_finding_to_correct_by_hand(
+    case: Case, all_findings: Sequence[Finding]
+) -> Finding | None:
+    """Return the first finding that only the file's author can correct; None without one."""
     if case.metadata is not None:
         return None
     for finding in all_findings:
@@ -225,7 +235,7 @@ def _judge_each(options: Options) -> tuple[str, int]:
     passes with a notice, unless --strict is given."""
     pages: list[str] = []
     codes = [0]
-    for path, answers in zip(options.paths, _asked_about_each(options), strict=True):
+    for path, answers in zip(options.paths, _ask_about_each_path(options), strict=True):
         page, code = _judge_or_skip(path, options, answers)
         pages.append(page)
         codes.append(code)
@@ -237,22 +247,24 @@ def _judge_each(options: Options) -> tuple[str, int]:
     return inert("\n\n".join(pages)), max(codes, key=GRAVITY.index)
 
 
-def _asked_about_each(options: Options) -> list[Answers]:
-    """Ask once about all files that can be read."""
+def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
+    """Ask the runtimes at hand, once, about all paths that can be read; return the answers by path,
+    empty for the others."""
     readable: dict[Path, Source] = {}
     for path in options.paths:
         with suppress(OSError, ValueError):  # said when its turn comes
             if not (_describes_no_model(path) or is_adapter(path)):
                 readable[path] = load(path)
-    answers = dict(zip(readable, _answers([*readable.values()], options), strict=True))
-    return [answers.get(path, Answers()) for path in options.paths]
+    answers = dict(zip(readable, _ask_runtimes([*readable.values()], options), strict=True))
+    return [answers.get(path, RuntimeAnswers()) for path in options.paths]
 
 
 def _describes_no_model(path: Path) -> bool:
+    """Return True for a JSON file without any key of a model's config."""
     return path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}
 
 
-def _judge_or_skip(path: Path, options: Options, answers: Answers) -> tuple[str, int]:
+def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tuple[str, int]:
     """Judge one of several files; return its page, which may be an error, and its exit code."""
     try:
         if _describes_no_model(path):
@@ -267,14 +279,17 @@ def _judge_or_skip(path: Path, options: Options, answers: Answers) -> tuple[str,
 
 
 def _write_adapter(options: Options) -> str:
-    """Write a fixed LoRA adapter and return what to print. An adapter has nothing to judge."""
+    """Write the LoRA adapter that goes with a fixed or permuted model; return what to print.
+
+    Raises: ValueError without --fix and --convert-layout: an adapter has nothing to judge.
+    """
     from posenc.doctor.cures import adapters, layout
 
     folder = options.paths[0]
     if options.fix:
         assert options.out is not None
-        runtimes = _named(options)
-        versions = _versions(options)
+        runtimes = _runtimes_named_by_for(options)
+        versions = _versions_named_by_for(options)
         return adapters.fix(folder, options.like, options.out, runtimes, options.length, versions)
     if options.convert_layout is not None:
         assert options.out is not None
@@ -288,7 +303,8 @@ def _write_adapter(options: Options) -> str:
     )
 
 
-def _layout(options: Options) -> tuple[str, int]:
+def _measure_or_convert_layout(options: Options) -> tuple[str, int]:
+    """Do what --layout or --convert-layout asks for; return what to print, and the exit code."""
     if options.layout:
         require("transformers", "--layout")
     from posenc.doctor.cures import layout
@@ -296,27 +312,35 @@ def _layout(options: Options) -> tuple[str, int]:
     folder = options.paths[0]
     if options.convert_layout is not None:
         assert options.out is not None
-        return layout.write(folder, options.out, options.convert_layout), 0
+        return layout.write_converted_copy(folder, options.out, options.convert_layout), 0
     assert options.text is not None
-    return layout.report(folder, options.text, as_json=options.as_json)
+    return layout.report_layout(folder, options.text, as_json=options.as_json)
 
 
-def _named(options: Options) -> tuple[str, ...]:
-    names = RUNTIMES if options.for_ is None else [name for name, _ in _asked(options)]
+def _runtimes_named_by_for(options: Options) -> tuple[str, ...]:
+    """Return the runtimes that --for names, each once; all of them without --for.
+
+    Raises: ValueError for a name that is no runtime's.
+    """
+    names = (
+        RUNTIMES
+        if options.for_ is None
+        else [name for name, _ in _runtimes_and_versions_in_for(options)]
+    )
     return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
 
 
-def _asked(options: Options) -> list[tuple[str, str | None]]:
+def _runtimes_and_versions_in_for(options: Options) -> list[tuple[str, str | None]]:
     return [runtime_and_version(part) for part in (options.for_ or "").split(",") if part.strip()]
 
 
-def _versions(options: Options) -> dict[str, str]:
+def _versions_named_by_for(options: Options) -> dict[str, str]:
     """Return the versions that --for names, such as transformers==5.9.
 
     Raises: ValueError for two versions of one runtime.
     """
     versions: dict[str, str] = {}
-    for name, version in _asked(options):
+    for name, version in _runtimes_and_versions_in_for(options):
         if version is None:
             continue
         earlier = versions.setdefault(name, version)
@@ -325,16 +349,18 @@ def _versions(options: Options) -> dict[str, str]:
     return versions
 
 
-def _need_config(source: Source, what: str) -> None:
+def _require_config(source: Source, what: str) -> None:
+    """Raise ValueError for a GGUF file. what: the option that needs a config."""
     if source.metadata is not None:
         raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
 
 
 def _compare_positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
-    """Return how a batch's position ids differ from the family's own, and 1 if they do."""
+    """Return how the position ids of the batch in a JSON file differ from those that the family's
+    code makes, in words or JSON, and the exit code: 1 if they differ."""
     from posenc.dialects.position_ids import compare_position_ids
 
-    _need_config(case.source, "--positions")
+    _require_config(case.source, "--positions")
     with path_in_errors(path):
         lines, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
     code = int(bool(lines))
@@ -348,12 +374,13 @@ def _compare_positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]
     return "\n".join([f"{path}: position ids are as {who} them.", *indented]), code
 
 
-def _case(source: Source, options: Options) -> Case:
-    """Return what the rules judge: the file, or with --with, the file as a server reads it."""
-    runtimes = _named(options)
+def _case_to_judge(source: Source, options: Options) -> Case:
+    """Return the case that the rules judge: the file, or with --with, the file as its author means
+    it after the overrides, and as the server then reads it."""
+    runtimes = _runtimes_named_by_for(options)
     if options.with_ is None:
-        return Case(source, runtimes, options.length, versions=_versions(options))
-    _need_config(source, "--with")
+        return Case(source, runtimes, options.length, versions=_versions_named_by_for(options))
+    _require_config(source, "--with")
     try:
         overrides = bounded_json(options.with_)
     except ValueError as error:
@@ -365,10 +392,10 @@ def _case(source: Source, options: Options) -> Case:
     served = config_after_override(source.config, overrides, server)
     raw = {**source.raw, OVERRIDES: overrides}
     source = replace(source, raw=raw, config=intended(source.config, overrides))
-    return Case(source, (server,), options.length, served, _versions(options))
+    return Case(source, (server,), options.length, served, _versions_named_by_for(options))
 
 
-def _loaded(path: Path) -> Source:
+def _load_without_encoding(path: Path) -> Source:
     """Read a file, or the config in a folder. Raise ValueError if the model of this config has an
     encoding attached, of which the config says nothing. A GGUF file beside it is another model."""
     source = load(path)
@@ -377,20 +404,24 @@ def _loaded(path: Path) -> Source:
     return source
 
 
-def _compare(options: Options) -> tuple[str, int]:
+def _compare_two_files(options: Options) -> tuple[str, int]:
+    """Return how the positions of two files differ, in words or JSON, and the exit code: 1 if they
+    differ."""
     sources = []
     for path in options.paths:
         with path_in_errors(path):
-            sources.append(_loaded(path))
+            sources.append(_load_without_encoding(path))
     one, other = sources
     one_path, other_path = options.paths
-    first = _record(one, one_path, options.length)
-    second = _record(other, other_path, options.length)
+    first = _record_at_length(one, one_path, options.length)
+    second = _record_at_length(other, other_path, options.length)
     lines = comparing.differences(first, second)
     if not lines and options.length is None:
-
+        # Files that mean the same at their longest lengths may change at others.
         def both_at(length: int) -> tuple[Record, Record]:
-            return _record(one, one_path, length), _record(other, other_path, length)
+            return _record_at_length(one, one_path, length), _record_at_length(
+                other, other_path, length
+            )
 
         lines = comparing.differences_at_switches(first, second, both_at)
     if options.as_json:
@@ -409,7 +440,7 @@ def _compare(options: Options) -> tuple[str, int]:
     return f"{names} mean the same positions{where}.", 0
 
 
-def _record(source: Source, path: Path, length: int | None) -> Record:
+def _record_at_length(source: Source, path: Path, length: int | None) -> Record:
     """Return what a file means at a length. Errors name it as the user did."""
     with path_in_errors(path):
         try:

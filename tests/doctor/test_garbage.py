@@ -16,7 +16,7 @@ from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.doctor.running import _by_hand, run
+from posenc.doctor.running import _first_finding_to_correct_by_hand, run
 from tests.dialects.golden_cases import FOLDER
 from tests.doctor.judging import case
 from tests.doctor.threads import BASE
@@ -105,7 +105,7 @@ def test_nonsense_is_judged_or_refused(seed):
             assert str(error)
             continue
         judged += 1
-        assert terminal.text(under, found)
+        assert terminal.answer_for_terminal(under, found)
         json.dumps(terminal.as_json(under, found), allow_nan=False)
         try:
             meaning = meaning_of(as_transformers(raw))
@@ -138,6 +138,9 @@ def test_a_copy_is_promised_only_where_fix_writes_one(tmp_path):
         except ValueError:
             continue
         promised = "`--fix --out NEW` writes a mended copy" in said
-        by_hand = _by_hand(found := Case(load(path)), findings(found)) is not None
+        by_hand = (
+            _first_finding_to_correct_by_hand(found := Case(load(path)), findings(found))
+            is not None
+        )
         counts[by_hand, promised] += 1
     assert not counts[True, True] and counts[True, False] and counts[False, True]

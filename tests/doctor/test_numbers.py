@@ -123,4 +123,4 @@ def test_the_indexers_layout_is_checked(name, given, wrong):
     found = [f for f in judge(config) if f.code == "PD051"]
     assert len(found) == wrong and all(f.runtimes == ("vllm",) for f in found)
     said = {False: "indexer: half-split", True: "indexer: interleaved"}[name != "deepseek_v32"]
-    assert said in terminal.text(case(config), found)
+    assert said in terminal.answer_for_terminal(case(config), found)

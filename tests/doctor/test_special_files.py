@@ -23,7 +23,7 @@ def test_no_config_is_read_from_them(read, special):
 
 def test_no_text_is_read_from_them(special, tmp_path):
     with pytest.raises(ValueError, match="not an ordinary file"):
-        layout._tokens(tmp_path, special)
+        layout._first_tokens(tmp_path, special)
 
 
 @pytest.mark.parametrize("more", [[], ["--each"]])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.comparing import lengths_of_switches
+from posenc.doctor.comparing import lengths_around_switches
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 
@@ -106,4 +106,4 @@ def test_nothing_is_tried_for_what_never_changes(tmp_path):
     from posenc.dialects.record import record_of
 
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    assert lengths_of_switches(record_of(load(tmp_path / "config.json"))) == []
+    assert lengths_around_switches(record_of(load(tmp_path / "config.json"))) == []

@@ -12,6 +12,7 @@ from posenc.doctor.case import Case
 from posenc.doctor.rule import SEVERITIES, Finding, Rule
 
 WIDTH = 100
+"""Columns at which findings are wrapped."""
 LEGEND = (
     "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
 )
@@ -29,7 +30,8 @@ HEADER = (
 def as_json(
     case: Case, found: Sequence[Finding], silenced: Sequence[Finding] = ()
 ) -> dict[str, Any]:
-    """Return the object of --json. silenced: findings of the rules of --ignore."""
+    """Return the object that --json prints. found: the findings that count; silenced: those of
+    rules that --ignore names."""
     return {
         "record": None if case.record is None else case.record.as_json(),
         "rules": [finding.as_json() for finding in found],
@@ -38,7 +40,7 @@ def as_json(
     }
 
 
-def text(
+def answer_for_terminal(
     case: Case, found: Sequence[Finding], silenced: Sequence[Finding] = (), *, fixes: bool = True
 ) -> str:
     """Return the answer for a terminal.
@@ -46,20 +48,23 @@ def text(
     silenced: findings of the rules of --ignore. fixes: True if --fix writes a copy.
     """
     lines = [_headline(case), ""]
-    lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
+    lines += _table_lines(
+        [HEADER, *(_table_row(case, name) for name in RUNTIMES if name in case.named)]
+    )
     lines += ["", LEGEND]
-    lines += _contradictions(case)
+    lines += _contradiction_lines(case)
     if case.record is not None and case.record.doubts:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
-        lines += ["", *_finding(finding)]
+        lines += ["", *_finding_lines(finding)]
     if silenced:
-        lines += ["", f"ignored, as --ignore asks: {_counted(silenced)}"]
-    return "\n".join([*lines, "", _verdict(case, found, bool(silenced), fixes=fixes)])
+        lines += ["", f"ignored, as --ignore asks: {_counts_by_rule(silenced)}"]
+    return "\n".join([*lines, "", _closing_line(case, found, bool(silenced), fixes=fixes)])
 
 
 def _headline(case: Case) -> str:
-    """Return what the file means, or that it cannot be told."""
+    """Return the first lines of the answer: the lengths and rotations that the file means, or why
+    they cannot be told."""
     path = case.source.path
     if case.record is None:
         return f"{path}: {case.why_unclear or 'cannot tell what it means'}"
@@ -84,13 +89,14 @@ def _headline(case: Case) -> str:
     )
 
 
-def _source(computed: ComputedPositions) -> str:
-    """Return "asked, 5.24.0" or "known, 0.33.0"."""
+def _how_and_version(computed: ComputedPositions) -> str:
+    """Return how an answer was found, and of which version it is: "asked, 5.24.0" where the runtime
+    itself answered, "known, 0.33.0" where posenc's emulator did."""
     return f"{'asked' if computed.asked else 'known'}, {computed.version}"
 
 
-def _contradictions(case: Case) -> list[str]:
-    """Return a line for each runtime that answers otherwise than posenc has recorded."""
+def _contradiction_lines(case: Case) -> list[str]:
+    """Return lines about each runtime whose own answer differs from posenc's emulator of it."""
     lines = []
     for name, aspects in case.contradicted_aspects.items():
         lines += [
@@ -102,7 +108,7 @@ def _contradictions(case: Case) -> list[str]:
     return lines
 
 
-def asked_only(case: Case, why: str) -> str:
+def answers_of_asked_runtimes(case: Case, why: str) -> str:
     """Return what the asked runtimes compute, for a family whose meaning posenc does not know."""
     lines = [f"{case.source.path}: {why}. What the runtimes at hand compute, asked themselves:"]
     for name, asked in case.asked.items():
@@ -113,12 +119,12 @@ def asked_only(case: Case, why: str) -> str:
         elif asked.unmeasured:
             lines.append(f"  not measured: {asked.unmeasured}")
         else:
-            lines += _measured(case.computed[name], asked)
+            lines += _lines_of_measurement(case.computed[name], asked)
     return "\n".join(lines)
 
 
-def _measured(computed: ComputedPositions, asked: Asked) -> list[str]:
-    """Return the lines about what one runtime computes, as it was measured in it."""
+def _lines_of_measurement(computed: ComputedPositions, asked: Asked) -> list[str]:
+    """Return the lines about what one installed runtime computes, as it was measured in it."""
     lines: list[str] = []
     if not computed.layers:
         lines.append("  no rotary module")
@@ -135,15 +141,15 @@ def _measured(computed: ComputedPositions, asked: Asked) -> list[str]:
     return lines
 
 
-def _row(case: Case, name: str) -> tuple[str, ...]:
+def _table_row(case: Case, name: str) -> tuple[str, ...]:
     """Return the cells of a runtime's line, as HEADER names them."""
     computed = case.computed[name]
     differing = case.differences[name]
-    source = _source(computed)
+    source = _how_and_version(computed)
     if not computed.is_known:
         return (name, source, computed.answer_in_words, "", "", "", "")
     if computed.error is not None:
-        return (name, source, "refuses", "", "", "", _limit(computed))
+        return (name, source, "refuses", "", "", "", _longest_sequence_in_words(computed))
     rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
     frequencies = "other" if rotates_otherwise else "as meant"
     layers = list(computed.layers.values())
@@ -156,16 +162,16 @@ def _row(case: Case, name: str) -> tuple[str, ...]:
         multipliers + (" (other)" if "multiplier" in differing else ""),
         scale + (" (other)" if "scale" in differing else ""),
         computed.switch,
-        _limit(computed),
+        _longest_sequence_in_words(computed),
     )
 
 
-def _limit(computed: ComputedPositions) -> str:
+def _longest_sequence_in_words(computed: ComputedPositions) -> str:
     """Return the longest sequence that a runtime admits, in words."""
     return "any length" if computed.max_length is None else str(computed.max_length)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table whose columns are as wide as their widest cell."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
@@ -174,23 +180,23 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _finding(finding: Finding) -> list[str]:
+def _finding_lines(finding: Finding) -> list[str]:
     """Return the lines of a finding: its message and its cure, below each other."""
     first = f"{finding.severity} {finding.code}  "
     indent = " " * len(first)
     width = WIDTH - len(first)
-    body = _wrapped(finding.message, width)
-    cure = _wrapped(f"cure: {finding.cure}", width)
+    body = _wrap(finding.message, width)
+    cure = _wrap(f"cure: {finding.cure}", width)
     return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
 
 
-def _counted(silenced: Sequence[Finding]) -> str:
-    """Return "PD017 (1 error), PD013 (2 warnings)"."""
+def _counts_by_rule(silenced: Sequence[Finding]) -> str:
+    """Return how often each rule fired, such as "PD017 (1 error), PD013 (2 warnings)"."""
     counts = Counter((finding.code, SEVERITIES[finding.severity]) for finding in silenced)
     return ", ".join(f"{code} ({n} {word}{'s' * (n != 1)})" for (code, word), n in counts.items())
 
 
-def _verdict(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: bool) -> str:
+def _closing_line(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: bool) -> str:
     """Return the last line: how many findings there are, and what to do next."""
     errors = sum(f.severity == "E" for f in found)
     warnings = sum(f.severity == "W" for f in found)
@@ -204,12 +210,12 @@ def _verdict(case: Case, found: Sequence[Finding], silenced: bool, *, fixes: boo
     return f"{counts} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"
 
 
-def explain(rule: Rule) -> str:
+def explanation(rule: Rule) -> str:
     """Return what --explain prints of a rule: its page, with its severity below the title."""
     title, _, rest = rule.page.partition("\n")
     return f"{title}\n\nSeverity: {SEVERITIES[rule.severity]}.\n{rest}".rstrip()
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     """Wrap text at whole words, so that keys and runtime names are not split."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

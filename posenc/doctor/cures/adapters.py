@@ -27,7 +27,7 @@ def fix(
 
     Raises: ValueError where its model is not given, or its rows cannot be scaled.
     """
-    base = _base(adapter, like)
+    base = _load_base_model(adapter, like)
     with path_in_errors(base.path):
         meaning = meaning_of(base.config, length)
     require_static(meaning, length)
@@ -47,7 +47,7 @@ def fix(
 
 def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> str:
     """Write the adapter for its model with the rows of q and k in the other order."""
-    base = _base(adapter, like)
+    base = _load_base_model(adapter, like)
     model = model_of(base.config)
     with path_in_errors(base.path):
         require_known_family(model)
@@ -57,8 +57,11 @@ def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleave
     return f"{out}: rows of {len(changed)} tensors permuted"
 
 
-def _base(adapter: Path, like: Path | None) -> Source:
-    """Return the model's config. Raises: ValueError unless the adapter is plain LoRA."""
+def _load_base_model(adapter: Path, like: Path | None) -> Source:
+    """Return the config of the model that an adapter belongs to. like: the model's folder.
+
+    Raises: ValueError where the adapter is not plain LoRA, or `like` is not given or has no config.
+    """
     settings = read_json(path_inside(adapter, ADAPTER_CONFIG, "its listing"))
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA" or settings.get("use_dora"):

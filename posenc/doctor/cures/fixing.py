@@ -21,7 +21,7 @@ from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
-from posenc.doctor.case import layer_differences
+from posenc.doctor.case import differing_aspects_of_rotation
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
 
@@ -29,7 +29,8 @@ CONFIG = "config.json"
 ORIGINAL = "original_max_position_embeddings"
 SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
 OTHERS = (0.5, 3.0, 100.0)
-"""A number is read if one of these times it means another rotation; ramps round to whole pairs."""
+"""Factors by which a number is changed to see whether it is read: it is if one of them changes the
+rotation. Several, since ramps round to whole pairs, so that a small change may change nothing."""
 SMALLER = (0.5, 0.75)
 """The same for a share, which is 1 at most."""
 STRETCHING = ("factor", "long_factor", "short_factor", "low_freq_factor", "alpha")
@@ -60,19 +61,19 @@ def fix(
     meaning = meaning_of(source.config, length)
     _require_fixable(source, meaning, length)
     if source.spelling != "transformers":
-        raise ValueError(_convert_first(source, meaning, named))
+        raise ValueError(_advice_to_convert_first(source, meaning, named))
     why_not_folded = _why_not_folded(source, meaning)
     recipe = best_recipe(source.raw, meaning, named, fold=not why_not_folded, versions=versions)
-    unread = _unread_of_dicts(source.config, meaning, length)
-    written = _written(source, out, recipe, meaning, named, length, versions)
+    unread = _unread_numbers_of_rope_dicts(source.config, meaning, length)
+    written = _write_and_prove(source, out, recipe, meaning, named, length, versions)
     lines = [f"{out}: {recipe.name}"]
     lines += [f"  {line}" for line in config_changes(source.raw, written.without_code)]
-    lines += _assumed(meaning.doubts)
+    lines += _lines_about_doubts(meaning.doubts)
     family = meaning.model.model_type
     lines += [f"left out, as it is not read for {family}: {number}" for number in unread]
     if recipe.folded != 1:
         lines.append(f"  {written.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
-    lines += _proved(written, named, versions)
+    lines += _proof_lines(written, named, versions)
     if written.behind:
         more = ", ..." if len(written.behind) > 8 else ""
         lines.append(f"left behind: {', '.join(written.behind[:8])}{more}")
@@ -99,8 +100,8 @@ def _why_not_folded(source: Source, meaning: Meaning) -> str:
     return reason
 
 
-def _assumed(doubts: Iterable[str]) -> list[str]:
-    """Return the lines about what the copy takes for granted, as the judging answer has them."""
+def _lines_about_doubts(doubts: Iterable[str]) -> list[str]:
+    """Return a line for each guess on which the copy rests, in the words of the judging answer."""
     return [f"assumed: {doubt}" for doubt in doubts]
 
 
@@ -120,14 +121,14 @@ def require_no_guess(source: Source, meaning: Meaning, refused: str) -> None:
     """Raise ValueError for a config of which the meaning is a guess, which nothing written for
     runtimes may say for its author. refused: what is not done, for the message."""
     with path_in_errors(source.path):
-        _require_types(source.config, refused)
-        _require_one_original(source.config, meaning, refused)
+        _require_rope_types(source.config, refused)
+        _require_one_original_length(source.config, meaning, refused)
 
 
-def _require_types(config: Mapping[str, Any], refused: str) -> None:
+def _require_rope_types(config: Mapping[str, Any], refused: str) -> None:
     """Raise ValueError for a rope dict that stretches by something and does not say of which type:
     the meaning has a guess for it, and a copy would say the guess."""
-    for where, p in _flat_dicts(_read_part(config)):
+    for where, p in _flat_rope_dicts(_language_model_part(config)):
         if p.get("rope_type") is not None or p.get("type") is not None:
             continue
         for key in STRETCHING:
@@ -138,13 +139,14 @@ def _require_types(config: Mapping[str, Any], refused: str) -> None:
                 )
 
 
-def _read_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the dict of a config that has the language model's keys."""
+def _language_model_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config with the language model's keys: the config itself, or a dict in
+    it such as text_config."""
     inner = language_model_key(config)
     return config[inner] if inner else config
 
 
-def _flat_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _flat_rope_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the flat rope dicts with their names: those nested in a dict, else the dict itself."""
     for name in DICTS:
         rope_dict = place.get(name)
@@ -154,14 +156,14 @@ def _flat_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
         yield from (by_kind or {name: rope_dict}).items()
 
 
-def _require_one_original(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
+def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
     """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
     key at the top level, such as phi3, look at no other.)"""
-    place = _read_part(config)
+    place = _language_model_part(config)
     outer = place.get(ORIGINAL)
     if outer is None or meaning.model.facts.get("original_field"):
         return
-    for where, value in _numbers_of_dicts(place):
+    for where, value in _numbers_of_rope_dicts(place):
         if where[-1] == ORIGINAL and value != outer:
             raise ValueError(
                 f"{ORIGINAL} is {outer} at the top level and {value} in "
@@ -170,8 +172,8 @@ def _require_one_original(config: Mapping[str, Any], meaning: Meaning, refused: 
             )
 
 
-class _Written(NamedTuple):
-    """A copy that was written and read again.
+class _ProvedCopy(NamedTuple):
+    """A copy that was written, read again, and held to the meaning.
 
     config: as read. without_code: as written, without the folder's own classes. misread: runtimes
     that read it otherwise than it is meant. folded: how many tensors of q were multiplied. behind:
@@ -186,7 +188,7 @@ class _Written(NamedTuple):
     looked_at: str
 
 
-def _written(
+def _write_and_prove(
     source: Source,
     out: Path,
     recipe: Recipe,
@@ -194,7 +196,7 @@ def _written(
     named: tuple[str, ...],
     length: int | None,
     versions: Mapping[str, str],
-) -> _Written:
+) -> _ProvedCopy:
     """Write what the recipe says into the new folder `out`, and prove the copy.
 
     Raises: ValueError or RuntimeError if the copy is not what was meant; `out` is then not there.
@@ -223,11 +225,14 @@ def _written(
         wrong = misreading_runtimes(config, meaning, named, folded=recipe.folded, versions=versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
-    return _Written(config, without_code, wrong, folded, behind, looked_at)
+    return _ProvedCopy(config, without_code, wrong, folded, behind, looked_at)
 
 
-def _proved(written: _Written, named: tuple[str, ...], versions: Mapping[str, str]) -> list[str]:
-    """Return the lines about which runtimes read the copy as it is meant, and which may not."""
+def _proof_lines(
+    written: _ProvedCopy, named: tuple[str, ...], versions: Mapping[str, str]
+) -> list[str]:
+    """Return the lines about the runtimes that were proved to read the copy as it is meant, and
+    about those that posenc does not know."""
     answers = emulate(written.config, None, named, versions)
     right = [
         f"{name} {versions.get(name, '')}".rstrip()
@@ -250,7 +255,7 @@ def _require_same_frequencies(
     copied = meaning_of(written, length).computed.layers
     for kind, layer in meaning.computed.layers.items():
         other = copied.get(kind)
-        if other is None or {"pairs", "frequencies"} & layer_differences(other, layer):
+        if other is None or {"pairs", "frequencies"} & differing_aspects_of_rotation(other, layer):
             raise ValueError(
                 "no spelling that the named runtimes read says what the file means "
                 f"({len(layer.inv_freq)} rotated pairs): --fix writes nothing. Name those that "
@@ -264,13 +269,13 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
     inner = language_model_key(config)
     where = f" in {inner}" if inner else ""
     for key in OURS:
-        value = _read_part(config).get(key)
+        value = _language_model_part(config).get(key)
         if key == ORIGINAL or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         is_whole_head = key in SHARES and value == 1
         if value in bases or is_whole_head:
             continue
-        if not _reads(config, (key,), value, meaning, length):
+        if not _number_is_read(config, (key,), value, meaning, length):
             raise ValueError(
                 f"{key} {value:g}{where} is not read for {meaning.model.model_type}, and a copy "
                 "would be without it: --fix writes nothing. Remove the key if it has no effect, "
@@ -278,62 +283,70 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
             )
 
 
-def _unread_of_dicts(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> list[str]:
-    """Return the numbers of the rope dicts that nothing was read from, each with its place."""
-    place = _read_part(config)
+def _unread_numbers_of_rope_dicts(
+    config: Mapping[str, Any], meaning: Meaning, length: int | None
+) -> list[str]:
+    """Return the numbers in the rope dicts that change nothing of the meaning, in words: place and
+    value. The copy leaves them out."""
+    place = _language_model_part(config)
     unread: list[str] = []
-    for where, value in _numbers_of_dicts(place):
+    for where, value in _numbers_of_rope_dicts(place):
         key = where[-1]
         kept_values = [p.get(key) for p in meaning.parameters.values()]
-        stays_as_it_is = value in kept_values and _both(place)
+        stays_as_it_is = value in kept_values and _has_both_rope_dicts(place)
+        # 0 times a factor is 0, and 1 is mostly a default: `_number_is_read` could not tell.
         if value in (0, 1) or key in APART or key == ORIGINAL or stays_as_it_is:
             continue
-        if not _reads(config, where, value, meaning, length):
+        if not _number_is_read(config, where, value, meaning, length):
             unread.append(f"{'.'.join(where)} {value!r:.60}")
     return unread
 
 
-def _both(place: Mapping[str, Any]) -> bool:
+def _has_both_rope_dicts(place: Mapping[str, Any]) -> bool:
     """Return True if both rope dicts are given: they say the same, or --fix refuses the file."""
     return all(place.get(name) for name in DICTS)
 
 
-def _numbers_of_dicts(place: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _numbers_of_rope_dicts(place: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the place and value of each number, and of each list, in the rope dicts."""
     for name in DICTS:
         rope_dict = place.get(name)
         if isinstance(rope_dict, Mapping):
-            yield from _numbers(rope_dict, (name,))
+            yield from _numbers_of_one_rope_dict(rope_dict, (name,))
 
 
-def _numbers(
+def _numbers_of_one_rope_dict(
     rope_dict: Mapping[str, Any], where: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the place and value of each number, and of each list, in one of them."""
+    """Yield the place and value of each number, and of each list, in one rope dict and the dicts in
+    it. where: the place of the dict itself."""
     for key, value in rope_dict.items():
         if isinstance(value, Mapping):
-            yield from _numbers(value, (*where, key))
+            yield from _numbers_of_one_rope_dict(value, (*where, key))
         elif isinstance(value, int | float | list) and not isinstance(value, bool):
             yield (*where, key), value
 
 
-def _reads(
+def _number_is_read(
     config: Mapping[str, Any],
     where: tuple[str, ...],
     value: Any,
     meaning: Meaning,
     length: int | None,
 ) -> bool:
-    """Return True if another value at this place of the language model's keys means another
-    rotation, or nothing that can be read."""
+    """Return True if a number or list decides the rotation: with another value at its place the
+    config means another rotation, or cannot be read.
+
+    where: the keys that lead to it, from the language model's part of the config on.
+    """
     inner = language_model_key(config)
     for factor in SMALLER if where[-1] in SHARES else OTHERS:
         other = copy.deepcopy(dict(config))
         place = other[inner] if inner else other
         for key in where[:-1]:
             place = place[key]
-        one = isinstance(value, int | float)
-        place[where[-1]] = factor * value if one else [factor * number for number in value]
+        is_number = isinstance(value, int | float)
+        place[where[-1]] = factor * value if is_number else [factor * item for item in value]
         try:
             changed = meaning_of(other, length)
         except (ValueError, TypeError):
@@ -343,9 +356,9 @@ def _reads(
     return False
 
 
-def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:
-    """Explain how to convert a checkpoint in its vendor's spelling first. Its weights have other
-    names, and mostly another order of rows, than a config.json implies."""
+def _advice_to_convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:
+    """Return the advice for a checkpoint in its vendor's spelling: to convert it first. Its weights
+    have other names, and mostly another order of rows, than a config.json implies."""
     try:
         written = best_recipe(source.config, meaning, named).config
     except ValueError:  # no spelling is better than what was read
@@ -360,7 +373,10 @@ def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> 
 
 
 def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
-    """Write the copy of a GGUF file, by what its own keys mean or a config like it says."""
+    """Write the copy of a GGUF file; return what to print, and the exit code.
+
+    like: the config whose positions it is to have; None for what the file's own keys mean.
+    """
     meta = source.metadata
     assert meta is not None
     largest = meta.context_length
@@ -383,5 +399,5 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
     edit = gguf_edit.plan_edit(meta, wanted, bases, largest)
     gguf_edit.write_edited_copy(source.path, out, edit, wanted)
     lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
-    lines += _assumed(() if like else record_of(source).doubts)
+    lines += _lines_about_doubts(() if like else record_of(source).doubts)
     return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0

@@ -24,16 +24,19 @@ from posenc.report.files.record import strict_json
 from posenc.report.machine.options import check_choice
 
 FEWEST, MOST = 50, 512
-"""Fewest tokens for a decision, and the most that are read."""
+"""Fewest tokens for a decision, and the most that are read; chosen, not derived."""
 SURE = 4.0
-"""Standard errors by which the losses must differ."""
+"""Standard errors by which the losses must differ; chosen, not derived."""
 WORDS = {True: "interleaved", False: "half-split"}
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """expected: the layout of the family's code. losses: nats per token with the rows as they
-    are, and permuted. found: the layout of the rows, None if unknown."""
+class LayoutVerdict:
+    """Which layout the rows of q and k have, by two losses of the model.
+
+    expected: the layout of the family's code. found: the layout of the rows, None if unknown.
+    losses: nats per token with the rows as they are, and permuted. why: why it is unknown.
+    """
 
     expected: str
     found: str | None
@@ -43,14 +46,15 @@ class Verdict:
 
     @property
     def mismatch(self) -> bool:
+        """Return True if the rows are known to be in another layout than the code expects."""
         return self.found is not None and self.found != self.expected
 
     def as_json(self) -> dict[str, Any]:
         return {
             "expected": self.expected,
             "found": self.found,
-            "loss_as_is": _finite(self.losses[0]),
-            "loss_permuted": _finite(self.losses[1]),
+            "loss_as_is": _finite_or_none(self.losses[0]),
+            "loss_permuted": _finite_or_none(self.losses[1]),
             "tokens": self.tokens,
             "why": self.why,
         }
@@ -69,41 +73,41 @@ class Verdict:
         return f"{'E PD036  ' if self.mismatch else ''}{said}{cure}"
 
 
-def _finite(loss: float) -> float | None:
+def _finite_or_none(loss: float) -> float | None:
     """Return a loss; None for one that was not measured, or is not finite."""
     return loss if math.isfinite(loss) else None
 
 
-def measure(folder: Path, text: Path) -> Verdict:
-    """Read the model once as it is and once with permuted rows.
+def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
+    """Return which layout the rows have: the one in which the model predicts the text better.
 
     Raises: ValueError where the folder, its tokenizer or its rows cannot be read.
     """
-    model = _model(folder, "--layout")
-    tokens = _tokens(folder, text)
+    model = _load_model(folder, "--layout")
+    tokens = _first_tokens(folder, text)
     expected = WORDS[model.interleaved]
     if len(tokens) < FEWEST:
         why = f"the text has {len(tokens)} tokens, {FEWEST} are needed"
-        return Verdict(expected, None, (float("nan"), float("nan")), len(tokens), why)
+        return LayoutVerdict(expected, None, (float("nan"), float("nan")), len(tokens), why)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
         copy_files(folder, copy)
         permute_folder(
             copy, model, to_interleaved=model.interleaved
         )  # right if they were in the other
-        first, second = _losses(folder, tokens), _losses(copy, tokens)
+        first, second = _loss_of_each_token(folder, tokens), _loss_of_each_token(copy, tokens)
     difference = first - second
     gap = float(difference.mean())
-    error = float(difference.std() / len(difference) ** 0.5)
+    error = float(difference.std() / len(difference) ** 0.5)  # the standard error of the mean
     losses = (float(first.mean()), float(second.mean()))
     if not abs(gap) > SURE * error:
         why = (
             f"{losses[0]:.2f} and {losses[1]:.2f} nats per token do not decide: the model is "
             "untrained, or the text too short"
         )
-        return Verdict(expected, None, losses, len(tokens), why)
+        return LayoutVerdict(expected, None, losses, len(tokens), why)
     found = expected if gap < 0 else WORDS[not model.interleaved]
-    return Verdict(expected, found, losses, len(tokens), "")
+    return LayoutVerdict(expected, found, losses, len(tokens), "")
 
 
 def is_interleaved(target: str) -> bool:
@@ -111,18 +115,18 @@ def is_interleaved(target: str) -> bool:
     return check_choice("--convert-layout", target, WORDS.values()) == WORDS[True]
 
 
-def write(folder: Path, out: Path, target: str) -> str:
+def write_converted_copy(folder: Path, out: Path, target: str) -> str:
     """Write a copy whose rows of q and k are in the layout `target`; they are taken to be in the
     other one.
 
     Raises: ValueError where `out` exists, the rows are not to be found, or target is no layout.
     """
     to_interleaved = is_interleaved(target)
-    model = _model(folder, "--convert-layout")
+    model = _load_model(folder, "--convert-layout")
     with new_folder(out) as temporary:
         copy_files(folder, temporary)
         changed = permute_folder(temporary, model, to_interleaved=to_interleaved)
-        key = _say_layout(temporary / "config.json", model, to_interleaved)
+        key = _write_layout_key(temporary / "config.json", model, to_interleaved)
     told = f"{out}: rows of {len(changed)} tensors permuted to {target}"
     if key:
         return f"{told}, and {key} in config.json says so"
@@ -134,7 +138,7 @@ def write(folder: Path, out: Path, target: str) -> str:
     return told
 
 
-def _say_layout(path: Path, model: Model, to_interleaved: bool) -> str:
+def _write_layout_key(path: Path, model: Model, to_interleaved: bool) -> str:
     """Write the layout into a config whose family has a key for it, and return the key; "" without
     one. It stands where it stood, or in text_config if there is one."""
     key = model.facts.get("layout_key", "")
@@ -148,8 +152,12 @@ def _say_layout(path: Path, model: Model, to_interleaved: bool) -> str:
     return key
 
 
-def _model(folder: Path, option: str) -> Model:
-    """Return the model of a folder. Raises: ValueError for anything else, naming the option."""
+def _load_model(folder: Path, option: str) -> Model:
+    """Return the sizes and the family of the model in a folder; its weights are not read.
+
+    option: the option that needs a folder, for the message.
+    Raises: ValueError for a path that is no folder; UnknownFamilyError.
+    """
     if not folder.is_dir():
         raise ValueError(f"{folder}: {option} needs a model's folder.")
     model = model_of(load(folder).config)
@@ -157,14 +165,15 @@ def _model(folder: Path, option: str) -> Model:
     return model
 
 
-def _tokens(folder: Path, text: Path) -> list[int]:
+def _first_tokens(folder: Path, text: Path) -> list[int]:
+    """Return the first tokens of a text file, at most MOST, by the folder's tokenizer."""
     from posenc.hf.checkpoint.text import load_tokenizer
 
     words = text_of(text, None)
     return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
 
 
-def _losses(folder: Path, tokens: list[int]) -> Any:
+def _loss_of_each_token(folder: Path, tokens: list[int]) -> Any:
     """Return the loss of each token in nats, given those before it."""
     import torch
 
@@ -177,8 +186,8 @@ def _losses(folder: Path, tokens: list[int]) -> Any:
     return torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
 
 
-def report(folder: Path, text: Path, *, as_json: bool) -> tuple[str, int]:
+def report_layout(folder: Path, text: Path, *, as_json: bool) -> tuple[str, int]:
     """Return what `--layout` prints, and 1 if the rows are in the wrong layout."""
-    verdict = measure(folder, text)
+    verdict = measure_layout(folder, text)
     said = strict_json(verdict.as_json(), indent=2) if as_json else verdict.sentence()
     return said, int(verdict.mismatch)

@@ -39,5 +39,5 @@ def findings(case: Case) -> list[Finding]:
     explained = {
         name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
     }
-    found += rest.unexplained(case, explained)
+    found += rest.unexplained_findings(case, explained)
     return sorted(found, key=lambda f: (ORDER[f.severity], f.code))

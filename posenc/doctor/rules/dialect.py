@@ -6,43 +6,44 @@ from typing import Any
 
 from posenc.dialects.files.spelling import NUMBERS, ROTARY_BASES
 from posenc.dialects.meaning import Meaning, differing_keys
-from posenc.doctor.case import ALL, Case, type_of
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, join_names, rule
 
 OLD_READERS = ("transformers-4", "mlx-lm")
 
 
 @rule("PD001", "E")
-def only_new(case: Case) -> Iterator[Hit]:
+def report_rope_parameters_alone(case: Case) -> Iterator[Hit]:
     """Report rope_parameters without the older spelling beside it."""
     if case.rope_parameters is None or case.rope_scaling is not None:
         return
-    lost = _held_by_new_alone(case, case.rope_parameters)
+    lost = _settings_in_rope_parameters_alone(case, case.rope_parameters)
     if not lost:
         return
     readers = tuple(r for r in OLD_READERS if case.computed[r].is_known) or OLD_READERS
     affected = case.runtimes_that_differ(readers)
     yield Hit(
-        f"rope_parameters alone holds {names(lost)}, not read by {names(affected or readers)}",
+        f"rope_parameters alone holds {join_names(lost)}, not read by "
+        f"{join_names(affected or readers)}",
         case.named_and_known(affected),
         affected or readers,
     )
 
 
-def _held_by_new_alone(case: Case, new: Mapping[str, Any]) -> list[str]:
-    """Return what stands in rope_parameters and nowhere else: the base, and types of scaling."""
+def _settings_in_rope_parameters_alone(case: Case, new: Mapping[str, Any]) -> list[str]:
+    """Return the settings that only rope_parameters have, in words: the base, types of scaling."""
     lost: list[str] = []
     nested = any(isinstance(value, Mapping) for value in new.values())
     inner = new.get("rope_theta")
     has_outer = "rope_theta" in case.config or "rotary_emb_base" in case.config
     if not has_outer and (inner is not None or nested):
         lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
-    types = {type_of(p) for _, p in case.flat_rope_dicts()}
+    types = {rope_type_of(p) for _, p in case.flat_rope_dicts()}
     return lost + sorted(types - {"default"})
 
 
 @rule("PD002", "E")
-def two_dicts(case: Case) -> Iterator[Hit]:
+def report_differing_rope_dicts(case: Case) -> Iterator[Hit]:
     """Report rope_scaling and rope_parameters that differ."""
     if case.rope_scaling is None or case.rope_parameters is None:
         return
@@ -56,7 +57,7 @@ def two_dicts(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD003", "E")
-def two_bases(case: Case) -> Iterator[Hit]:
+def report_differing_bases(case: Case) -> Iterator[Hit]:
     """Report a rope_theta inside of the rope dict that differs from the one outside."""
     outer = case.config.get("rope_theta")
     if not isinstance(outer, int | float):
@@ -75,7 +76,7 @@ def two_bases(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD004", "E")
-def no_base(case: Case) -> Iterator[Hit]:
+def report_missing_base(case: Case) -> Iterator[Hit]:
     """Report a config that has no rope_theta anywhere."""
     if case.metadata is not None or not case.source.config or _has_base(case):
         return
@@ -84,7 +85,7 @@ def no_base(case: Case) -> Iterator[Hit]:
         return
     affected = case.runtimes_that_differ(ALL, "frequencies", "error")
     if case.meaning is not None:
-        written = _with_base_written(case, case.meaning)
+        written = _case_with_base_written(case, case.meaning)
         affected = tuple(r for r in affected if written.differences[r] != case.differences[r])
     yield Hit(
         f"no rope_theta anywhere; each runtime takes its default for {case.model.model_type}",
@@ -102,7 +103,7 @@ def _has_base(case: Case) -> bool:
     return any(base is not None for base in bases)
 
 
-def _with_base_written(case: Case, meaning: Meaning) -> Case:
+def _case_with_base_written(case: Case, meaning: Meaning) -> Case:
     """Return the case of the file with the base that is meant, which shows whose answer it
     changes."""
     first_layers = next(iter(meaning.parameters.values()))
@@ -115,7 +116,7 @@ def _with_base_written(case: Case, meaning: Meaning) -> Case:
 
 
 @rule("PD005", "E")
-def text_for_number(case: Case) -> Iterator[Hit]:
+def report_numbers_as_text(case: Case) -> Iterator[Hit]:
     """Report a number that is written as text."""
     places = [("the top level", case.config), *case.flat_rope_dicts()]
     for place, values in places:
@@ -134,7 +135,7 @@ def text_for_number(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD056", "E")
-def inner_base(case: Case) -> Iterator[Hit]:
+def report_base_in_rope_scaling(case: Case) -> Iterator[Hit]:
     """Report a base inside of rope_scaling, where older readers do not look."""
     if (
         case.rope_scaling is None
@@ -149,7 +150,7 @@ def inner_base(case: Case) -> Iterator[Hit]:
     if inner and affected:
         name, theta = inner[0]
         yield Hit(
-            f"rope_theta {theta} stands only in {name}, not read by {names(affected)}",
+            f"rope_theta {theta} stands only in {name}, not read by {join_names(affected)}",
             case.named_and_known(affected),
             affected,
             cure=f'Write "rope_theta": {theta} at the top level too.',

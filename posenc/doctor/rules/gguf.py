@@ -7,7 +7,7 @@ from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import FACTORS
 from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.rule import Hit, join_names, rule
 
 LLAMA_CPP = ("llama.cpp",)
 RESTORE = (
@@ -23,7 +23,7 @@ RELOAD = (
 
 
 @rule("PD034", "E")
-def keys(case: Case) -> Iterator[Hit]:
+def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
     """Report GGUF keys that libllama does not read, or misses."""
     meta = case.metadata
     if meta is None:
@@ -31,15 +31,19 @@ def keys(case: Case) -> Iterator[Hit]:
     concerned = case.named_and_known(LLAMA_CPP)
     prefix = f"{meta.architecture}.rope"
     if meta.lost_factors:
-        yield Hit(_without_factors(meta, prefix), concerned, LLAMA_CPP, cure=RESTORE)
-    for message in _messages(meta, prefix):
+        yield Hit(_message_about_lost_factors(meta, prefix), concerned, LLAMA_CPP, cure=RESTORE)
+    for message in _messages_about_unread_keys(meta, prefix):
         yield Hit(message, concerned, LLAMA_CPP)
     error = case.computed["llama.cpp"].error
     if error:
         yield Hit(error, concerned, LLAMA_CPP, cure=RELOAD)
 
 
-def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
+def _messages_about_unread_keys(meta: Metadata, prefix: str) -> Iterator[str]:
+    """Yield a message for each key whose value libllama does not use as its author must expect.
+
+    prefix: the architecture's name and ".rope", with which the keys begin.
+    """
     if meta.architecture not in READS_BETAS:
         usual = formulas.yarn_mscale(meta.scaling_factor)
         for name, value, default in (
@@ -47,6 +51,7 @@ def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
             ("yarn_beta_slow", meta.beta_slow, 1.0),
             ("yarn_attn_factor", meta.yarn_attn_factor, usual),
         ):
+            # Files hold float32 and often few digits: smaller differences are rounding.
             if value is not None and not abs(value - default) <= 1e-4 * default:
                 yield (
                     f"{prefix}.scaling.{name} is {value:g}, which the architecture "
@@ -65,8 +70,9 @@ def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
         )
 
 
-def _without_factors(meta: Metadata, prefix: str) -> str:
-    """Say what libllama computes where longrope has lost a list of divisors, or both."""
+def _message_about_lost_factors(meta: Metadata, prefix: str) -> str:
+    """Return the message about a longrope file without one or both of its tensors of divisors: what
+    libllama computes from what is left."""
     computed = "plain RoPE"
     if meta.scaling_factor != 1:
         computed = f"each frequency is divided by {meta.scaling_factor:g}, as by linear"
@@ -74,5 +80,5 @@ def _without_factors(meta: Metadata, prefix: str) -> str:
     if len(meta.lost_factors) == 1:
         side = "beyond" if "factors_long" in meta.lost_factors else "up to"
         where = f"{side} {meta.original_length:g} tokens, "
-    tensors = names(FACTORS[name] for name in meta.lost_factors)
+    tensors = join_names(FACTORS[name] for name in meta.lost_factors)
     return f"{prefix}.scaling.type is longrope and the file has no {tensors}: {where}{computed}"

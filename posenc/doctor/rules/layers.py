@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posenc.dialects.model import LAYER_KINDS
-from posenc.doctor.case import ALL, Case, type_of
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, join_names, rule
 
 SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
 """Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""
@@ -18,30 +18,30 @@ WHOLE_OR_MISSING = (None, 1, 1.0)
 
 
 @rule("PD026", "E")
-def nesting(case: Case) -> Iterator[Hit]:
+def report_wrong_nesting(case: Case) -> Iterator[Hit]:
     """Report a nested dict for a flat family, or the reverse."""
     if case.rope_parameters is None:
         return
     kinds = [key for key, value in case.rope_parameters.items() if isinstance(value, Mapping)]
     beside = [key for key in case.rope_parameters if key not in kinds and key not in LAYER_KINDS]
     if kinds and case.model.is_known and not case.model.has_rope_dict_per_kind:
-        yield _nested_for_a_flat_family(case, kinds)
+        yield _hit_of_nested_dicts_in_flat_family(case, kinds)
     elif kinds and beside:
         yield Hit(
-            f"rope_parameters has {names(beside)} beside its nested dicts",
+            f"rope_parameters has {join_names(beside)} beside its nested dicts",
             case.named_runtimes_that_differ(ALL, "error"),
             ("vllm",),
         )
     elif kinds:
-        yield from _nested_for_older_readers(case, kinds)
+        yield from _report_nested_dicts_for_older_readers(case, kinds)
     elif case.model.has_rope_dict_per_kind and case.rope_scaling is None:
-        yield from _flat_for_a_nested_family(case)
+        yield from _report_flat_dict_in_nested_family(case)
 
 
-def _nested_for_a_flat_family(case: Case, kinds: Sequence[str]) -> Hit:
+def _hit_of_nested_dicts_in_flat_family(case: Case, kinds: Sequence[str]) -> Hit:
     """Return the report of dicts by kind of layer where all layers rotate alike."""
     return Hit(
-        f"rope_parameters is nested by {names(kinds)}, and {case.model.model_type} reads one "
+        f"rope_parameters is nested by {join_names(kinds)}, and {case.model.model_type} reads one "
         "flat dict",
         case.named_runtimes_that_differ(ALL) or case.judged_runtimes,
         ALL,
@@ -49,7 +49,7 @@ def _nested_for_a_flat_family(case: Case, kinds: Sequence[str]) -> Hit:
     )
 
 
-def _flat_for_a_nested_family(case: Case) -> Iterator[Hit]:
+def _report_flat_dict_in_nested_family(case: Case) -> Iterator[Hit]:
     """Report a flat dict that is not read, unless the family's class takes it for every kind."""
     if case.model.facts["transformers5"].get("flat_new"):
         return
@@ -61,22 +61,22 @@ def _flat_for_a_nested_family(case: Case) -> Iterator[Hit]:
     )
 
 
-def _nested_for_older_readers(case: Case, kinds: Sequence[str]) -> Iterator[Hit]:
+def _report_nested_dicts_for_older_readers(case: Case, kinds: Sequence[str]) -> Iterator[Hit]:
     """Report nested dicts alone where a runtime reads the keys of older files."""
     affected = (
         () if "rope_local_base_freq" in case.config else case.runtimes_that_differ(OLDER_READERS)
     )
     if affected:
         yield Hit(
-            f"rope_parameters is nested by {names(kinds)}; rope_theta, rope_local_base_freq "
-            f"and rope_scaling are what is read by {names(affected)}",
+            f"rope_parameters is nested by {join_names(kinds)}; rope_theta, rope_local_base_freq "
+            f"and rope_scaling are what is read by {join_names(affected)}",
             case.named_and_known(affected),
             affected,
         )
 
 
 @rule("PD027", "E")
-def gemma_factor(case: Case) -> Iterator[Hit]:
+def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
     """Report a scaling that Gemma 3's reader drops."""
     if case.metadata is not None or not case.model.has_rope_dict_per_kind or case.meaning is None:
         return
@@ -90,7 +90,7 @@ def gemma_factor(case: Case) -> Iterator[Hit]:
         p = scaled["full_attention"]
         yield Hit(
             f"{p['rope_type']} with factor {p.get('factor')!r} on the full layers is never applied "
-            f"by {names(affected)}; it cannot be cured by config",
+            f"by {join_names(affected)}; it cannot be cured by config",
             case.named_and_known(affected),
             affected,
         )
@@ -119,19 +119,19 @@ def _mlx_lm_mixes_kinds(case: Case) -> bool:
 
 
 @rule("PD028", "E")
-def partial(case: Case) -> Iterator[Hit]:
+def report_partial_rotation(case: Case) -> Iterator[Hit]:
     """Report partial_rotary_factor where the family has none, or in one place only."""
     if case.metadata is not None:
         return
     if not case.model.is_known:
         return
     if not case.model.supports_partial_rotation:
-        yield from _partial_of_whole_heads(case)
+        yield from _report_share_in_whole_head_family(case)
     elif not case.model.has_rope_dict_per_kind and case.config.get("partial_rotary_factor") is None:
-        yield from _partial_inside_only(case)
+        yield from _report_share_in_rope_dict_alone(case)
 
 
-def _partial_dicts(case: Case) -> list[tuple[str, Mapping[str, Any]]]:
+def _dicts_with_partial_rotation(case: Case) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the rope dicts, with their names, that rotate a part of each head."""
     return [
         (name, p)
@@ -140,39 +140,39 @@ def _partial_dicts(case: Case) -> list[tuple[str, Mapping[str, Any]]]:
     ]
 
 
-def _partial_of_whole_heads(case: Case) -> Iterator[Hit]:
+def _report_share_in_whole_head_family(case: Case) -> Iterator[Hit]:
     """Report a share in a family without one. Of proportional, in nested dicts, it is a setting."""
     places: list[str] = []
-    for name, p in _partial_dicts(case):
-        if type_of(p) != "proportional" or not case.model.has_rope_dict_per_kind:
+    for name, p in _dicts_with_partial_rotation(case):
+        if rope_type_of(p) != "proportional" or not case.model.has_rope_dict_per_kind:
             places.append(name)
     if case.config.get("partial_rotary_factor") not in WHOLE_OR_MISSING:
         places.append("the top level")
     if places:
         yield Hit(
-            f"partial_rotary_factor in {names(places)}, and {case.model.model_type} rotates "
+            f"partial_rotary_factor in {join_names(places)}, and {case.model.model_type} rotates "
             "whole heads",
             case.named_runtimes_that_differ(ALL, "pairs", "frequencies", "error"),
             ALL,
         )
 
 
-def _partial_inside_only(case: Case) -> Iterator[Hit]:
+def _report_share_in_rope_dict_alone(case: Case) -> Iterator[Hit]:
     """Report a share that stands in a rope dict alone, where older readers do not look."""
-    inner = _partial_dicts(case)
+    inner = _dicts_with_partial_rotation(case)
     affected = case.runtimes_that_differ(OLDER_READERS, "pairs", "error") if inner else ()
     if affected:
         name, p = inner[0]
         yield Hit(
             f"partial_rotary_factor {p['partial_rotary_factor']!r} stands in {name} only; the top "
-            f"level is read by {names(affected)}",
+            f"level is read by {join_names(affected)}",
             case.named_and_known(affected),
             affected,
         )
 
 
 @rule("PD029", "E")
-def no_rope_layers(case: Case) -> Iterator[Hit]:
+def report_layers_without_rotation(case: Case) -> Iterator[Hit]:
     """Report layers without rotation that a runtime does not know."""
     if case.metadata is not None or case.meaning is None:
         return
@@ -189,13 +189,13 @@ def no_rope_layers(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD030", "E")
-def sections(case: Case) -> Iterator[Hit]:
+def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
     """Report mrope_section with another type, or of another length."""
     for name, p in case.flat_rope_dicts():
         given = p.get("mrope_section")
         if given is None:
             continue
-        kind = type_of(p)
+        kind = rope_type_of(p)
         if kind not in ("default", "yarn"):
             yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
         pairs = case.rotated_pairs(p)
@@ -209,7 +209,7 @@ def sections(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD033", "W")
-def query_scaling(case: Case) -> Iterator[Hit]:
+def report_unread_query_scaling(case: Case) -> Iterator[Hit]:
     """Report a query temperature that stands in the rope dict only."""
     for name, p in case.flat_rope_dicts():
         for key in ("llama_4_scaling_beta", "llama_4_scaling"):
@@ -219,7 +219,7 @@ def query_scaling(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD042", "W")
-def dual_chunk(case: Case) -> Iterator[Hit]:
+def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
     """Report dual chunk attention, which no runtime of today has."""
     given = case.config.get("dual_chunk_attention_config")
     if given:
@@ -227,7 +227,7 @@ def dual_chunk(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD051", "E")
-def indexer(case: Case) -> Iterator[Hit]:
+def report_indexer_layout(case: Case) -> Iterator[Hit]:
     """Report the indexer of sparse attention in the other layout."""
     if case.metadata is not None or case.model.indexer_is_interleaved is None:
         return

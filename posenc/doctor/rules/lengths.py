@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from posenc.dialects import formulas
 from posenc.dialects.model import LENGTHS
 from posenc.doctor.case import ALL, ORIGINAL, Case
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.rule import Hit, join_names, rule
 
 SERVERS = ("vllm", "sglang")
 
 
 @rule("PD011", "E")
-def no_original(case: Case) -> Iterator[Hit]:
+def report_missing_original_length(case: Case) -> Iterator[Hit]:
     """Report a rope dict without original_max_position_embeddings."""
     outer = case.config.get(ORIGINAL)
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
@@ -29,7 +29,7 @@ def no_original(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD012", "W")
-def outer_original(case: Case) -> Iterator[Hit]:
+def report_original_length_at_top_level(case: Case) -> Iterator[Hit]:
     """Report original_max_position_embeddings at the top level of the config."""
     outer = case.config.get(ORIGINAL)
     if outer is None or case.model.facts.get("original_field"):
@@ -43,7 +43,7 @@ def outer_original(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD040", "E")
-def other_original(case: Case) -> Iterator[Hit]:
+def report_unread_original_length(case: Case) -> Iterator[Hit]:
     """Report a runtime that takes another original length than the file means."""
     outer = case.config.get(ORIGINAL)
     if outer is None:
@@ -68,14 +68,15 @@ def other_original(case: Case) -> Iterator[Hit]:
             affected = case.runtimes_that_differ(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(
-                    f"the top-level {ORIGINAL} {outer} of {name} is not read by {names(affected)}",
+                    f"the top-level {ORIGINAL} {outer} of {name} is not read by "
+                    f"{join_names(affected)}",
                     case.named_and_known(affected),
                     affected,
                 )
 
 
 @rule("PD013", "W")
-def factor_and_ratio(case: Case) -> Iterator[Hit]:
+def report_factor_unlike_length_ratio(case: Case) -> Iterator[Hit]:
     """Report a factor that is not max_position_embeddings / original_max_position_embeddings."""
     largest = case.model.max_positions
     for name, p in case.rope_dicts_of_type("yarn", "longrope"):
@@ -90,7 +91,7 @@ def factor_and_ratio(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD014", "E")
-def table_too_short(case: Case) -> Iterator[Hit]:
+def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
     """Report a yarn that admits more positions than its table has."""
     largest = case.model.max_positions
     for name, p in case.rope_dicts_of_type("yarn"):
@@ -107,7 +108,7 @@ def table_too_short(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD015", "W")
-def not_raised(case: Case) -> Iterator[Hit]:
+def report_unraised_max_length(case: Case) -> Iterator[Hit]:
     """Report a max_position_embeddings that was not raised with yarn."""
     largest = case.model.max_positions
     for name, p in case.rope_dicts_of_type("yarn"):
@@ -126,7 +127,7 @@ def not_raised(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD016", "W")
-def multiplied(case: Case) -> Iterator[Hit]:
+def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
     """Report a server that multiplies the length by the factor."""
     for name, p in case.rope_dicts_of_type("linear", "dynamic", "ntk", "proportional"):
         factor = p.get("factor")
@@ -137,14 +138,14 @@ def multiplied(case: Case) -> Iterator[Hit]:
         if got:
             yield Hit(
                 f"{name} has factor {factor:g}: {case.computed[got[0]].max_length} tokens are "
-                f"admitted by {names(got)}, max_position_embeddings says {largest}",
+                f"admitted by {join_names(got)}, max_position_embeddings says {largest}",
                 (),
                 got,
             )
 
 
 @rule("PD058", "E")
-def no_largest(case: Case) -> Iterator[Hit]:
+def report_missing_max_length(case: Case) -> Iterator[Hit]:
     """Report a config that states no largest length."""
     if case.metadata is not None or any(case.config.get(key) is not None for key in LENGTHS):
         return

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.rule import Hit, join_names, rule
 
 OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
 
 
 @rule("PD020", "E")
-def attention_factor(case: Case) -> Iterator[Hit]:
+def report_attention_factor_under_longrope(case: Case) -> Iterator[Hit]:
     """Report attention_factor under longrope."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.rope_dicts_of_type("longrope", "su"):
@@ -17,14 +17,14 @@ def attention_factor(case: Case) -> Iterator[Hit]:
         affected = case.runtimes_that_differ(readers, "multiplier")
         if t is not None and affected:
             yield Hit(
-                f"{name} has attention_factor {t!r}: another temperature in {names(affected)}",
+                f"{name} has attention_factor {t!r}: another temperature in {join_names(affected)}",
                 case.named_and_known(affected),
                 affected,
             )
 
 
 @rule("PD021", "W")
-def two_lists(case: Case) -> Iterator[Hit]:
+def report_two_factor_lists(case: Case) -> Iterator[Hit]:
     """Report short factors that differ from the long ones."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         short, long = p.get("short_factor"), p.get("long_factor")
@@ -40,7 +40,7 @@ def two_lists(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD022", "E")
-def wrong_length(case: Case) -> Iterator[Hit]:
+def report_factor_list_of_wrong_length(case: Case) -> Iterator[Hit]:
     """Report a list of factors that does not have rotary_dim / 2 entries."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         pairs = case.rotated_pairs(p)
@@ -56,7 +56,7 @@ def wrong_length(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD023", "E")
-def no_longrope(case: Case) -> Iterator[Hit]:
+def report_runtimes_without_longrope(case: Case) -> Iterator[Hit]:
     """Report longrope where a runtime has none."""
     for name, _ in case.rope_dicts_of_type("longrope", "su"):
         if case.model.interleaved:
@@ -75,7 +75,7 @@ def no_longrope(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD024", "E")
-def ramp(case: Case) -> Iterator[Hit]:
+def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
     """Report yarn's ramp beyond the defaults."""
     for name, p in case.rope_dicts_of_type("yarn"):
         betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
@@ -87,7 +87,7 @@ def ramp(case: Case) -> Iterator[Hit]:
                 cannot = "; gpt-oss ships so, and it cannot be cured by config"
             if affected:
                 yield Hit(
-                    f"{name} has truncate false, not read by {names(affected)}{cannot}",
+                    f"{name} has truncate false, not read by {join_names(affected)}{cannot}",
                     case.named_and_known(affected),
                     affected,
                 )
@@ -101,27 +101,28 @@ def ramp(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD025", "E")
-def dynamic(case: Case) -> Iterator[Hit]:
+def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
     """Report type dynamic, which means five things."""
     readers = tuple(
         r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].is_known
     )
     for name, p in case.rope_dicts_of_type("dynamic"):
         factor = p.get("factor", p.get("alpha"))
+        # vLLM's are fixed and llama.cpp's plain: wrong at other lengths, if not at the judged one.
         plain = case.named_and_known(("vllm", "llama.cpp")) if "alpha" not in p else ()
         concerned = tuple(dict.fromkeys((*case.named_runtimes_that_differ(readers), *plain)))
         if not concerned and "alpha" in p:
             continue
         yield Hit(
             f"{name} is dynamic with factor {factor!r} on {case.model.max_positions} tokens: "
-            f"other frequencies, below or beyond them, in {names(concerned or readers)}",
+            f"other frequencies, below or beyond them, in {join_names(concerned or readers)}",
             concerned,
             readers,
         )
 
 
 @rule("PD037", "E")
-def row_zero(case: Case) -> Iterator[Hit]:
+def report_token_rotated_as_position_zero(case: Case) -> Iterator[Hit]:
     """Report a config with which SGLang rotates one token as position 0."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         original, largest = case.original_length(p), case.model.max_positions

@@ -18,8 +18,8 @@ from posenc.dialects.model import (
     language_model_key,
 )
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
-from posenc.doctor.case import ALL, Case, type_of
-from posenc.doctor.rule import Hit, names, rule, wrong
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
 from posenc.report.files.opened import open_ordinary
 
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
@@ -35,12 +35,13 @@ BY_CLASS = ("vllm", "sglang", "llama.cpp")
 """Runtimes that choose the code by the class in architectures."""
 
 
-def _plain(name: str) -> str:
-    """Return a name in small letters and digits alone, in which spellings of it agree."""
+def _letters_and_digits(name: str) -> str:
+    """Return a name in small letters and digits alone, so that spellings of it compare equal:
+    "Rope-Theta" -> "ropetheta"."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _number(value: Any) -> float | None:
+def _as_number(value: Any) -> float | None:
     """Return a number, also of text; None for anything else."""
     try:
         return None if isinstance(value, bool) else float(value)
@@ -48,60 +49,68 @@ def _number(value: Any) -> float | None:
         return None
 
 
-class _ReadNames(NamedTuple):
-    """The names under which a family's code reads two numbers."""
+class _BaseAndShareNames(NamedTuple):
+    """The config keys under which a family's code reads the base and the rotated share."""
 
     bases: set[str]
     shares: set[str]
     """Of a rotated share, or of the rotated channels."""
 
 
-def _read_names(case: Case) -> _ReadNames:
+def _names_of_base_and_share(case: Case) -> _BaseAndShareNames:
     """Return the names under which the family's code reads a base, and a rotated share."""
     modern = case.model.facts.get("transformers5", {})
     bases = {*modern.get("theta_keys", {}).values(), *filter(None, [modern.get("flat_theta")])}
     shares = {modern[key] for key in ("share_key", "dims_key") if key in modern}
-    return _ReadNames(
+    return _BaseAndShareNames(
         bases or {modern.get("theta_key", "rope_theta")}, shares or {"partial_rotary_factor"}
     )
 
 
 @rule("PD043", "E")
-def foreign_base(case: Case) -> Iterator[Hit]:
+def report_base_or_share_under_foreign_name(case: Case) -> Iterator[Hit]:
     """Report a base or a share under a name that the family's code does not read."""
     if case.metadata is not None or not case.model.is_known:
         return
-    yield from _foreign_names(case)
+    yield from _report_foreign_names(case)
     if case.meaning is not None and case.model.has_rope_dict_per_kind:
-        yield from _bases_of_no_kind(case, case.meaning)
+        yield from _report_bases_of_no_layer(case, case.meaning)
 
 
-def _foreign_names(case: Case) -> Iterator[Hit]:
-    """Report a number under another family's name for a base or, at the top level, for a share."""
-    read_names = _read_names(case)
+def _report_foreign_names(case: Case) -> Iterator[Hit]:
+    """Report a base, or a share at the top level, under a name that only other families read."""
+    read_names = _names_of_base_and_share(case)
     places = [("", case.config), *((f" of {name}", p) for name, p in case.flat_rope_dicts())]
     for place, values in places:
         for name, value in values.items():
-            number = _number(value)
+            number = _as_number(value)
             if number is None:
                 continue
-            if _is_base(name):
+            if _is_name_of_base(name):
                 belongs_here = name in read_names.bases or (place and name == "rope_theta")
-                if not belongs_here and not _is_idle_base(number, case):
-                    yield _not_read(case, f"{name} {_shown(value, number)}{place}", name, number)
-            elif not place and name not in read_names.shares and _changes_share(name, number, case):
-                yield _not_read(case, f"{name} {_shown(value, number)}", name, number)
+                if not belongs_here and not _base_changes_nothing(number, case):
+                    yield _hit_of_unread_name(
+                        case, f"{name} {_number_as_written(value, number)}{place}", name, number
+                    )
+            elif (
+                not place
+                and name not in read_names.shares
+                and _is_another_share(name, number, case)
+            ):
+                yield _hit_of_unread_name(
+                    case, f"{name} {_number_as_written(value, number)}", name, number
+                )
 
 
-def _is_base(name: str) -> bool:
+def _is_name_of_base(name: str) -> bool:
     """Return True for a name of a base in any family, however it is spelled."""
-    return name in ROTARY_BASES or BASE.fullmatch(_plain(name)) is not None
+    return name in ROTARY_BASES or BASE.fullmatch(_letters_and_digits(name)) is not None
 
 
-def _is_idle_base(number: float, case: Case) -> bool:
-    """Return True if it changes nothing that such a base is not read: another one is, or it is the
-    class's own, or no base at all."""
-    read_bases = _read_names(case).bases
+def _base_changes_nothing(number: float, case: Case) -> bool:
+    """Return True if a base under an unread name makes no difference: the config has another base
+    that is read, or the number is the class's own default, or at most 1, which is no base."""
+    read_bases = _names_of_base_and_share(case).bases
     if any(case.config.get(name) is not None for name in read_bases):
         return True
     if any(p.get("rope_theta") is not None for _, p in case.flat_rope_dicts()):
@@ -109,25 +118,30 @@ def _is_idle_base(number: float, case: Case) -> bool:
     return number <= 1 or number == case.model.facts["transformers5"].get("rope_theta", 1e4)
 
 
-def _changes_share(name: str, number: float, case: Case) -> bool:
-    """Return True if a name is one of a rotated share, and the family rotates another one."""
+def _is_another_share(name: str, number: float, case: Case) -> bool:
+    """Return True if a key names the rotated share of a head, and its value is not the share that
+    the family rotates."""
     is_share = (
         name in (*ROTARY_SHARES, "partial_rotary_factor") and case.model.supports_partial_rotation
     )
     return is_share and number != case.model.rotated_share
 
 
-def _shown(value: Any, number: float) -> str:
+def _number_as_written(value: Any, number: float) -> str:
     """Return a number as the file has it: text in quotes."""
     return repr(value) if isinstance(value, str) else f"{number:g}"
 
 
-def _not_read(case: Case, what: str, name: str, number: float) -> Hit:
-    """Return the report of a number under a name that is not read, and the names that are."""
-    read_names = _read_names(case)
-    right_names = read_names.bases if _is_base(name) else read_names.shares
+def _hit_of_unread_name(case: Case, what: str, name: str, number: float) -> Hit:
+    """Return a hit for a number under a name that the family's code does not read.
+
+    what: the number and its place, for the message. name: its key.
+    """
+    read_names = _names_of_base_and_share(case)
+    right_names = read_names.bases if _is_name_of_base(name) else read_names.shares
+    reads = join_names(sorted(right_names))
     return Hit(
-        f"{what} is not read for {case.model.model_type}, which reads {names(sorted(right_names))}",
+        f"{what} is not read for {case.model.model_type}, which reads {reads}",
         case.named_runtimes_that_differ(ALL, "frequencies", "pairs"),
         ALL,
         # These names are taken for rope_theta by --fix; the others are not.
@@ -136,35 +150,36 @@ def _not_read(case: Case, what: str, name: str, number: float) -> Hit:
     )
 
 
-def _bases_of_no_kind(case: Case, meaning: Meaning) -> Iterator[Hit]:
-    """Report a base at the top level, under a name of one kind of layer, that no layer has."""
+def _report_bases_of_no_layer(case: Case, meaning: Meaning) -> Iterator[Hit]:
+    """Report a base at the top level, under a key for one kind of layer, that no layer rotates
+    with."""
     thetas = {p["rope_theta"] for p in meaning.parameters.values()}
     read_keys = case.model.facts["transformers5"].get("theta_keys", {}).values()
     for name, value in case.config.items():
         if not name.endswith("rope_theta") or name in read_keys:
             continue
-        number = _number(value)
+        number = _as_number(value)
         if number is not None and number not in thetas:
-            yield wrong(
+            yield contradiction_hit(
                 f"{name} {number:g} is not read for {case.model.model_type}, whose layers have "
-                f"{names(f'{theta:g}' for theta in sorted(thetas))}",
+                f"{join_names(f'{theta:g}' for theta in sorted(thetas))}",
                 "If it is right, write it into rope_parameters, by kind of layer.",
             )
 
 
 @rule("PD047", "E")
-def misspelled(case: Case) -> Iterator[Hit]:
+def report_misspelled_keys(case: Case) -> Iterator[Hit]:
     """Report a key that is almost one that is read."""
     if case.metadata is not None:
         return
-    for slip in _slips(case):
-        yield wrong(
+    for slip in _misspelled_keys(case):
+        yield contradiction_hit(
             f"{slip.key}{slip.place} is not read by any runtime; {slip.near} is",
             f"If it is meant, rename {slip.key} to {slip.near}.",
         )
 
 
-class _Slip(NamedTuple):
+class _MisspelledKey(NamedTuple):
     """A key that nobody reads."""
 
     place: str
@@ -174,22 +189,22 @@ class _Slip(NamedTuple):
     """The key that is read, and must be meant."""
 
 
-def _slips(case: Case) -> Iterator[_Slip]:
+def _misspelled_keys(case: Case) -> Iterator[_MisspelledKey]:
     """Yield the keys that nobody reads and that are almost one that is read."""
-    yield from _slips_at_the_top(case)
+    yield from _misspelled_keys_at_top_level(case)
     known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
     for place, p in case.flat_rope_dicts():
-        read = {*COMMON, *READ.get(type_of(p), known)}
+        read = {*COMMON, *READ.get(rope_type_of(p), known)}
         for key in p.keys() - known:
-            near = _nearest(key, sorted(read), 0.75)
+            near = _most_similar_key(key, sorted(read), 0.75)
             if near and p.get(near) is None:
-                yield _Slip(f" of {place}", key, near)
+                yield _MisspelledKey(f" of {place}", key, near)
 
 
-def _slips_at_the_top(case: Case) -> Iterator[_Slip]:
-    """Yield keys beside the rope dicts: misspelled, or a rope dict or a part of one by a name that
-    is not a dict's."""
-    read_names = _read_names(case)
+def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
+    """Yield the misspelled keys at the top level of the config, and rope dicts or their keys that
+    stand there under a name that no runtime reads."""
+    read_names = _names_of_base_and_share(case)
     targets = (*TARGETS, *sorted(read_names.bases | read_names.shares))
     right_keys = {*targets, *case.model.facts.get("keys", ())}
     right_keys |= {*INNER, "rope_scaling", "rope_parameters"}
@@ -198,41 +213,44 @@ def _slips_at_the_top(case: Case) -> Iterator[_Slip]:
             continue
         if isinstance(value, Mapping):
             if _is_rope_dict(key, value):
-                yield _Slip("", key, "rope_scaling")
+                yield _MisspelledKey("", key, "rope_scaling")
             continue
-        near = _nearest(key, targets, 0.8)
+        near = _most_similar_key(key, targets, 0.8)
         part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
         if near and not part and case.config.get(near) is None:
-            yield _Slip("", key, near)
+            yield _MisspelledKey("", key, near)
         elif re.match("rope_(scaling_|type$)", key) and not (
             case.rope_scaling or case.rope_parameters
         ):
             if value not in (1, "none", "default", False):
-                yield _Slip("", key, "rope_scaling")
+                yield _MisspelledKey("", key, "rope_scaling")
 
 
 def _is_rope_dict(key: str, value: Mapping[str, Any]) -> bool:
-    """Return True for a dict of a scaling's settings that is not the config of a part."""
+    """Return True for a dict with settings of RoPE scaling that is not the config of a part of the
+    model, such as a vision tower."""
     has_settings = bool(value.keys() & SCALINGS) or {"factor", "type"} <= value.keys()
     return (has_settings or "yarn" in key) and not value.keys() & TOWER
 
 
-def _nearest(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
-    spelled = {_plain(known): known for known in keys}
-    found = get_close_matches(_plain(key), spelled, 1, cutoff)
+def _most_similar_key(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
+    """Return the key of `keys` that is spelled most like `key`; empty if none reaches `cutoff`, a
+    similarity between 0 and 1 as difflib measures it."""
+    spelled = {_letters_and_digits(known): known for known in keys}
+    found = get_close_matches(_letters_and_digits(key), spelled, 1, cutoff)
     return spelled[found[0]] if found else ""
 
 
 @rule("PD055", "W")
-def not_understood(case: Case) -> Iterator[Hit]:
+def report_keys_not_understood(case: Case) -> Iterator[Hit]:
     """Report keys about positions that the family does not read, or whose meaning is not known."""
     if case.metadata is not None or not case.model.is_known:
         return
-    slips = {slip.key for slip in _slips(case)}
+    slips = {slip.key for slip in _misspelled_keys(case)}
     keys: list[str] = []
     for key in unknown_keys(case.config, case.model):
         in_rope_dict = "." in key
-        if not in_rope_dict and key not in slips and not BASE.fullmatch(_plain(key)):
+        if not in_rope_dict and key not in slips and not BASE.fullmatch(_letters_and_digits(key)):
             keys.append(key)
     keys += _keys_of_other_families(case)
     keys = [key for key in keys if key != TRAINED_KEY]
@@ -254,16 +272,17 @@ def _keys_of_other_families(case: Case) -> list[str]:
 
 
 @rule("PD057", "E")
-def outside(case: Case) -> Iterator[Hit]:
+def report_misplaced_keys(case: Case) -> Iterator[Hit]:
     """Report rotary keys outside of the dict in which they are read."""
     if case.metadata is not None:
         return
-    yield from _beside_the_config(case)
-    yield from _in_other_dicts(case)
+    yield from _report_keys_in_unread_parts(case)
+    yield from _report_bases_in_other_dicts(case)
 
 
-def _beside_the_config(case: Case) -> Iterator[Hit]:
-    """Report keys that stand in another part than the one that the language model's are read in."""
+def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
+    """Report keys about positions in a part of the config where the language model's keys are not
+    read."""
     config = case.source.config
     inner = language_model_key(config)
     read = config[inner] if inner else config
@@ -271,8 +290,8 @@ def _beside_the_config(case: Case) -> Iterator[Hit]:
     for where, part in _unread_parts(case, inner):
         for key in OUTSIDE:
             value = part.get(key)
-            read_value = _read_as(read, key)
-            if value is None or _alike(value, read_value):
+            read_value = _value_read_for_key(read, key)
+            if value is None or _mean_the_same(value, read_value):
                 continue
             yield Hit(
                 f"{key} {value!r:.60} stands {where}, where it is not read; {place} has "
@@ -296,7 +315,7 @@ def _unread_parts(case: Case, inner: str) -> Iterator[tuple[str, Mapping[str, An
         yield "at the top level", config
 
 
-def _in_other_dicts(case: Case) -> Iterator[Hit]:
+def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
     """Report a base in a dict that is neither a rope dict nor the config of a part."""
     for name, value in case.config.items():
         if not isinstance(value, Mapping) or name in ("rope_scaling", "rope_parameters", *INNER):
@@ -315,12 +334,14 @@ def _in_other_dicts(case: Case) -> Iterator[Hit]:
         )
 
 
-def _read_as(read: Mapping[str, Any], key: str) -> Any:
-    """Return what a config says by a key: also by the other name of a rope dict, and inside of it
-    for a base."""
+def _value_read_for_key(read: Mapping[str, Any], key: str) -> Any:
+    """Return the value that a config has for a key; None without one.
+
+    A rope dict counts under either of its names, and a base or a share inside of a rope dict.
+    """
     value = read.get(key)
     if value is None and key in DICTS:
-        value = _first_given(read, DICTS)
+        value = _first_value_given(read, DICTS)
     if value is None and key in ("rope_theta", "partial_rotary_factor"):
         for name in DICTS:
             rope_dict = read.get(name)
@@ -329,7 +350,7 @@ def _read_as(read: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _first_given(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
+def _first_value_given(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
     """Return the value of the first of these keys that is there and not null; None without one."""
     for key in keys:
         if config.get(key) is not None:
@@ -337,24 +358,27 @@ def _first_given(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
     return None
 
 
-def _alike(value: Any, other: Any) -> bool:
-    """Return True if two values of a key mean the same, whatever the type is called."""
+def _mean_the_same(value: Any, other: Any) -> bool:
+    """Return True if two values of a key mean the same; rope dicts may name their type by either
+    key."""
     if not (isinstance(value, Mapping) and isinstance(other, Mapping)):
         return value == other
-    return not differing_keys(_plainly(value), _plainly(other), {})
+    return not differing_keys(
+        _with_one_type_and_no_base(value), _with_one_type_and_no_base(other), {}
+    )
 
 
-def _plainly(p: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rope dict with one type of today's name, and without its base, which may stand
-    outside of it."""
-    kind = type_of(p)
+def _with_one_type_and_no_base(p: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rope dict with its type under the newer key and name, and without the base, which
+    may stand outside of the dict."""
+    kind = rope_type_of(p)
     return {k: v for k, v in p.items() if k not in ("type", "rope_theta")} | {
         "rope_type": OLD_NAMES.get(kind, kind)
     }
 
 
 @rule("PD048", "E")
-def two_families(case: Case) -> Iterator[Hit]:
+def report_class_of_another_family(case: Case) -> Iterator[Hit]:
     """Report a class in architectures that belongs to another family than model_type."""
     if case.metadata is not None or not case.model.is_known:
         return
@@ -369,7 +393,7 @@ def two_families(case: Case) -> Iterator[Hit]:
     if others:
         whose = f"of {min(others, key=len)}"
     else:
-        whose = f"which posenc does not know; {names(BY_CLASS)} choose the code by it"
+        whose = f"which posenc does not know; {join_names(BY_CLASS)} choose the code by it"
     right_class = case.model.facts.get("architecture", "")
     yield Hit(
         f"architectures is {first}, {whose}, and model_type is {model_type}",
@@ -383,33 +407,36 @@ def two_families(case: Case) -> Iterator[Hit]:
 
 def _families_of_class(name: str) -> list[str]:
     """Return the families with a class of this stem, also those that rotate nothing."""
-    stem = _stem(name)
+    stem = _class_name_without_task(name)
     families = [
         model_type
         for model_type, facts in all_families().items()
-        if "architecture" in facts and _stem(facts["architecture"]) == stem
+        if "architecture" in facts and _class_name_without_task(facts["architecture"]) == stem
     ]
-    return families + [name for name in WITHOUT_ROTATION if _plain(name) == stem]
+    return families + [name for name in WITHOUT_ROTATION if _letters_and_digits(name) == stem]
 
 
 def _is_class_of(name: str, model_type: str, case: Case, *, exactly: bool) -> bool:
     """Return True if a class is named like the family; unless exactly, its name may be longer or
     shorter, as those of classes for other tasks are."""
-    stem = _stem(name)
+    stem = _class_name_without_task(name)
     family_class = all_families().get(case.model.model_type, {}).get("architecture", "")
-    right_stems = {_stem(family_class), _plain(model_type)}
+    right_stems = {_class_name_without_task(family_class), _letters_and_digits(model_type)}
     if exactly:
         return stem in right_stems
     return any(stem.startswith(right) or right.startswith(stem) for right in right_stems)
 
 
-def _stem(name: str) -> str:
-    """Return the plain name of a class without its task."""
-    return _plain(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
+def _class_name_without_task(name: str) -> str:
+    """Return a class name in small letters, without the task that it ends with.
+
+    "LlamaForCausalLM" -> "llama".
+    """
+    return _letters_and_digits(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
 
 
 @rule("PD050", "E")
-def no_model_type(case: Case) -> Iterator[Hit]:
+def report_missing_model_type(case: Case) -> Iterator[Hit]:
     """Report a config without a model_type."""
     if case.metadata is None and not isinstance(case.source.config.get("model_type"), str):
         yield Hit(
@@ -421,19 +448,19 @@ def no_model_type(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD053", "E")
-def layer_names(case: Case) -> Iterator[Hit]:
+def report_wrong_layer_types(case: Case) -> Iterator[Hit]:
     """Report layer_types with unknown names, or of another number than there are layers."""
     if case.metadata is not None:
         return
     if case.model.has_rope_dict_per_kind:
-        yield from _dicts_of_no_kind(case)
+        yield from _report_dicts_of_no_kind(case)
     layer_types = case.config.get("layer_types")
     if isinstance(layer_types, list):
-        yield from _unknown_layers(case, layer_types)
-        yield from _other_number(case, layer_types)
+        yield from _report_unknown_layer_types(case, layer_types)
+        yield from _report_wrong_number_of_layer_types(case, layer_types)
 
 
-def _dicts_of_no_kind(case: Case) -> Iterator[Hit]:
+def _report_dicts_of_no_kind(case: Case) -> Iterator[Hit]:
     """Report a nested rope dict under a name that is no kind of layer."""
     kinds = case.model.facts["transformers5"]["nested"]
     for place, p in (
@@ -442,14 +469,14 @@ def _dicts_of_no_kind(case: Case) -> Iterator[Hit]:
     ):
         for name, value in (p or {}).items():
             if isinstance(value, Mapping) and name not in {*kinds, *LAYER_KINDS}:
-                yield wrong(
+                yield contradiction_hit(
                     f"{place} has a dict {name!r}, which is no kind of layer of "
                     f"{case.model.model_type}",
-                    f"Write one of {names(kinds)}.",
+                    f"Write one of {join_names(kinds)}.",
                 )
 
 
-def _unknown_layers(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
+def _report_unknown_layer_types(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
     """Report each name in layer_types that no runtime knows, once."""
     order = case.model.facts.get("layers", {})
     known = KINDS | {*order.get("cycle", ()), *order.get("first", ())}
@@ -463,7 +490,7 @@ def _unknown_layers(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
         )
 
 
-def _other_number(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
+def _report_wrong_number_of_layer_types(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
     """Report a list of more or fewer layers than there are. Layers that predict further tokens may
     be listed, too."""
     surplus = len(layer_types) - case.model.num_layers
@@ -478,7 +505,7 @@ def _other_number(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
 
 
 @rule("PD054", "E")
-def byte_order_mark(case: Case) -> Iterator[Hit]:
+def report_byte_order_mark(case: Case) -> Iterator[Hit]:
     """Report a byte order mark, at which every runtime's JSON reader stops."""
     path = case.source.path
     if case.metadata is None and path.is_file():

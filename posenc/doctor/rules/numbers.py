@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.doctor.case import ALL, ORIGINAL, Case
-from posenc.doctor.rule import Hit, rule, wrong
+from posenc.doctor.rule import Hit, contradiction_hit, rule
 
 SMALLEST_BASE = 10
 """A smaller rope_theta gives all pairs nearly one speed; published bases start at 100."""
@@ -12,7 +12,7 @@ SMALLEST_BASE = 10
 WIDTHS = ("hidden_size", "num_attention_heads")
 
 
-def _numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
+def _values_if_all_numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
     """Return the values of these keys; empty unless all are numbers."""
     values = [p.get(name) for name in names]
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
@@ -20,15 +20,15 @@ def _numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
 
 
 @rule("PD044", "E")
-def backwards(case: Case) -> Iterator[Hit]:
+def report_factor_or_length_that_shrinks(case: Case) -> Iterator[Hit]:
     """Report a length or factor that stretches nothing, or backwards."""
     whose = f", {case.model.model_type}'s default where the key is missing"
     if case.config.get("max_position_embeddings") is not None:
         whose = ""
     for name, p in case.rope_dicts_of_type("linear", "dynamic", "yarn", "longrope", "llama3"):
-        for factor in _numbers(p, "factor"):
+        for factor in _values_if_all_numbers(p, "factor"):
             if 0 < factor < 1:
-                yield wrong(
+                yield contradiction_hit(
                     f"{name} has factor {factor:g}; stretching to {1 / factor:g} times the "
                     f"length is factor {1 / factor:g}",
                     f'If it is to be stretched, write "factor": {1 / factor:g}.',
@@ -36,35 +36,39 @@ def backwards(case: Case) -> Iterator[Hit]:
         original = case.original_length(p)
         largest = case.model.max_positions
         if isinstance(original, int | float) and original > largest:
-            yield wrong(
+            yield contradiction_hit(
                 f"{ORIGINAL} {original:g} of {name} is above max_position_embeddings "
                 f"{largest}{whose}"
             )
 
 
 @rule("PD045", "E")
-def bounds(case: Case) -> Iterator[Hit]:
+def report_exchanged_bounds(case: Case) -> Iterator[Hit]:
     """Report bounds of a ramp, or lists of factors, that are exchanged."""
-    yield from _bounds_of_llama3(case)
+    yield from _report_bounds_of_llama3(case)
     for name, p in case.rope_dicts_of_type("yarn"):
-        betas = _numbers({"beta_fast": 32, "beta_slow": 1, **p}, "beta_fast", "beta_slow")
+        betas = _values_if_all_numbers(
+            {"beta_fast": 32, "beta_slow": 1, **p}, "beta_fast", "beta_slow"
+        )
         if betas and betas[0] < betas[1]:  # equal ones are a step: Kimi K2
-            yield wrong(f"{name} has beta_fast {betas[0]:g}, not above beta_slow {betas[1]:g}")
+            yield contradiction_hit(
+                f"{name} has beta_fast {betas[0]:g}, not above beta_slow {betas[1]:g}"
+            )
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         short = p.get("short_factor")
         long = p.get("long_factor")
         if isinstance(short, list) and isinstance(long, list) and sum(long) < sum(short):
-            yield wrong(
+            yield contradiction_hit(
                 f"{name} has a long_factor below its short_factor: a longer text would get the "
                 "faster frequencies",
                 "Exchange the two lists.",
             )
 
 
-def _bounds_of_llama3(case: Case) -> Iterator[Hit]:
+def _report_bounds_of_llama3(case: Case) -> Iterator[Hit]:
     """Report bounds of llama3's ramp that are equal or exchanged."""
     for name, p in case.rope_dicts_of_type("llama3"):
-        bounds_of_ramp = _numbers(p, "low_freq_factor", "high_freq_factor")
+        bounds_of_ramp = _values_if_all_numbers(p, "low_freq_factor", "high_freq_factor")
         if not bounds_of_ramp:
             continue
         low, high = bounds_of_ramp
@@ -72,52 +76,52 @@ def _bounds_of_llama3(case: Case) -> Iterator[Hit]:
         if low < high or published_step:
             continue
         swapped = f'"low_freq_factor": {high:g}, "high_freq_factor": {low:g}'
-        yield wrong(
+        yield contradiction_hit(
             f"{name} has low_freq_factor {low:g}, not below high_freq_factor {high:g}",
             f"If they are exchanged, write {swapped}." if low > high else "",
         )
 
 
 @rule("PD046", "E")
-def impossible(case: Case) -> Iterator[Hit]:
+def report_impossible_numbers(case: Case) -> Iterator[Hit]:
     """Report a number that no rotation has."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
             low = [v for v in values if not v > 0] if isinstance(values, list) else []
             if low:
-                yield wrong(
+                yield contradiction_hit(
                     f"{name}.{key} has {len(low)} factors that are not above 0, such as {low[0]:g}"
                 )
     for place, values in (("the top level", case.config), *case.flat_rope_dicts()):
-        for theta in _numbers(values, "rope_theta"):
+        for theta in _values_if_all_numbers(values, "rope_theta"):
             if 0 < theta < SMALLEST_BASE:
-                yield wrong(f"rope_theta in {place} is {theta:g}, expected 100 or more")
-        yield from _impossible_dims(case, values)
-        yield from _impossible_shares(case, place, values)
+                yield contradiction_hit(f"rope_theta in {place} is {theta:g}, expected 100 or more")
+        yield from _report_impossible_dims(case, values)
+        yield from _report_impossible_shares(case, place, values)
 
 
-def _impossible_dims(case: Case, values: Mapping[str, Any]) -> Iterator[Hit]:
+def _report_impossible_dims(case: Case, values: Mapping[str, Any]) -> Iterator[Hit]:
     """Report a number of rotated channels that a head does not have, or that makes no pairs."""
     key = case.model.facts.get("transformers5", {}).get("dims_key", "")
-    for dims in _numbers(values, key):
+    for dims in _values_if_all_numbers(values, key):
         if not 0 < dims <= case.model.head_dim or dims % 2:
-            yield wrong(
+            yield contradiction_hit(
                 f"{key} is {dims:g}, expected an even number, at most the "
                 f"{case.model.head_dim} channels of a head"
             )
 
 
-def _impossible_shares(case: Case, place: str, values: Mapping[str, Any]) -> Iterator[Hit]:
+def _report_impossible_shares(case: Case, place: str, values: Mapping[str, Any]) -> Iterator[Hit]:
     """Report a rotated share that is no fraction, by either of the family's keys for it."""
     modern = case.model.facts.get("transformers5", {})
     most = max(1, modern.get("partial_rotary_factor", 1))  # EfficientLoFTR has 4
     for key in dict.fromkeys(("partial_rotary_factor", modern.get("share_key", ""))):
-        for share in _numbers(values, key):
+        for share in _values_if_all_numbers(values, key):
             if 0 < share <= most:
                 continue
             may_be_percent = 1 < share <= 100
-            yield wrong(
+            yield contradiction_hit(
                 f"{key} in {place} is {share:g}, expected a fraction above 0, at most 1",
                 f'Write "{key}": {share / 100:g} if {share:g} % is meant.'
                 if may_be_percent
@@ -126,31 +130,31 @@ def _impossible_shares(case: Case, place: str, values: Mapping[str, Any]) -> Ite
 
 
 @rule("PD049", "E")
-def uneven(case: Case) -> Iterator[Hit]:
+def report_uneven_heads(case: Case) -> Iterator[Hit]:
     """Report heads that cannot be cut from the width, or into pairs."""
     if case.metadata is not None:
         return
-    yield from _odd_heads(case)
+    yield from _report_odd_heads(case)
     if case.model.is_mla:
         return
-    sizes = _numbers(case.config, *WIDTHS)
+    sizes = _values_if_all_numbers(case.config, *WIDTHS)
     if sizes and not _head_is_stated(case) and sizes[0] % sizes[1]:
         yield Hit(
             f"hidden_size {sizes[0]:g} is not a multiple of num_attention_heads {sizes[1]:g}, and "
             "there is no head_dim",
             (),
             ALL,
-            contradiction=_sizes_are_the_files(case),
+            contradiction=_file_states_head_sizes(case),
         )
-    heads = _numbers(case.config, "num_attention_heads", "num_key_value_heads")
+    heads = _values_if_all_numbers(case.config, "num_attention_heads", "num_key_value_heads")
     if heads and (heads[1] < 1 or heads[0] % heads[1]):
-        yield wrong(
+        yield contradiction_hit(
             f"num_attention_heads {heads[0]:g} is not a multiple of num_key_value_heads "
             f"{heads[1]:g}"
         )
 
 
-def _odd_heads(case: Case) -> Iterator[Hit]:
+def _report_odd_heads(case: Case) -> Iterator[Hit]:
     """Report heads of which one channel is left over where all of them rotate."""
     size = case.model.head_dim
     share = case.model.rotated_share
@@ -162,7 +166,7 @@ def _odd_heads(case: Case) -> Iterator[Hit]:
             f"{key} is {size}, an odd number: a pair needs two channels",
             (),
             ALL,
-            contradiction=_sizes_are_the_files(case),
+            contradiction=_file_states_head_sizes(case),
         )
 
 
@@ -171,8 +175,10 @@ def _head_is_stated(case: Case) -> bool:
     return case.model.is_mla or case.model.get("head_dim") is not None
 
 
-def _sizes_are_the_files(case: Case) -> bool:
-    """Return True if the file says the sizes of heads itself. A class's own defaults may be uneven,
-    as those of GLM-4.5."""
+def _file_states_head_sizes(case: Case) -> bool:
+    """Return True if the file gives the sizes of the heads, and they are not the class's defaults.
+    Those may be uneven, as in GLM-4.5, which is no mistake of the file."""
     defaults = case.model.facts.get("defaults", {})
-    return _head_is_stated(case) or _numbers(case.config, *WIDTHS) != _numbers(defaults, *WIDTHS)
+    return _head_is_stated(case) or _values_if_all_numbers(
+        case.config, *WIDTHS
+    ) != _values_if_all_numbers(defaults, *WIDTHS)

@@ -7,7 +7,7 @@ from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.model import OUTSIDE, language_model_key_after_loading
 from posenc.dialects.writers.overrides import MERGES
 from posenc.doctor.case import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE, Case
-from posenc.doctor.rule import TABLE, Finding, Hit, names, rule
+from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
 
 KEYS_OF = {
     "layers": "layer_types or the list of layers without rotation",
@@ -23,18 +23,18 @@ OVERRIDES = "hf_overrides"
 
 
 @rule("PD032", "E")
-def override(case: Case) -> Iterator[Hit]:
+def report_ineffective_override(case: Case) -> Iterator[Hit]:
     """Report an override that a server does not read, or that loses the base."""
     overrides = case.source.raw.get(OVERRIDES)
     if not isinstance(overrides, dict):
         return
     key = language_model_key_after_loading(case.source.config)
     if key:
-        yield from _overrides_outside(case, overrides, key)
+        yield from _report_overrides_at_top_level(case, overrides, key)
     of_the_model = overrides.get(key, {}) if key else overrides
     if not isinstance(of_the_model, dict):
         return
-    yield from _lost_bases(case, of_the_model, "inside" if key else "top")
+    yield from _report_lost_bases(case, of_the_model, "inside" if key else "top")
     if "rope_theta" in of_the_model:
         yield Hit(
             f"the override rope_theta {of_the_model['rope_theta']!r} has no effect: "
@@ -44,14 +44,16 @@ def override(case: Case) -> Iterator[Hit]:
         )
 
 
-def _overrides_outside(case: Case, overrides: Mapping[str, Any], key: str) -> Iterator[Hit]:
+def _report_overrides_at_top_level(
+    case: Case, overrides: Mapping[str, Any], key: str
+) -> Iterator[Hit]:
     """Report overrides at the top level of a family that reads them under a key."""
     unread = [name for name in overrides if name in OUTSIDE]
     if not unread:
         return
     one = len(unread) == 1
     yield Hit(
-        f"the override of {names(unread)} {'stands' if one else 'stand'} at the top level, "
+        f"the override of {join_names(unread)} {'stands' if one else 'stand'} at the top level, "
         f"where no server looks for {'it' if one else 'them'}: "
         f"{case.source.config['model_type']} reads its {key}",
         case.named_and_known(SERVERS),
@@ -61,7 +63,7 @@ def _overrides_outside(case: Case, overrides: Mapping[str, Any], key: str) -> It
     )
 
 
-def _lost_bases(case: Case, overrides: Mapping[str, Any], place: str) -> Iterator[Hit]:
+def _report_lost_bases(case: Case, overrides: Mapping[str, Any], place: str) -> Iterator[Hit]:
     """Report a rope dict without a base where a server puts it in the place of the file's. place:
     as in MERGES."""
     for name in ("rope_parameters", "rope_scaling"):
@@ -83,28 +85,34 @@ def _has_every_base(rope_dict: Mapping[str, Any]) -> bool:
 
 
 @rule("PD038", "E")
-def differs(case: Case) -> Iterator[Hit]:
+def report_difference_left_unexplained(case: Case) -> Iterator[Hit]:
     """Report a runtime that computes something else, for a reason of its own."""
-    yield from ()
+    yield from ()  # `unexplained_findings` makes these, when the findings of all rules are known
 
 
 @rule("PD039", "E")
-def refuses(case: Case) -> Iterator[Hit]:
+def report_refusal_left_unexplained(case: Case) -> Iterator[Hit]:
     """Report a runtime that refuses the file."""
-    yield from ()
+    yield from ()  # `unexplained_findings` makes these, when the findings of all rules are known
 
 
-def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
-    """Return findings for named runtimes that differ or refuse, unless an E names them already."""
+def unexplained_findings(case: Case, explained: Iterable[str]) -> list[Finding]:
+    """Return a finding for each named runtime that differs or refuses, and that no other finding
+    explains.
+
+    explained: the runtimes that other findings name.
+    """
     findings: list[Finding] = []
     for name in case.judged_runtimes:
         if name not in explained and case.differences[name]:
             refuses = bool(case.computed[name].error)
-            findings.append(_refusal(case, name) if refuses else _difference(case, name))
+            findings.append(
+                _finding_of_refusal(case, name) if refuses else _finding_of_difference(case, name)
+            )
     return findings
 
 
-def _refusal(case: Case, name: str) -> Finding:
+def _finding_of_refusal(case: Case, name: str) -> Finding:
     """Return the finding that a runtime refuses the file."""
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
@@ -119,11 +127,11 @@ def _refusal(case: Case, name: str) -> Finding:
     )
 
 
-def _difference(case: Case, name: str) -> Finding:
+def _finding_of_difference(case: Case, name: str) -> Finding:
     """Return the finding that a runtime computes something else than is meant."""
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
-    aspect, numbers = _what(case, computed)
+    aspect, numbers = _first_difference_in_words(case, computed)
     return Finding(
         "PD038",
         TABLE["PD038"].severity,
@@ -135,16 +143,17 @@ def _difference(case: Case, name: str) -> Finding:
     )
 
 
-def _what(case: Case, computed: ComputedPositions) -> tuple[str, str]:
-    """Return the first aspect that differs, and the two numbers in words."""
+def _first_difference_in_words(case: Case, computed: ComputedPositions) -> tuple[str, str]:
+    """Return the first aspect in which a result differs from the meaning, and a sentence part with
+    both numbers."""
     assert case.meaning is not None
     meant = case.meaning.computed
     for kind, meant_layer in meant.layers.items():
-        layer = _layer_of(kind, computed)
+        layer = _first_rotation_of_kind(kind, computed)
         if layer is None:
             return "layers", f"no rotation for {kind}"
         where = "" if kind == "all" else f" in {kind}"
-        in_layer = _what_of_layer(layer, meant_layer, where)
+        in_layer = _first_rotation_difference_in_words(layer, meant_layer, where)
         if in_layer is not None:
             return in_layer
     if set(computed.without_rotation) != set(meant.without_rotation):
@@ -157,15 +166,16 @@ def _what(case: Case, computed: ComputedPositions) -> tuple[str, str]:
     return "scale", f"a softmax scale of {ours:.6g}, {theirs:.6g} is meant"
 
 
-def _layer_of(kind: str, computed: ComputedPositions) -> LayerRotation | None:
-    """Return the first rotation under a kind's name, which a runtime may have split in several."""
+def _first_rotation_of_kind(kind: str, computed: ComputedPositions) -> LayerRotation | None:
+    """Return the rotation of a kind of layer; the first one where a runtime has split the kind into
+    several rotations, None where it has no such layers."""
     for name, layer in computed.layers.items():
         if name.startswith(kind):
             return layer
     return None
 
 
-def _what_of_layer(
+def _first_rotation_difference_in_words(
     layer: LayerRotation, meant: LayerRotation, where: str
 ) -> tuple[str, str] | None:
     """Return the first aspect in which two rotations differ, and the two numbers in words; None if

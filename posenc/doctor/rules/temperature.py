@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from posenc.dialects import formulas
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.rule import Hit, join_names, rule
 
 IGNORE = ("sglang", "mlx-lm", "llama.cpp")
 
 
 @rule("PD017", "E")
-def attention_factor(case: Case) -> Iterator[Hit]:
+def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
     """Report attention_factor that yarn's formula does not give."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         t, factor = p.get("attention_factor"), p.get("factor")
@@ -23,14 +23,14 @@ def attention_factor(case: Case) -> Iterator[Hit]:
             if affected:
                 yield Hit(
                     f"{name} has attention_factor {t:g}, yarn's own is {usual:.6g}; not read by "
-                    f"{names(affected)}",
+                    f"{join_names(affected)}",
                     case.named_and_known(affected),
                     affected,
                 )
 
 
 @rule("PD018", "E")
-def attn_factor(case: Case) -> Iterator[Hit]:
+def report_attn_factor(case: Case) -> Iterator[Hit]:
     """Report attn_factor."""
     for name, p in case.flat_rope_dicts():
         if "attn_factor" in p:
@@ -44,7 +44,7 @@ def attn_factor(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD019", "W")
-def half_a_pair(case: Case) -> Iterator[Hit]:
+def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
     """Report one of mscale and mscale_all_dim without the other."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         given = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
@@ -55,7 +55,7 @@ def half_a_pair(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD041", "E")
-def mscale_lost(case: Case) -> Iterator[Hit]:
+def report_misread_mscale(case: Case) -> Iterator[Hit]:
     """Report mscale that a runtime reads otherwise."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         if p.get("mscale") is None and p.get("mscale_all_dim") is None:
@@ -66,14 +66,14 @@ def mscale_lost(case: Case) -> Iterator[Hit]:
         if affected:
             yield Hit(
                 f"{name} has mscale {p.get('mscale')!r} and mscale_all_dim "
-                f"{p.get('mscale_all_dim')!r}: another temperature in {names(affected)}",
+                f"{p.get('mscale_all_dim')!r}: another temperature in {join_names(affected)}",
                 case.named_and_known(affected),
                 affected,
             )
 
 
 @rule("PD031", "W")
-def latent_mscale(case: Case) -> Iterator[Hit]:
+def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
     """Report latent attention (DeepSeek's) whose mscale differs from mscale_all_dim, or that has an
     attention_factor of 1.0 beside them: runtimes read these in different ways."""
     if case.metadata is not None or not case.model.is_mla:

@@ -5,8 +5,8 @@ from typing import Any
 
 from posenc.dialects.runtimes.loaded_dicts import NEEDED
 from posenc.dialects.understood import COMMON, READ
-from posenc.doctor.case import ALL, Case, type_of
-from posenc.doctor.rule import Hit, names, rule
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, join_names, rule
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
@@ -15,7 +15,7 @@ OWN_RULE = {"attn_factor"}
 
 
 @rule("PD006", "E")
-def two_types(case: Case) -> Iterator[Hit]:
+def report_contradicting_types(case: Case) -> Iterator[Hit]:
     """Report a type that contradicts rope_type."""
     for name, p in case.flat_rope_dicts():
         old = p.get("type")
@@ -23,7 +23,7 @@ def two_types(case: Case) -> Iterator[Hit]:
         if old is None:
             continue
         if new is None:
-            yield from _older_type_alone(case, name, old)
+            yield from _report_older_type_alone(case, name, old)
         elif old != new and (old, new) not in (("su", "longrope"), ("mrope", "default")):
             yield Hit(
                 f"{name} has type {old!r} and rope_type {new!r}",
@@ -33,7 +33,7 @@ def two_types(case: Case) -> Iterator[Hit]:
             )
 
 
-def _older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
+def _report_older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
     """Report `type` without rope_type where the class's own rope_type stands in its place."""
     if not case.model.is_known or not case.differences:
         return
@@ -50,18 +50,18 @@ def _older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
 
 
 @rule("PD007", "W")
-def old_name(case: Case) -> Iterator[Hit]:
+def report_old_type_name(case: Case) -> Iterator[Hit]:
     """Report an old or a vendor's name for the type."""
     for name, p in case.flat_rope_dicts():
-        if type_of(p) in OLD or p.get("type") in OLD:
+        if rope_type_of(p) in OLD or p.get("type") in OLD:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
-            word = type_of(p) if type_of(p) in OLD else p["type"]
-            by = f", refused by {names(refusing)}" if refusing else ""
+            word = rope_type_of(p) if rope_type_of(p) in OLD else p["type"]
+            by = f", refused by {join_names(refusing)}" if refusing else ""
             yield Hit(f"{name} has the old type {word!r}{by}", (), refusing or ALL)
 
 
 @rule("PD008", "E")
-def no_type(case: Case) -> Iterator[Hit]:
+def report_factor_without_type(case: Case) -> Iterator[Hit]:
     """Report a factor without a type. Which one is for the author to say: no fix is written."""
     for name, p in case.flat_rope_dicts():
         if case.rope_scaling is not None and name.startswith("rope_parameters"):
@@ -88,21 +88,21 @@ def no_type(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD052", "E")
-def missing_key(case: Case) -> Iterator[Hit]:
+def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
     """Report a scaling without a key that its type cannot be computed without."""
     if case.metadata is not None:
         return
     for name, p in case.rope_dicts_of_type(*NEEDED):
-        missing = [key for key in NEEDED[type_of(p)] if p.get(key) is None]
+        missing = [key for key in NEEDED[rope_type_of(p)] if p.get(key) is None]
         largest = case.config.get("max_position_embeddings")
         original = case.original_length(p)
         cure = ""
         if missing == ["factor"] and isinstance(largest, int) and isinstance(original, int):
             ratio = largest / original
             cure = f'Write "factor": {ratio:g}, which is {largest} / {original}, if that is meant.'
-        if missing and (type_of(p) != "dynamic" or p.get("alpha") is None):
+        if missing and (rope_type_of(p) != "dynamic" or p.get("alpha") is None):
             yield Hit(
-                f"{name} is {type_of(p)} and has no {names(missing)}",
+                f"{name} is {rope_type_of(p)} and has no {join_names(missing)}",
                 case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=True,
@@ -111,10 +111,10 @@ def missing_key(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD009", "E")
-def unknown_type(case: Case) -> Iterator[Hit]:
+def report_unknown_type(case: Case) -> Iterator[Hit]:
     """Report a type that is no common one."""
     for name, p in case.flat_rope_dicts():
-        kind = type_of(p)
+        kind = rope_type_of(p)
         if kind not in TYPES + OLD:
             yield Hit(
                 f"{name} has the unknown type {kind!r}", case.named_runtimes_that_differ(ALL), ALL
@@ -122,10 +122,10 @@ def unknown_type(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD010", "W")
-def unread_keys(case: Case) -> Iterator[Hit]:
+def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
     """Report keys that nobody reads."""
     for name, p in case.flat_rope_dicts():
-        kind = {"su": "longrope", "mrope": "default"}.get(type_of(p), type_of(p))
+        kind = {"su": "longrope", "mrope": "default"}.get(rope_type_of(p), rope_type_of(p))
         if kind not in READ:
             continue
         unread = sorted(set(p) - COMMON - READ[kind] - OWN_RULE)

@@ -7,15 +7,17 @@ from posenc.dialects.files.safetensors_header import read_header
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
 
+MOST_FILES = 256
+"""Weight files whose headers are read; chosen, not derived."""
 TABLES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
 
 
 @rule("PD035", "W")
-def low_precision(case: Case) -> Iterator[Hit]:
+def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
     """Report frequencies or tables stored in 16 bits."""
     if case.metadata is not None:
         return
-    for path in paths_inside(case.source.folder, "*.safetensors")[:256]:
+    for path in paths_inside(case.source.folder, "*.safetensors")[:MOST_FILES]:
         found = [
             f"{name} ({info['dtype']})"
             for name, info in read_header(path)[0].items()
@@ -27,7 +29,7 @@ def low_precision(case: Case) -> Iterator[Hit]:
 
 
 @rule("PD036", "E")
-def layout(case: Case) -> Iterator[Hit]:
+def report_wrong_layout(case: Case) -> Iterator[Hit]:
     """Report nothing: only the loss on a text tells interleaved rows of q and k from half-split
     ones. `--layout` measures it (posenc.doctor.cures.layout) and reports this rule."""
-    yield from ()
+    yield from ()  # the rule is in the table, so that --explain and --ignore know its code

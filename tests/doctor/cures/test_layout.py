@@ -15,7 +15,13 @@ from posenc.dialects.model import model_of
 from posenc.dialects.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
 from posenc.dialects.weights.layout import permute_folder, row_permutation
 from posenc.dialects.weights.rows import rotary_dim
-from posenc.doctor.cures.layout import FEWEST, WORDS, measure, report, write
+from posenc.doctor.cures.layout import (
+    FEWEST,
+    WORDS,
+    measure_layout,
+    report_layout,
+    write_converted_copy,
+)
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
 from tests.hf_models import transformers
 
@@ -137,14 +143,14 @@ def test_an_adapter_has_only_its_b_rows_permuted(tmp_path):
 def test_what_cannot_be_converted_is_refused(tmp_path):
     folder = checkpoint(tmp_path / "model", "llama")
     with pytest.raises(ValueError, match="must be interleaved or half-split"):
-        write(folder, tmp_path / "out", "halves")
+        write_converted_copy(folder, tmp_path / "out", "halves")
     with pytest.raises(ValueError, match="needs a model's folder"):
-        write(folder / "config.json", tmp_path / "out", "interleaved")
+        write_converted_copy(folder / "config.json", tmp_path / "out", "interleaved")
     raw = json.loads((folder / "config.json").read_text())
     raw["quantization_config"] = {"bits": 4}
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match="quantised"):
-        write(folder, tmp_path / "out", "interleaved")
+        write_converted_copy(folder, tmp_path / "out", "interleaved")
     assert not (tmp_path / "out").exists()
 
 
@@ -157,21 +163,21 @@ class TestMeasured:
         return path
 
     def test_a_right_and_a_wrong_layout_are_distinguished(self, tmp_path, text):
-        verdict = measure(LLAMA2XS, text)
+        verdict = measure_layout(LLAMA2XS, text)
         assert (verdict.expected, verdict.found, verdict.mismatch) == ("half-split",) * 2 + (False,)
         assert verdict.losses[0] < 2 and verdict.losses[1] > 4
-        write(LLAMA2XS, tmp_path / "other", "interleaved")
-        said, code = report(tmp_path / "other", text, as_json=False)
+        write_converted_copy(LLAMA2XS, tmp_path / "other", "interleaved")
+        said, code = report_layout(tmp_path / "other", text, as_json=False)
         assert code == 1 and said.startswith("E PD036") and "interleaved" in said
-        write(tmp_path / "other", tmp_path / "back", "half-split")
+        write_converted_copy(tmp_path / "other", tmp_path / "back", "half-split")
         original = (LLAMA2XS / "model.safetensors").read_bytes()
         assert (tmp_path / "back" / "model.safetensors").read_bytes() == original
 
     def test_too_short_a_text_is_unknown(self, tmp_path, text):
         text.write_text("Once upon a time")
-        verdict = measure(LLAMA2XS, text)
+        verdict = measure_layout(LLAMA2XS, text)
         assert verdict.found is None and str(FEWEST) in verdict.why
-        said, code = report(LLAMA2XS, text, as_json=True)
+        said, code = report_layout(LLAMA2XS, text, as_json=True)
         assert code == 0 and json.loads(said)["found"] is None
 
     def test_an_untrained_model_is_unknown(self, tmp_path, text):
@@ -186,7 +192,7 @@ class TestMeasured:
         raw["vocab_size"] = 512
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         (folder / "config.json").write_text(json.dumps(raw))
-        verdict = measure(folder, text)
+        verdict = measure_layout(folder, text)
         assert verdict.found is None and "do not decide" in verdict.why
 
 
@@ -236,7 +242,7 @@ def test_a_copy_in_the_other_layout_says_so_where_the_family_has_a_key(
 ):
     sizes = {**LATENT, "q_lora_rank": q_lora_rank, "rope_interleave": interleaved}
     model = saved_model(tmp_path / "model", "deepseek_v3", **sizes)
-    said = write(tmp_path / "model", tmp_path / "copy", WORDS[not interleaved])
+    said = write_converted_copy(tmp_path / "model", tmp_path / "copy", WORDS[not interleaved])
     assert said.endswith("and rope_interleave in config.json says so")
     copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy").eval()
     assert copy.config.rope_interleave is not interleaved
@@ -246,7 +252,7 @@ def test_a_copy_in_the_other_layout_says_so_where_the_family_has_a_key(
 
 def test_a_copy_that_no_key_describes_says_who_reads_it(tmp_path):
     saved_model(tmp_path / "model", "llama", num_key_value_heads=2)
-    said = write(tmp_path / "model", tmp_path / "copy", "interleaved")
+    said = write_converted_copy(tmp_path / "model", tmp_path / "copy", "interleaved")
     assert "the family's code expects half-split rows" in said
 
 
@@ -270,7 +276,7 @@ def test_norms_and_gates_stay_with_their_rows(family, tmp_path, monkeypatch):
     sizes = GATED if family == "qwen3_next" else {"head_dim": 16, "num_key_value_heads": 2}
     sizes = {name: value for name, value in sizes.items() if name != "rope_parameters"}
     model = saved_model(tmp_path / "model", family, **sizes)
-    write(tmp_path / "model", tmp_path / "copy", "interleaved")
+    write_converted_copy(tmp_path / "model", tmp_path / "copy", "interleaved")
     copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy").eval()
     ids = torch.arange(3, 15)[None]
     wanted = model(ids).logits
@@ -282,7 +288,7 @@ def test_norms_and_gates_stay_with_their_rows(family, tmp_path, monkeypatch):
 def test_a_norm_of_q_that_is_not_known_is_refused(tmp_path):
     saved_model(tmp_path / "model", "stablelm", num_key_value_heads=2, qk_layernorm=True)
     with pytest.raises(ValueError, match="this normalisation of q or k is not known"):
-        write(tmp_path / "model", tmp_path / "copy", "interleaved")
+        write_converted_copy(tmp_path / "model", tmp_path / "copy", "interleaved")
     assert not (tmp_path / "copy").exists()
 
 

@@ -161,7 +161,7 @@ def test_a_fix_that_drops_a_scaling_is_seen(tmp_path, monkeypatch):
     """The tests above fail where contradictions are settled without a word."""
     from posenc.doctor import running
 
-    monkeypatch.setattr(running, "_by_hand", lambda case, found: None)
+    monkeypatch.setattr(running, "_first_finding_to_correct_by_hand", lambda case, found: None)
     text = {**SIZES, "rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
     raw = {"model_type": "llava", "text_config": text, "rope_scaling": YARN}
     assert lost(raw, [("rope_scaling", "factor")], tmp_path) == ["rope_scaling.factor"]

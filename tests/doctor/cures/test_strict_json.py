@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posenc.dialects.writers.copies import write_config
-from posenc.doctor.cures.layout import Verdict
+from posenc.doctor.cures.layout import LayoutVerdict
 from posenc.report.files.record import strict_json
 from tests.doctor.threads import BASE
 
@@ -49,6 +49,6 @@ def test_the_place_of_what_json_lacks_is_named(value, tmp_path):
 
 def test_a_layout_that_was_not_measured_has_no_losses_in_json():
     nan = float("nan")
-    found = Verdict("interleaved", None, (nan, nan), 3, "too short").as_json()
+    found = LayoutVerdict("interleaved", None, (nan, nan), 3, "too short").as_json()
     assert (found["loss_as_is"], found["loss_permuted"]) == (None, None)
     strict_json(found)
