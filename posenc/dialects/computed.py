@@ -22,7 +22,7 @@ ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, 
 
 
 def first_changing_switch(switches: Iterable[Switch]) -> Switch:
-    """Return the first switch that is not static."""
+    """Return the first switch that is not "static"; "static" if the frequencies never change."""
     for switch in switches:
         if switch != "static":
             return switch
@@ -31,8 +31,11 @@ def first_changing_switch(switches: Iterable[Switch]) -> Switch:
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """The rotation of one kind of layer: radians per position of each pair (0: the pair does not
-    rotate), and the multiplier of cos and sin."""
+    """The rotation of one kind of layer.
+
+    inv_freq: radians per position of each pair, 0 for a pair that does not rotate. multiplier: of
+    cos and sin.
+    """
 
     inv_freq: tuple[float, ...]
     multiplier: float = 1.0
@@ -46,8 +49,9 @@ class LayerRotation:
 
 @dataclass(frozen=True)
 class ComputedPositions:
-    """One runtime's reading of a file.
+    """What a runtime computes from a file's position settings, or its refusal; also what is meant.
 
+    error: its words of refusal, None where it computes. switch: when the frequencies change.
     stops: the words with which the first forward pass of the model stops, though it can be built.
     layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
     sequence admitted, None for no limit. without_rotation: layers that do not rotate. known: "no
@@ -70,7 +74,7 @@ class ComputedPositions:
 
     @property
     def with_stop_as_refusal(self) -> "ComputedPositions":
-        """Return the result with a forward pass that stops as the refusal that it is in use."""
+        """Return the result as a user meets it: a forward pass that stops counts for a refusal."""
         return replace(self, error=self.stops, layers={}) if self.stops else self
 
     @property
@@ -79,12 +83,13 @@ class ComputedPositions:
         return self.known == "yes"
 
     def rotations_of_kind(self, kind: str) -> list[LayerRotation]:
-        """Return the rotations that layers of a kind have here; one may serve all kinds."""
+        """Return the rotations that layers of a kind have in this result: several where a runtime
+        splits the kind, and the one for "all" where it serves all kinds."""
         return [v for name, v in self.layers.items() if name == "all" or name.startswith(kind)]
 
     @property
     def answer_in_words(self) -> str:
-        """Return the answer in two words or three: what the table and --json say."""
+        """Return "computes", "refuses", "no such model" or "not known to posenc"."""
         if self.known != "yes":
             return {"no model": "no such model", "unknown": "not known to posenc"}[self.known]
         return "refuses" if self.error is not None else "computes"
@@ -150,7 +155,10 @@ LLAMA3 = {
 
 
 def llama3_rotation(parameters: Mapping[str, Any], dim: int, theta: float) -> LayerRotation:
-    """Return llama3's frequencies. Raises: RefusedError where a key is missing or no number."""
+    """Return the rotation of the type llama3, of `dim` channels and the base `theta`.
+
+    Raises: RefusedError where a key is missing or no number.
+    """
     values = [require_number(require_key(parameters, key), key) for key in LLAMA3]
     divisors = formulas.llama3_divisors(dim, theta, *values)
     return LayerRotation(formulas.divide_each(formulas.rope_frequencies(dim, theta), divisors))

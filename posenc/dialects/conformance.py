@@ -12,7 +12,7 @@ from posenc.dialects.model import model_of
 from posenc.dialects.record import record_of_meaning
 
 VERSION = 1
-"""Of the format of vectors/*.json; it changes when a reader must."""
+"""Of the format of vectors/*.json; it changes when programs that read them must change."""
 LAYOUTS = {True: "interleaved", False: "half-split", None: None}
 
 

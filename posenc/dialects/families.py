@@ -19,7 +19,7 @@ from typing import Any
 
 @lru_cache
 def json_table(name: str) -> Any:
-    """Return a JSON file of this folder."""
+    """Return the content of the JSON file of this folder with this name, such as "families"."""
     text = resources.files("posenc.dialects").joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
 
@@ -47,18 +47,20 @@ CONTIGUOUS = frozenset(
 
 
 def all_families() -> dict[str, dict[str, Any]]:
-    """Return the facts of every model_type."""
+    """Return the facts of families.json about every model_type."""
     return json_table("families")
 
 
 def facts_of_family(model_type: str) -> dict[str, Any] | None:
-    """Return the facts of one model_type; None if it is unknown."""
+    """Return the facts of families.json about one model_type; None if it is unknown."""
     return all_families().get(model_type)
 
 
 def family_of_class(name: str) -> str | None:
-    """Return the model_type of a class such as LlamaForCausalLM; None if it is unknown, or several
-    families borrow it and none has its name."""
+    """Return the model_type whose models have a class such as LlamaForCausalLM.
+
+    None if the class is unknown, or several families have it and none is named like it.
+    """
     found = [m for m, f in all_families().items() if f.get("architecture") == name]
     own = [m for m in found if name.lower().startswith(f"{m.replace('_', '')}for")]
     return next(iter(own if len(found) > 1 else found), None)

@@ -8,11 +8,13 @@ import math
 from collections.abc import Sequence
 
 LARGEST_DIM = 1 << 14
-"""Dims of a head; the largest in use has 512."""
+"""Rotated channels of a head, as a bound of what is computed; the largest heads in use have 512."""
 
 
 def rope_frequencies(dim: int, theta: float) -> tuple[float, ...]:
-    """Return theta^(-2i/dim) for every i with 2i < dim; runtimes round odd dims up.
+    """Return the frequencies of RoPE without scaling: theta^(-2i/dim) for every i with 2i < dim.
+
+    Of an odd dim the last pair counts, too, as in the runtimes.
 
     Raises: ValueError for more dims than a head can have.
 
@@ -25,12 +27,12 @@ def rope_frequencies(dim: int, theta: float) -> tuple[float, ...]:
 
 
 def divide_each(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
-    """Divide each frequency by its own factor."""
+    """Return the frequencies, each divided by its own factor, as in longrope and llama3."""
     return tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
 
 
 def linear_frequencies(inv_freq: Sequence[float], factor: float) -> tuple[float, ...]:
-    """Divide every frequency by one factor: position interpolation."""
+    """Return the frequencies, all divided by one factor: position interpolation."""
     return tuple(f / factor for f in inv_freq)
 
 
@@ -40,13 +42,15 @@ def ntk_theta(theta: float, factor: float, dim: int) -> float:
 
 
 def dynamic_theta(theta: float, factor: float, length: float, trained: float, dim: int) -> float:
-    """Return the base of dynamic NTK at a length; it is unchanged up to the training length."""
+    """Return the base of dynamic NTK at a length in tokens: theta up to the `trained` length, and
+    a larger one beyond it."""
     longer = max(length, trained)
     return ntk_theta(theta, factor * longer / trained - (factor - 1), dim)
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Return 0.1 mscale ln(factor) + 1, or 1 for a factor of at most 1."""
+    """Return YaRN's multiplier of cos and sin for a factor: 0.1 mscale ln(factor) + 1, or 1 for a
+    factor of at most 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -68,14 +72,15 @@ def yarn_frequencies(
     kept frequencies that is kept.
     """
 
-    def pair(turns: float) -> float:
+    def pair_with(turns: float) -> float:
+        """Return the (fractional) index of the pair that makes so many turns."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair(beta_fast), pair(beta_slow)
+    low, high = pair_with(beta_fast), pair_with(beta_slow)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    width = high - low or 0.001
+    width = high - low or 0.001  # as the authors' code does, against a division by 0
     ramp = (min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2))
     shares = [1 - (1 - r) * extrapolation for r in ramp]
     return tuple(
@@ -85,7 +90,9 @@ def yarn_frequencies(
 
 
 def stretched_length(original: float, factor: float) -> int:
-    """Return original * factor in whole tokens, without losing one to rounding.
+    """Return original * factor in whole tokens: how far a factor stretches an original length.
+
+    A product just below an integer, by rounding of floats, counts for that integer.
 
     >>> stretched(3, 5 / 3)
     5
@@ -94,7 +101,11 @@ def stretched_length(original: float, factor: float) -> int:
 
 
 def longrope_multiplier(ratio: float, original: float) -> float:
-    """Return sqrt(1 + ln(ratio) / ln(original)), or 1 for a ratio of at most 1."""
+    """Return longrope's multiplier of cos and sin: sqrt(1 + ln(ratio) / ln(original)), or 1 for a
+    ratio of at most 1.
+
+    ratio: the longest length over the original one. original: in tokens.
+    """
     return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
 
 
@@ -104,7 +115,7 @@ def llama3_divisors(
     """Return Llama 3.1's divisor of each frequency: 1 for wavelengths below original/high, `factor`
     above original/low, smooth between."""
 
-    def one(f: float) -> float:
+    def divisor(f: float) -> float:
         wavelength = 2 * math.pi / f
         if wavelength > original / low:
             return factor
@@ -113,7 +124,7 @@ def llama3_divisors(
         smooth = (original / wavelength - low) / (high - low)
         return 1 / ((1 - smooth) / factor + smooth)
 
-    return tuple(one(f) for f in rope_frequencies(dim, theta))
+    return tuple(divisor(f) for f in rope_frequencies(dim, theta))
 
 
 def proportional_frequencies(

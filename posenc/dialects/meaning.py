@@ -37,7 +37,7 @@ class UnknownFamilyError(ValueError):
 
 @contextmanager
 def path_in_errors(path: Path) -> Iterator[None]:
-    """Name the file in a ValueError about it."""
+    """Put the path before the message of a ValueError raised in the block, unless it names it."""
     try:
         yield
     except ValueError as error:
@@ -49,9 +49,12 @@ def path_in_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Meaning:
-    """computed: the frequencies meant at a length. parameters: the rope dict meant, by kind of
-    layer. max_length: the longest sequence meant. trained_length: the length of the unscaled
-    frequencies. doubts: what was guessed."""
+    """What the author of a config means by its keys, whatever the runtimes make of them.
+
+    computed: the rotation meant at a length. parameters: the rope dict meant, by kind of layer.
+    max_length: the longest sequence meant. trained_length: the length of the unscaled frequencies.
+    doubts: what was guessed.
+    """
 
     model: Model
     computed: ComputedPositions
@@ -132,7 +135,8 @@ def require_known_family(model: Model) -> None:
 
 
 def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
-    """Return the config with one rope dict, settled types and real numbers."""
+    """Return the config under transformers' names, with one type per rope dict and numbers for
+    text. Guesses are added to `doubts`."""
     model = model_of(config)
     result = _with_usual_names_and_numbers(model, doubts)
     for name in ("rope_scaling", "rope_parameters"):
@@ -149,8 +153,10 @@ def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str,
 
 
 def _with_usual_names_and_numbers(model: Model, doubts: list[str]) -> dict[str, Any]:
-    """Return the config with keys under transformers' names and numbers for text; without a null
-    base, which means the class's."""
+    """Return the config with its keys under transformers' names and numbers for text.
+
+    A base that is null is left out: it means the default of the family's class.
+    """
     modern = model.facts["transformers5"]
     own_keys = {modern.get("theta_key"), modern.get("share_key")}
     own_keys.update(modern.get("theta_keys", {}).values())
@@ -165,7 +171,8 @@ def _with_usual_names_and_numbers(model: Model, doubts: list[str]) -> dict[str, 
 
 
 def _move_rope_dict_by_kind(config: dict[str, Any], model: Model, doubts: list[str]) -> None:
-    """Put the dict of a family with one for each kind of layer where its class looks for it."""
+    """Move the rope dicts of a family that has one for each kind of layer to the place where its
+    class looks for them, in `config` itself."""
     old = config.get("rope_scaling")
     new = config.get("rope_parameters")
     if old and not new and _has_dict_per_kind(old):
@@ -196,7 +203,8 @@ def differing_keys(
 
 
 def _with_type_and_base(rope_dict: Mapping[str, Any], config: Mapping[str, Any]) -> Parameters:
-    """Return a rope dict with its type under the newer name and the outer base, without nulls."""
+    """Return a copy of a rope dict with its type under rope_type, the top level's base where it has
+    none, and without nulls, so that two dicts can be compared."""
     p = dict(rope_dict)
     kind = p.pop("type", None)
     p.setdefault("rope_type", "default" if kind is None else kind)
@@ -208,7 +216,8 @@ def _with_type_and_base(rope_dict: Mapping[str, Any], config: Mapping[str, Any])
 def _settle_rope_dicts(
     rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
 ) -> Parameters:
-    """Settle a flat rope dict, or each of the dicts in it."""
+    """Return a rope dict of which each flat dict has one type and numbers for text, see
+    `_settle_rope_dict`."""
     if not _has_dict_per_kind(rope_dict):
         return _settle_rope_dict(rope_dict, config, doubts)
     settled: Parameters = {}
@@ -222,7 +231,8 @@ def _settle_rope_dicts(
 def _settle_rope_dict(
     rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
 ) -> Parameters:
-    """Return a flat rope dict with numbers for text and one type under its name of today."""
+    """Return a flat rope dict with numbers for text, and its type under rope_type by the name that
+    transformers 5 has for it."""
     p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in rope_dict.items()}
     kind = _meant_type(p.pop("type", None), p.get("rope_type"), doubts)
     if kind is None and p.get("factor") not in (None, 1, 1.0):
@@ -247,6 +257,7 @@ def _meant_type(old: Any, new: Any, doubts: list[str]) -> Any:
 
 
 def _guess_type(p: Mapping[str, Any]) -> str:
+    """Return the type that the keys of a rope dict with a factor and no type suggest."""
     if "long_factor" in p:
         return "longrope"
     if "low_freq_factor" in p:
@@ -257,6 +268,7 @@ def _guess_type(p: Mapping[str, Any]) -> str:
 
 
 def _as_number(value: Any, name: str, doubts: list[str]) -> Any:
+    """Return the number that a text stands for, and add a doubt; any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -272,7 +284,8 @@ def _as_number(value: Any, name: str, doubts: list[str]) -> Any:
 def _translated_parameters(
     p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]
 ) -> Parameters:
-    """Translate NTK types of vendors and attn_factor into transformers' keys."""
+    """Return a loaded rope dict of one kind of layer in transformers' types and keys: without NTK
+    types and attn_factor of vendors."""
     p = dict(p)
     written = _rope_dict_in_config(model, kind)
     if isinstance(written, Mapping):
@@ -300,7 +313,7 @@ def _rope_dict_in_config(model: Model, kind: str) -> Any:
 
 
 def _stretch_base(p: Parameters, factor: Any, model: Model) -> None:
-    """Replace a fixed NTK scaling by its base."""
+    """Replace a fixed NTK scaling by the larger base that it amounts to, in `p` itself."""
     dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
     factor = float(factor)
     p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), factor, dim)
@@ -308,16 +321,20 @@ def _stretch_base(p: Parameters, factor: Any, model: Model) -> None:
 
 
 def _take_attn_factor(p: Parameters, doubts: list[str]) -> None:
-    """Give yarn the temperature that attn_factor means. SGLang multiplies the usual one by it; a
-    file that repeats the usual one there takes it for a misspelled attention_factor."""
+    """Set attention_factor to what attn_factor means, in `p` itself.
+
+    SGLang multiplies yarn's usual temperature by attn_factor. A file with the usual temperature
+    itself there must mean attention_factor.
+    """
     usual = transformers5.yarn_multiplier(p, float(p["factor"]))
-    repeats_usual = math.isclose(p["attn_factor"], usual, rel_tol=1e-3)
+    repeats_usual = math.isclose(p["attn_factor"], usual, rel_tol=1e-3)  # files round it
     p["attention_factor"] = usual if repeats_usual else usual * p["attn_factor"]
     how = "as the temperature itself" if repeats_usual else "as a multiple of yarn's temperature"
     doubts.append(f"attn_factor {p['attn_factor']:g} is taken {how}")
 
 
 def _trained_length(p: Mapping[str, Any], model: Model) -> int:
+    """Return the length at which the unscaled frequencies were trained, in tokens."""
     original = p.get("original_max_position_embeddings")
     if p["rope_type"] in transformers5.STRETCHED and isinstance(original, int | float):
         kept = model.config.get(TRAINED_KEY)

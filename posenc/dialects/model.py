@@ -28,6 +28,7 @@ SCALAR_SCALES = dict.fromkeys(
     """.split(),
     1.0,
 )
+"""model_type -> the factor of q.k in families that have a constant there, whatever the head is."""
 
 
 class BadConfigError(ValueError):
@@ -35,7 +36,8 @@ class BadConfigError(ValueError):
 
 
 def language_model_key(config: Mapping[str, Any]) -> str:
-    """Return the key of the language model's own config; empty if the family reads none."""
+    """Return the key under which a file has the config of its language model, such as text_config;
+    empty if the file is flat or the family reads no such key."""
     facts = facts_of_family(str(config.get("model_type"))) or {}
     keys = facts.get("inner", INNER[:1]) if "text" in facts else ()
     return next((key for key in keys if isinstance(config.get(key), Mapping)), "")
@@ -50,8 +52,11 @@ def language_model_key_after_loading(config: Mapping[str, Any]) -> str:
 
 
 def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Lift the language model's keys, and the name of its family, to the top level. Its keys next
-    to them are not read, nor is a name that contradicts the family's class."""
+    """Return a config with the language model's keys and its model_type at the top level.
+
+    Keys for a language model that stand beside its own config are left out, as no runtime reads
+    them. A model_type in it that contradicts the family's class becomes one that no family has.
+    """
     key = language_model_key(config)
     if not key:
         return dict(config)
@@ -62,7 +67,8 @@ def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _language_model_family(config: Mapping[str, Any], key: str) -> Any:
-    """Return the model_type of the language model under a key: the class's, unless it takes any."""
+    """Return the model_type of the language model whose config is under `key`: the one that the
+    family's class builds, unless the class takes any."""
     facts = facts_of_family(config["model_type"]) or {}
     written = config[key].get("model_type")
     is_known = written in WITHOUT_ROTATION or "transformers5" in (
@@ -77,7 +83,7 @@ def _language_model_family(config: Mapping[str, Any], key: str) -> Any:
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes that positions need."""
+    """The language model that a config describes: what decides the rotation of its layers."""
 
     config: Mapping[str, Any]
     """config.json with the language model's keys on top."""
@@ -89,6 +95,7 @@ class Model:
 
     @property
     def is_known(self) -> bool:
+        """Return True if families.json has facts about the family."""
         return bool(self.facts)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -121,27 +128,31 @@ class Model:
 
     @property
     def is_mla(self) -> bool:
-        """Latent attention as in DeepSeek: rotary channels are separate from the others."""
+        """Return True for latent attention as in DeepSeek, whose rotary channels are separate from
+        the others."""
         return "kv_lora_rank" in self.config or "qk_rope_head_dim" in self.facts.get("defaults", {})
 
     @property
     def num_layers(self) -> int:
+        """Return the number of layers; 1 where nothing says it."""
         return self.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=1)
 
     @property
     def num_heads(self) -> int:
+        """Return the number of query heads."""
         return self.size(self.facts.get("heads", "num_attention_heads"), "n_head", "n_heads")
 
     @property
     def has_null_head_dim(self) -> bool:
-        """Return True if head_dim is null where the class has a number. Versions of the runtimes
-        refuse it or take different widths."""
+        """Return True if head_dim is null where the class has a number of its own. Some versions of
+        the runtimes refuse that, others take different widths."""
         owned = self.is_mla or "head_dim" in self.facts.get("defaults", {})
         return owned and self.config.get("head_dim", 0) is None
 
     @property
     def head_dim(self) -> int:
-        """Return the channels that may rotate: of a whole head, or of MLA's rotary part."""
+        """Return the number of channels of a head that may rotate: all of them, or those of MLA's
+        rotary part."""
         if self.is_mla and not self.facts.get("rotates_share"):
             return self.size("qk_rope_head_dim", default=64)
         if self.get("head_dim") is not None and not self.facts.get("even_heads"):
@@ -157,8 +168,11 @@ class Model:
 
     @property
     def required_table_width(self) -> int | None:
-        """Return the channels that attention rotates at once, for which cos and sin must be as
-        wide; None where it rotates as many as they are, and leaves the others as they are."""
+        """Return the width that the model's code needs of cos and sin, in channels: a forward pass
+        stops at any other.
+
+        None where the code takes any width, and leaves the other channels unrotated.
+        """
         modern = self.facts.get("transformers5", {})
         if self.facts.get("latent_sum"):
             return None  # which of its spellings keep the share, is not read
@@ -175,12 +189,14 @@ class Model:
 
     @property
     def latent_query_width(self) -> int:
-        """Return the width of a query of MLA: its rotary part and the other one."""
+        """Return the channels of a query head of MLA: its rotary part and the other one."""
         rotary = self.size("qk_rope_head_dim", default=64)
         return self.size("qk_nope_head_dim", default=128) + rotary
 
     @property
     def max_positions(self) -> int:
+        """Return the largest length that the config states, else the family's default; 2048, the
+        default of LlamaConfig, without either."""
         return self.size(*LENGTHS, default=2048)
 
     @property
@@ -197,13 +213,13 @@ class Model:
 
     @property
     def indexer_is_interleaved(self) -> bool | None:
-        """Return True if the indexer of sparse attention has interleaved pairs, whatever the
-        attention has; None if there is no indexer, or it is not known."""
+        """Return True if the indexer of sparse attention has interleaved pairs, which may differ
+        from the attention's; None if there is no indexer, or its pairs are not known."""
         return self.facts.get("indexer", {}).get("interleaved")
 
     @property
     def supports_partial_rotation(self) -> bool:
-        """Return True if the family's code rotates only a fraction of each head."""
+        """Return True if the family's code reads which fraction of each head rotates."""
         modern = self.facts.get("transformers5", {})
         inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
         return any("partial_rotary_factor" in d for d in (modern, *inner))
@@ -221,25 +237,26 @@ class Model:
 
     @property
     def theta_of_inner_dict(self) -> Any:
-        """Return the base kept in another dict, as DBRX has in attn_config; None without one."""
+        """Return the rope_theta that the family keeps in a dict of other settings, as DBRX does in
+        attn_config; None without one."""
         inner = self.config.get(self.facts.get("theta_in", ""))
         return inner.get("rope_theta") if isinstance(inner, Mapping) else None
 
     @property
     def has_rope_dict_per_kind(self) -> bool:
-        """Return True if the family's code has one set of rotary parameters per kind of layer."""
+        """Return True if the family's code has a rope dict of its own for each kind of layer."""
         return "nested" in self.facts.get("transformers5", {})
 
     @property
     def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
-        """Return the kinds of layers that a flat rope_scaling applies to, next to nested dicts.
-        None: the family accepts no keys outside of them and fills nothing in."""
+        """Return the kinds of layers to which a flat rope_scaling applies in a family with a dict
+        per kind; None if the family accepts no keys outside of those dicts and fills nothing in."""
         found = self.facts.get("transformers5", {}).get("flat")
         return None if found is None else tuple(found)
 
     def with_sizes_of_kind(self, kind: str) -> "Model":
-        """Return the model with the sizes of one kind of layer, in families where they differ:
-        those of per_layer_config, else the family's own."""
+        """Return the model with the sizes of one kind of layer, where kinds differ in them: by the
+        config's per_layer_config, else by the family's facts; else the model itself."""
         usual = self.facts.get("kind_sizes")
         if usual is None:
             return self
@@ -260,7 +277,8 @@ class Model:
 
     @property
     def softmax_scale(self) -> float:
-        """Return the factor of q.k, before any temperature of the positions."""
+        """Return the factor of q.k in attention, before any temperature of the positions; usually
+        1 / sqrt(head_dim)."""
         if self.model_type in SCALAR_SCALES:
             return SCALAR_SCALES[self.model_type]
         if self.is_mla:
@@ -312,7 +330,7 @@ class Model:
 
     @property
     def _kinds_by_rule(self) -> list[str]:
-        """Return the kinds of the layers of a config that lists none."""
+        """Return the kind of each layer by the family's rule, for a config that lists none."""
         order, count = self.facts.get("layers", {}), self.num_layers
         first, start = list(order.get("first", ())), 0
         if "full_before" in order and self.config.get(order["full_before"]) is not None:
@@ -325,7 +343,8 @@ class Model:
 
     @property
     def _alternating_kinds(self) -> list[str]:
-        """Return the kinds that alternate, with the period that the config gives, if it does."""
+        """Return the kinds of layers of one period, which is repeated: the config's period where it
+        has one, else the family's."""
         order = self.facts.get("layers", {})
         cycle = list(order.get("cycle", ["full_attention"]))
         every = self.config.get(order.get("every", ""))
@@ -387,7 +406,7 @@ def _layers_with_zero_flag(model: Model) -> tuple[int, ...] | None:
 
 
 def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
-    """Return the last layer of every n; None in families without such a period.
+    """Return the last layer of every n layers; None in families without such a period.
 
     `rotates`: every, the key of the config that has n; default, n where the config has none.
     """

@@ -26,13 +26,16 @@ LATER = "transformers 5.12 to 5.24"
 TEXT, IMAGE, VIDEO = 0, 1, 2
 MULTIMODAL = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 LARGEST = 1 << 24
-"""Tokens of a batch."""
+"""Numbers of one list of a batch, at most; chosen, not derived."""
 Grid = tuple[int, int, int]
 
 
 class PositionIdReport(NamedTuple):
-    """differences: a line for each row whose position ids are not those that are meant. notes:
-    where the runtimes' own code makes others."""
+    """How the position ids of a batch differ from those that the family's code makes.
+
+    differences: a line for each row with other position ids. notes: a line for each row for which
+    the runtimes' own code makes different ones.
+    """
 
     differences: list[str]
     notes: list[str]
@@ -73,7 +76,7 @@ def compare_position_ids(batch: Mapping[str, Any], model: Model) -> PositionIdRe
 
 
 def _compare_mrope_ids(batch: Mapping[str, Any], model: Model) -> PositionIdReport:
-    """Compare (t, h, w) of each token with those that the paper and the runtimes make."""
+    """Compare the (t, h, w) of each token with those that the paper and the runtimes make."""
     axes = _require_nested_lists(batch, "position_ids", 3)
     rows = list(zip(*axes, strict=True))  # of each row of the batch its (t, h, w)
     lengths = [len(times) for times, _, _ in rows]
@@ -82,7 +85,7 @@ def _compare_mrope_ids(batch: Mapping[str, Any], model: Model) -> PositionIdRepo
     documents = _rows_beside_positions(batch, "documents", lengths, None)
     grids = _grids_by_kind(batch, model)
     merge = _patches_per_side(model)
-    # Each row takes its images' grids from where the row before it stopped.
+    # The grids of all rows are in one list: each row goes on where the row before it stopped.
     grids_left = {kind: iter(each) for kind, each in grids.items()}
     grids_left_later = {kind: iter(each) for kind, each in grids.items()}
     differences: list[str] = []
@@ -139,8 +142,12 @@ def _patches_per_side(model: Model) -> int:
 
 
 def _text_positions(got: list[int], documents: list[Any] | None) -> list[int]:
-    """Return positions that count on, and start again with a document: where its number changes,
-    or at a 0 if no numbers are given."""
+    """Return the positions that text must have: they count on from 0, and start again with each
+    document.
+
+    got: the file's positions. documents: the number of each token's document; None if not given: a
+    document then begins wherever the file has a 0.
+    """
     wanted: list[int] = []
     position = 0
     for j, own in enumerate(got):
@@ -162,7 +169,10 @@ def _mrope_positions_of_documents(
     *,
     sides_only: bool,
 ) -> list[Any]:
-    """Return (t, h, w) of a row's tokens, given as (document, kind); each document starts again."""
+    """Return the (t, h, w) of a row's tokens; each document starts again at 0.
+
+    tokens: (document, kind) of each. The other arguments are those of `_mrope_positions`.
+    """
     wanted = []
     for _, own in groupby(tokens, lambda token: token[0]):
         wanted += _mrope_positions([kind for _, kind in own], grids, merge, sides_only=sides_only)
@@ -172,8 +182,11 @@ def _mrope_positions_of_documents(
 def _mrope_positions(
     kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int, *, sides_only: bool
 ) -> list[Any]:
-    """Return (t, h, w) of each token: text has three equal numbers, an image or a video its grid.
+    """Return the (t, h, w) of each token: text has three equal numbers, an image or a video its
+    grid.
 
+    kinds: TEXT, IMAGE or VIDEO of each token. grids: by kind, those not yet used, in patches.
+    merge: patches a token, along each side.
     What follows goes on at the largest number before it plus 1; sides_only: after the larger of
     height and width, whatever the number of frames, as LATER do.
     """
@@ -218,7 +231,10 @@ def _next_grid_in_tokens(
 def _line_about_row(
     row: int, seen: list[int], got: list[Any], wanted: list[Any], who: str
 ) -> list[str]:
-    """Return a line if the positions of a row's tokens, of which `seen` are the places, differ."""
+    """Return a line about the first wrong position of a row, in a list; empty if none is wrong.
+
+    seen: the indices of the row's visible tokens. who: whose positions are wanted.
+    """
     wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b]
     if not wrong:
         return []
@@ -230,7 +246,10 @@ def _line_about_row(
 
 
 def _require_nested_lists(batch: Mapping[str, Any], name: str, depth: int) -> list[Any]:
-    """Return nested lists of whole numbers of one depth. Raises: ValueError for anything else."""
+    """Return the batch's value of a name: nested lists of whole numbers of this depth.
+
+    Raises: ValueError for anything else, or for three axes of different shapes.
+    """
     value: Any = batch.get(name)
     level = [value]  # all lists at one depth, one after the other
     wrong = f"{name} must be lists of whole numbers, {depth} deep, got {str(value)[:40]}."
@@ -250,7 +269,12 @@ def _require_nested_lists(batch: Mapping[str, Any], name: str, depth: int) -> li
 def _rows_beside_positions(
     batch: Mapping[str, Any], name: str, shape: list[int], usual: Any
 ) -> list[Any]:
-    """Return the rows of a list beside the positions; rows of `usual` where there is none."""
+    """Return the rows of a list that has a number for each position; rows of `usual` where the
+    batch has no such list.
+
+    shape: the number of positions of each row.
+    Raises: ValueError for rows of other lengths.
+    """
     if batch.get(name) is None:
         return [[usual] * count for count in shape]
     value = _require_nested_lists(batch, name, 2)
@@ -260,7 +284,10 @@ def _rows_beside_positions(
 
 
 def _require_grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
-    """Return the (t, h, w) of each grid of a name; empty without any."""
+    """Return the (t, h, w) of each grid in the batch's list of this name; empty without a list.
+
+    Raises: ValueError for anything but three numbers above 0.
+    """
     value = [] if batch.get(name) is None else _require_nested_lists(batch, name, 2)
     if not all(len(grid) == 3 and min(grid) > 0 for grid in value):
         raise ValueError(f"{name} must have (t, h, w) of each, above 0.")

@@ -52,6 +52,7 @@ class Record:
     doubts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """Return the object that `posenc doctor --json` prints as the record."""
         return asdict(self)
 
 
@@ -66,7 +67,8 @@ def record_of(source: Source, length: int | None = None) -> Record:
 
 
 def record_of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
-    """Return the record of a config's meaning."""
+    """Return the record of a config's meaning. spelling: whose keys the file has, such as
+    "transformers". length: tokens for which the meaning was resolved; None for the longest."""
     model, computed = meaning.model, meaning.computed
     return Record(
         model.model_type,
@@ -84,6 +86,7 @@ def record_of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Re
 
 
 def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, ...]:
+    """Return the kinds of layers with their rotations, and the window of those that have one."""
     window = model.config.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
     if model.config.get("use_sliding_window") is False:
@@ -101,6 +104,7 @@ def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, 
 
 
 def _record_of_gguf(meta: Metadata, length: int | None) -> Record:
+    """Return the record of a GGUF file, which means what libllama computes from it."""
     computed = compute_from_metadata(meta, length)
     layers = tuple(range(meta.num_layers))
     kinds = tuple(
@@ -123,8 +127,8 @@ def _record_of_gguf(meta: Metadata, length: int | None) -> Record:
 
 
 def _defaults_for_missing_keys(meta: Metadata) -> Iterator[str]:
-    """Yield a sentence for each key that decides the rotation, is missing from a GGUF file, and has
-    a default in libllama."""
+    """Yield a sentence for each key that decides the rotation and is missing from a GGUF file:
+    which default libllama takes for it."""
     stretched = meta.scaling_factor != 1
     two_lists = meta.factors_long != meta.factors_short and meta.rope_freqs is None
     taken = {}

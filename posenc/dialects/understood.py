@@ -42,7 +42,10 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def _unread_keys_of_dict(given: Any, where: str) -> Iterator[str]:
-    """Yield the path of each key in the dict `given`, and in those inside, that nobody reads."""
+    """Yield the path of each key in a rope dict, and in the dicts in it, that no runtime reads.
+
+    given: the rope dict, or any other value. where: its path.
+    """
     if not isinstance(given, Mapping):
         return
     every = COMMON | NO_EFFECT | frozenset().union(*READ.values())

@@ -1,4 +1,4 @@
-"""What the runtimes' own code gave, brought into the words of `Computed`."""
+"""What the runtimes' own code gave, brought into the words of `ComputedPositions`."""
 
 import json
 from collections.abc import Iterator

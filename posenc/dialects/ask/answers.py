@@ -10,14 +10,15 @@ FULL = "full_attention"
 
 
 def runtime_name_of(asked: Asked) -> str:
-    """Return the name under which posenc speaks of the runtime: transformers 4 and 5 apart."""
+    """Return posenc's name for the runtime that answered, a key of RUNTIMES: "transformers-4" or
+    "transformers-5" for transformers."""
     if asked.runtime != "transformers":
         return asked.runtime
     return f"transformers-{4 if asked.version.startswith('4.') else 5}"
 
 
 def as_computed(asked: Asked, known: ComputedPositions) -> ComputedPositions:
-    """Return an answer as a result.
+    """Return an installed runtime's answer in the form of an emulator's.
 
     known: what posenc knows of the runtime. Which layers rotate, and the softmax scale, are taken
     from it where the modules do not tell them, and posenc knows them.
@@ -49,9 +50,10 @@ def as_computed(asked: Asked, known: ComputedPositions) -> ComputedPositions:
 
 
 def _rotations_by_kind(rotations: tuple[Rotation, ...]) -> dict[str, LayerRotation]:
-    """Return the rotation of each kind of layers.
+    """Return the rotation of each kind of layer.
 
-    Raises: RefusedError where there are several and nothing says which layers have which.
+    Raises: RefusedError where two rotations are of one kind, so that nothing tells which layers use
+    which.
     """
     kinds = [rotation.kind for rotation in rotations]
     if len(set(kinds)) < len(kinds):

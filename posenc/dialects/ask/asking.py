@@ -139,7 +139,12 @@ def ask(
 def _run_probe(
     interpreter: str, probe: str, question: str, seconds: float, *, own_packages: bool
 ) -> bytes:
-    """Return what the interpreter prints to the standard output."""
+    """Run the probe in an interpreter and return what it prints to the standard output.
+
+    question: the probe's standard input. own_packages: leave the variables in the environment that
+    say where this interpreter finds packages; another one must not take them over.
+    Raises: AskError where it cannot be run, takes too long, or ends with an error.
+    """
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     environment["OMP_NUM_THREADS"] = "1"
     for name in FROM_OUTSIDE if not own_packages else ():
@@ -175,7 +180,7 @@ def _run_probe(
                 raise AskError(
                     f"--ask {interpreter}: no answer within {seconds:g} seconds."
                 ) from None
-            except BrokenPipeError:
+            except BrokenPipeError:  # it ended before it read the question: its code says why
                 process.wait()
             finally:
                 _kill_process_group(process)
@@ -193,7 +198,7 @@ def _kill_process_group(process: subprocess.Popen) -> None:
 
 
 def _last_line(path: Path) -> str:
-    """Return the last line of what the interpreter complains of."""
+    """Return the last line of the interpreter's standard error, of which the end is read."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = file.read().decode("utf-8", "replace").strip().splitlines()
@@ -201,6 +206,10 @@ def _last_line(path: Path) -> str:
 
 
 def _why_ended(interpreter: str, code: int, last: str) -> str:
+    """Return the message about an interpreter that ended with an error.
+
+    code: its exit code, negative for a signal. last: the last line of its standard error.
+    """
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return f"--ask {interpreter}: it has no such runtime: {last}"
     if last.startswith("MemoryError") or "can't allocate memory" in last:
@@ -210,7 +219,11 @@ def _why_ended(interpreter: str, code: int, last: str) -> str:
 
 
 def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked]:
-    """Return the answers. What an interpreter prints is a stranger's, and every part is checked."""
+    """Return the answers that an interpreter printed, every part of which is checked.
+
+    count: how many there must be.
+    Raises: AskError for anything that is no answer of this runtime.
+    """
     wrong = AskError(
         f"--ask {interpreter}: expected the answer of {runtime}, got {said[:60]!r}; is it a Python "
         "interpreter?"
@@ -227,6 +240,7 @@ def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> l
 
 
 def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
+    """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
     if "refuses" in case:
         return Asked(runtime, version, refuses=str(case["refuses"])[:WORDS])
     if "unmeasured" in case:
@@ -248,6 +262,8 @@ def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
 
 
 def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
+    """Return one rotation of an answer. Raises: KeyError, TypeError, ValueError for another
+    form."""
     return Rotation(
         str(row["module"])[:WORDS],
         str(row["kind"])[:WORDS],

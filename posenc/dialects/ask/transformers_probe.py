@@ -13,9 +13,9 @@ and writes the answer to the standard output, one JSON object in one line:
     {"runtime": "transformers", "version": "5.24.0", "cases": [{...}, ...]}
 
 An answer to a case is {"refuses": "words of transformers"}, {"unmeasured": "why"} or what
-`answer_of` returns. A model is built as transformers builds it, of its whole size but without its
-weights: see `WithoutWeights`. Its rotary modules are then called, at the first of the lengths; the
-others show whether frequencies change with the length.
+`measure_model` returns. A model is built as transformers builds it, of its whole size but without
+its weights: see `WithoutWeights`. Its rotary modules are then called, at the first of the lengths;
+the others show whether frequencies change with the length.
 """
 
 import contextlib
@@ -49,6 +49,7 @@ PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
 
 
 def main():
+    """Read the question from the standard input, and write the answer to the standard output."""
     question = json.load(sys.stdin)
     answer_to, sys.stdout = sys.stdout, sys.stderr  # libraries print where they like
     limit_process(question["memory"])
@@ -62,7 +63,7 @@ def main():
 
 
 def limit_process(memory):
-    """Allow the process so many bytes of data, and no connection."""
+    """Limit this process to so many bytes of data, and refuse all connections."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
     def refuse(*_):
@@ -73,7 +74,7 @@ def limit_process(memory):
 
 
 def answer_case(case):
-    """Return the answer to one case."""
+    """Return the answer to one case, see the top of this file."""
     try:
         config = read_config(case["config"])
     except Exception as error:  # whatever transformers raises is its answer
@@ -103,7 +104,8 @@ class StopsInForward(Exception):
 
 
 def needs_a_library(error):
-    """Whether a part of the model, such as its eyes, needs a package that is not installed."""
+    """Return True if a part of the model, such as its vision tower, needs a package that is not
+    installed."""
     return isinstance(error, ImportError)
 
 
@@ -121,7 +123,7 @@ def build_model(config):
 
 
 def error_in_one_line(error):
-    """Return an error in one line."""
+    """Return the type and the message of an error in one line, without the name of this folder."""
     said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
     return f"{type(error).__name__}: {said}"[:WORDS]
 
@@ -181,7 +183,7 @@ class WithoutWeights(contextlib.ExitStack):
 
 
 def is_large_shape(args):
-    """Whether the shape that is given to a function of torch is that of a weight."""
+    """Return True if the shape that is given to a function of torch is large, as of a weight."""
     shape = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     sizes = [size for size in shape if isinstance(size, int)]
     return math.prod(sizes) > LARGEST_ARRAY
@@ -192,7 +194,7 @@ def measure_model(model, config, lengths):
 
     class, config_class    names
     stops                  the words with which a forward pass stops as it rotates; "" if it runs
-    rotations              one of each rotary module and kind of layer, see `rotations`
+    rotations              one of each rotary module and kind of layer, see `distinct_rotations`
     changes                whether the frequencies at the other lengths are others
     softmax_scales         what attention multiplies q . k by, each value once
     without_rotation       indices of the layers whose attention rotates nothing; null if none tells
@@ -219,16 +221,17 @@ def measure_model(model, config, lengths):
 
 
 def language_modules(modules):
-    """Leave out what reads images or sound, if a rotary module is anywhere else."""
+    """Return the modules without those that read images or sound; all of them if no rotary module
+    is elsewhere."""
     kept = {name: m for name, m in modules.items() if not OF_IMAGES_OR_SOUND.search(name)}
     rotate = any(kinds_of_frequencies(module) for module in kept.values())
     return kept if rotate or len(kept) > 1 else modules
 
 
 def distinct_rotations(modules, length):
-    """Return each rotation once: where it is, for which kind of layers ("" for all), its
-    frequencies in radians per token, the multiplier of cos and sin, and whether a call has shown
-    them.
+    """Return each different rotation at a length once, as a dict: `module` (its name), `kind` (of
+    layers, "" for all), `inv_freq` (radians per token), `multiplier` (of cos and sin) and `called`
+    (whether a call has shown them).
 
     A model that keeps a rotary module in every layer has equal ones; the first is named.
     """
@@ -274,8 +277,8 @@ def kind_of_layers(where, modules):
 
 
 def measure_rotation(module, kind, length):
-    """Return the frequencies and the multiplier of one kind, as a call shows them, else as the
-    module keeps them."""
+    """Return `inv_freq`, `multiplier` and `called` of one kind of layers: as a call of the rotary
+    module shows them, else as the module keeps them."""
     prefix = f"{kind}_" if kind else ""
     module = copy.deepcopy(module)  # a call may change what it keeps
     called = call_rotary_module(module, kind, length)
@@ -293,6 +296,7 @@ def measure_rotation(module, kind, length):
 
 
 def nearly_equal(one, other):
+    """Return True if two rows of frequencies are equal but for float32 rounding of the angles."""
     if len(one) != len(other):
         return False
     pairs = zip(one, other, strict=True)
@@ -323,7 +327,8 @@ def call_rotary_module(module, kind, length):
 
 
 def frequencies_of_tables(out):
-    """Return the frequencies and the multiplier that a rotary module's result shows."""
+    """Return `inv_freq` and `multiplier` by what a rotary module returned at positions 0, 1 and a
+    third one; None if that is no pair of cos and sin, nor complex."""
     import torch
 
     if isinstance(out, torch.Tensor) and out.is_complex():
@@ -380,12 +385,13 @@ def layers_without_rotation(attentions):
 
 
 def rotates_by_table(module):
-    """Whether an attention rotates q and k by a table of sines, as GPT-J's does."""
+    """Return True if an attention rotates q and k by a table of sines, as GPT-J's does."""
     has_table = hasattr(module, "embed_positions")
     return has_table and bool(PAIRED_FUNCTIONS.search(forward_source(module)))
 
 
 def forward_source(module):
+    """Return the source of a module's forward; empty if there is none to read."""
     try:
         return inspect.getsource(type(module).forward)
     except (OSError, TypeError):  # compiled, or made at runtime
@@ -410,8 +416,8 @@ def rotating_functions(attentions):
 
 
 def has_grid_positions(config):
-    """Whether a config is of patches of an image, whose positions have several components: a row
-    of frequencies is then that of one of them."""
+    """Return True if a config is of patches of an image, whose positions have several components:
+    a row of frequencies is then that of one of them."""
     return any(hasattr(config, name) for name in ("patch_size", "image_size"))
 
 
@@ -453,8 +459,8 @@ def rotated_channels(attention):
 
 
 def argument_variants(width):
-    """Return what functions that rotate take after q: k too or not, and cos and sin of `width`
-    channels, of one a pair, of three axes, or as complex numbers."""
+    """Return lists of arguments that functions that rotate may take after q: "k" for k or nothing,
+    then cos and sin of `width` channels, of one a pair, of three axes, or as complex numbers."""
     import torch
 
     whole, one_a_pair = torch.zeros(1, 3, width), torch.zeros(1, 3, width // 2)

@@ -46,7 +46,11 @@ SMALLEST_ALIGNMENT, LARGEST_ALIGNMENT = 8, 1 << 16
 
 
 class Field(NamedTuple):
-    """A key. value: None for what is not kept. start, stop: its bytes, key and value together."""
+    """A key of the header with its value.
+
+    kind: the type of the value, see FORMATS. value: None for what is not kept. start, stop: the
+    offsets of its bytes in the file, key and value together.
+    """
 
     name: str
     kind: int
@@ -57,7 +61,7 @@ class Field(NamedTuple):
 
 class Tensor(NamedTuple):
     """A tensor's line of the header. start, stop: its bytes; the last 8 are the offset of its data,
-    counted from `Header.data`."""
+    counted from `Header.data_start`."""
 
     name: str
     shape: tuple[int, ...]
@@ -82,16 +86,19 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """order: ">" for big endian, "<" otherwise. data: where the tensors' data begin. whole: bytes
-    of the file."""
+    """The header of a GGUF file.
 
-    order: str
+    byte_order: ">" for big endian, "<" otherwise. data_start: the offset at which the tensors' data
+    begin. file_size: bytes of the whole file.
+    """
+
+    byte_order: str
     version: int
     fields: Mapping[str, Field]
     tensors: tuple[Tensor, ...]
     alignment: int
-    data: int
-    whole: int
+    data_start: int
+    file_size: int
 
 
 def read_header(file: BinaryIO, path: Path) -> Header:
@@ -99,7 +106,7 @@ def read_header(file: BinaryIO, path: Path) -> Header:
 
     Raises: ValueError where the file is damaged, cut, or announces more than any model has.
     """
-    return _Reader(file, path).header()
+    return _Reader(file, path).read_header()
 
 
 def read_floats(file: BinaryIO, path: Path, header: Header, tensor: Tensor) -> tuple[float, ...]:
@@ -109,152 +116,162 @@ def read_floats(file: BinaryIO, path: Path, header: Header, tensor: Tensor) -> t
     letter = {F32: "f", F16: "e", F64: "d"}.get(tensor.kind)
     if letter is None:
         raise ValueError(f"{path}: {tensor.name} must be floats, got the type {tensor.kind}.")
-    layout = struct.Struct(f"{header.order}{tensor.elements}{letter}")
-    file.seek(header.data + tensor.offset)
+    layout = struct.Struct(f"{header.byte_order}{tensor.elements}{letter}")
+    file.seek(header.data_start + tensor.offset)
     return layout.unpack(file.read(layout.size))
 
 
 class _Reader:
-    """A place in a file, and what is expected of what comes next."""
+    """Read a GGUF header from front to back, and refuse what the rest of the file cannot hold."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
-        self.whole = os.fstat(file.fileno()).st_size
-        self.order = "<"
-        self.items = 0
+        self.file_size = os.fstat(file.fileno()).st_size
+        self.byte_order = "<"
+        self.texts_in_arrays = 0
 
-    def header(self) -> Header:
+    def read_header(self) -> Header:
+        """Return the header, which begins the file."""
         self.file.seek(0)
-        version = self.version()
-        tensor_count, key_count = self.number("Q"), self.number("Q")
-        self.need(tensor_count, 24, "tensors", MOST_TENSORS)
-        self.need(key_count, 13, "keys", MOST_KEYS)
-        fields = self.fields(key_count)
-        tensors = tuple(self.tensor() for _ in range(tensor_count))
+        version = self.read_version()
+        tensor_count, key_count = self.read_number("Q"), self.read_number("Q")
+        # The fewest bytes: a tensor has the length of its name, dimensions, type and offset (8 + 4
+        # + 4 + 8), a key the length of its name, its type and a value of one byte (8 + 4 + 1).
+        self.require_left(tensor_count, 24, "tensors", MOST_TENSORS)
+        self.require_left(key_count, 13, "keys", MOST_KEYS)
+        fields = self.read_fields(key_count)
+        tensors = tuple(self.read_tensor() for _ in range(tensor_count))
         if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise self.damaged("a tensor is given twice")
+            raise self.damaged_error("a tensor is given twice")
         alignment = fields["general.alignment"].value if "general.alignment" in fields else 32
         if type(alignment) is not int or not _is_alignment(alignment):
-            raise self.damaged(f"general.alignment is {alignment!r:.40}")
+            raise self.damaged_error(f"general.alignment is {alignment!r:.40}")
         data = round_up(self.file.tell(), alignment)
-        self.check_places(tensors, data, alignment)
-        return Header(self.order, version, fields, tensors, alignment, data, self.whole)
+        self.check_tensor_places(tensors, data, alignment)
+        return Header(self.byte_order, version, fields, tensors, alignment, data, self.file_size)
 
-    def version(self) -> int:
+    def read_version(self) -> int:
         """Read the magic word and the version, whose bytes also say the order of all others."""
-        if self.take(4) != b"GGUF":
-            raise self.damaged("it does not begin with GGUF")
-        raw = self.take(4)
+        if self.read_bytes(4) != b"GGUF":
+            raise self.damaged_error("it does not begin with GGUF")
+        raw = self.read_bytes(4)
         if int.from_bytes(raw, "little") not in VERSIONS and int.from_bytes(raw) in VERSIONS:
-            self.order = ">"
-        version = struct.unpack(f"{self.order}I", raw)[0]
+            self.byte_order = ">"
+        version = struct.unpack(f"{self.byte_order}I", raw)[0]
         if version not in VERSIONS:
-            raise self.damaged(f"version {version}, expected 2 or 3")
+            raise self.damaged_error(f"version {version}, expected 2 or 3")
         return version
 
-    def fields(self, count: int) -> dict[str, Field]:
+    def read_fields(self, count: int) -> dict[str, Field]:
+        """Return the next `count` keys with their values, by name."""
         fields: dict[str, Field] = {}
         for _ in range(count):
-            field = self.field()
+            field = self.read_field()
             if field.name in fields:
-                raise self.damaged(f"the key {field.name!r:.80} is given twice")
+                raise self.damaged_error(f"the key {field.name!r:.80} is given twice")
             fields[field.name] = field
         return fields
 
-    def check_places(self, tensors: tuple[Tensor, ...], data: int, alignment: int) -> None:
+    def check_tensor_places(self, tensors: tuple[Tensor, ...], data: int, alignment: int) -> None:
         """Raise ValueError unless the data of each tensor are aligned, and inside of the file."""
         for tensor in tensors:
             stop = data + tensor.offset + (tensor.size or 0)
-            if tensor.offset % alignment or stop > self.whole:
-                raise self.damaged(
+            if tensor.offset % alignment or stop > self.file_size:
+                raise self.damaged_error(
                     f"the tensor {tensor.name!r:.80} begins at no multiple of {alignment}, or ends "
                     "outside of the file"
                 )
 
-    def field(self) -> Field:
+    def read_field(self) -> Field:
+        """Return the next key with its value."""
         start = self.file.tell()
-        name = self.text()
-        kind = self.number("I")
-        value = self.value(kind)
+        name = self.read_text()
+        kind = self.read_number("I")
+        value = self.read_value(kind)
         return Field("" if name is None else name, kind, value, start, self.file.tell())
 
-    def tensor(self) -> Tensor:
+    def read_tensor(self) -> Tensor:
+        """Return the next tensor's line of the header."""
         start = self.file.tell()
-        name, dimensions = self.text(), self.number("I")
-        self.need(dimensions, 8, "dimensions", MOST_DIMENSIONS)
-        shape = tuple(self.number("Q") for _ in range(dimensions))
-        kind, offset = self.number("I"), self.number("Q")
+        name, dimensions = self.read_text(), self.read_number("I")
+        self.require_left(dimensions, 8, "dimensions", MOST_DIMENSIONS)
+        shape = tuple(self.read_number("Q") for _ in range(dimensions))
+        kind, offset = self.read_number("I"), self.read_number("Q")
         return Tensor("" if name is None else name, shape, kind, offset, start, self.file.tell())
 
-    def value(self, kind: int) -> Any:
-        """Return a value that is small, and None for what is skipped."""
+    def read_value(self, kind: int) -> Any:
+        """Return the next value, of this type; None for a long text or array, which is skipped."""
         if kind in FORMATS:
-            return self.number(FORMATS[kind])
+            return self.read_number(FORMATS[kind])
         if kind == STRING:
-            return self.text()
+            return self.read_text()
         if kind != ARRAY:
-            raise self.damaged(f"a value of the unknown type {kind}")
-        inner, count = self.number("I"), self.number("Q")
+            raise self.damaged_error(f"a value of the unknown type {kind}")
+        inner, count = self.read_number("I"), self.read_number("Q")
         if inner in FORMATS:
             width = struct.calcsize(f"={FORMATS[inner]}")
-            self.need(count, width, "values")
+            self.require_left(count, width, "values")
             if count > MOST_NUMBERS:
                 self.file.seek(count * width, 1)
                 return None
-            layout = f"{self.order}{count}{FORMATS[inner]}"
-            return list(struct.unpack(layout, self.take(count * width)))
+            layout = f"{self.byte_order}{count}{FORMATS[inner]}"
+            return list(struct.unpack(layout, self.read_bytes(count * width)))
         if inner != STRING:  # nor does libllama read arrays in arrays
-            raise self.damaged(f"an array of the unknown type {inner}")
-        self.need(count, 8, "values")
-        self.items += count
-        if self.items > MOST_ITEMS:
-            raise self.damaged(f"more than {MOST_ITEMS} texts announced in arrays")
+            raise self.damaged_error(f"an array of the unknown type {inner}")
+        self.require_left(count, 8, "values")
+        self.texts_in_arrays += count
+        if self.texts_in_arrays > MOST_ITEMS:
+            raise self.damaged_error(f"more than {MOST_ITEMS} texts announced in arrays")
         self.skip_texts(count)
         return None
 
-    def text(self) -> str | None:
-        """Return a string; None for a long one."""
-        length = self.number("Q")
-        self.need(length, 1, "bytes of text", LONGEST_TEXT)
+    def read_text(self) -> str | None:
+        """Return the next string; None for a long one, which is skipped."""
+        length = self.read_number("Q")
+        self.require_left(length, 1, "bytes of text", LONGEST_TEXT)
         if length > LONGEST_KEPT:
             self.file.seek(length, 1)
             return None
-        return self.take(length).decode("utf-8", "replace")
+        return self.read_bytes(length).decode("utf-8", "replace")
 
     def skip_texts(self, count: int) -> None:
-        """Move behind strings, of which only the lengths are looked at."""
-        length_at = struct.Struct(f"{self.order}Q").unpack_from
+        """Move behind the next `count` strings, of which only the lengths are read."""
+        length_at = struct.Struct(f"{self.byte_order}Q").unpack_from
         start, block, at = self.file.tell(), b"", 0
         for _ in range(count):
             if at + 8 > len(block):
                 start, at = start + at, 0
-                if start + 8 > self.whole:
-                    raise self.damaged("it is cut")
+                if start + 8 > self.file_size:
+                    raise self.damaged_error("it is cut")
                 self.file.seek(start)
                 block = self.file.read(BLOCK)
             at += 8 + length_at(block, at)[0]
-        if start + at > self.whole:
-            raise self.damaged("it is cut")
+        if start + at > self.file_size:
+            raise self.damaged_error("it is cut")
         self.file.seek(start + at)
 
-    def number(self, letter: str) -> Any:
-        layout = f"{self.order}{letter}"
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+    def read_number(self, letter: str) -> Any:
+        """Return the next number, in this format of struct."""
+        layout = f"{self.byte_order}{letter}"
+        return struct.unpack(layout, self.read_bytes(struct.calcsize(layout)))[0]
 
-    def take(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
+        """Return the next bytes. Raises: ValueError where the file ends before."""
         found = self.file.read(count)
         if len(found) < count:
-            raise self.damaged("it is cut")
+            raise self.damaged_error("it is cut")
         return found
 
-    def need(self, count: int, width: int, what: str, most: int | None = None) -> None:
-        """Raise ValueError if the file cannot hold so much, or no model has so much."""
-        left = self.whole - self.file.tell()
+    def require_left(self, count: int, width: int, what: str, most: int | None = None) -> None:
+        """Raise ValueError if the rest of the file is shorter than `count` times `width` bytes, or
+        `count` is above `most`."""
+        left = self.file_size - self.file.tell()
         if count * width > left or (most is not None and count > most):
             expected = "" if most is None else f" and at most {most} expected"
-            raise self.damaged(f"{count} {what} announced, with {left} bytes left{expected}")
+            raise self.damaged_error(f"{count} {what} announced, with {left} bytes left{expected}")
 
-    def damaged(self, why: str) -> ValueError:
+    def damaged_error(self, why: str) -> ValueError:
+        """Return the error to raise for a damaged file."""
         return ValueError(f"{self.path}: damaged GGUF file: {why}.")
 
 
@@ -264,5 +281,5 @@ def _is_alignment(value: int) -> bool:
 
 
 def round_up(place: int, alignment: int) -> int:
-    """Return the next multiple of the alignment."""
+    """Return the first multiple of the alignment that is not below `place`."""
     return -(-place // alignment) * alignment

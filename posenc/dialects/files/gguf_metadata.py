@@ -33,7 +33,8 @@ OLD_KEYS = {"scaling_factor": "rope.scale_linear"}
 
 @dataclass(frozen=True)
 class Metadata:
-    """The settings of a file; missing keys have libllama's defaults.
+    """The keys and tensors of a GGUF file that decide positions; missing keys have libllama's
+    defaults.
 
     num_layers: without those that only predict further tokens. width_per_head: the model's width
     divided by the number of heads, 0 where the file does not say them. window_pattern: of how many

@@ -72,7 +72,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 def _num_layers(values: dict[str, Any], architecture: str, path: Path) -> int:
-    """Return the number of layers without those that predict further tokens, which come last
+    """Return the number of layers, without those that predict further tokens, which come last
     (llama-hparams.cpp:348)."""
     layers = values.get(f"{architecture}.block_count", 0)
     if not isinstance(layers, int) or not 0 <= layers <= LARGEST_LAYERS:
@@ -106,8 +106,11 @@ def _read_factor_tensors(
 
 
 def _require_valid(path: Path, key: str, name: str, value: Any) -> Any:
-    """Return a value of the header. Raises: ValueError unless it is a word where one is wanted, and
-    a finite number above 0 elsewhere."""
+    """Return the value of a field as Metadata holds it: a tuple for a list, an int where one is
+    due.
+
+    Raises: ValueError for a value that the field cannot have.
+    """
     if name in FLAGS and isinstance(value, list):
         wanted = "" if all(_is_flag(item) for item in value) else "a list of flags"
         value = tuple(value)
@@ -119,7 +122,7 @@ def _require_valid(path: Path, key: str, name: str, value: Any) -> Any:
 
 
 def _what_value_must_be(name: str, value: Any) -> str:
-    """Return what a single value must be; empty if it is."""
+    """Return in words what the value of this field must be; empty if it is right."""
     if name == "rope_pattern":
         return "a list of flags"
     if name == "rotates":
@@ -140,6 +143,11 @@ def _is_flag(value: Any) -> bool:
 
 
 def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:
+    """Return the width of a key head: of latent attention's, else the stated one, else the model's
+    width per head.
+
+    Raises: ValueError where the file says none of them, or no number above 0.
+    """
     given = values.get(f"{architecture}.attention.key_length_mla")
     if given is None:
         given = values.get(f"{architecture}.attention.key_length")

@@ -14,10 +14,12 @@ TOKENIZER_FILES = tuple(
 
 
 def path_inside(folder: Path, name: str, asked: str) -> Path:
-    """Return the path of a file in the folder. Links of the Hub's cache from a snapshot to its
-    blobs count as inside.
+    """Return the path of an ordinary file that is in the folder itself.
 
-    Raises: ValueError where it is elsewhere or not there; `asked` says who names it.
+    Links of the Hub's cache from a snapshot to its blobs count as inside.
+
+    asked: what names the file, for the message.
+    Raises: ValueError where the file is elsewhere or not there.
     """
     path = folder / name
     if Path(name).name != name or "\\" in name:
@@ -34,6 +36,8 @@ def path_inside(folder: Path, name: str, asked: str) -> Path:
 
 
 def paths_inside(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of the folder whose names match, in order. Raises: ValueError as `inside`,
-    also for a name that is no file's."""
+    """Return the files of the folder whose names match the pattern, in order.
+
+    Raises: ValueError as `path_inside` does, also for a folder of a matching name.
+    """
     return [path_inside(folder, path.name, "its listing") for path in sorted(folder.glob(pattern))]

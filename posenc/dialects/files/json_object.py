@@ -37,11 +37,8 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def require_strict_json(path: Path) -> None:
-    """Check that a file is JSON that strict readers accept.
-
-    Raises: ValueError naming the file where it is none, or has NaN or an infinity, which Python
-    reads and JSON lacks.
-    """
+    """Raise ValueError, naming the file, unless it is JSON that strict readers accept: without NaN
+    and infinities, which Python reads and JSON lacks."""
     content = bytes_of(path, LARGEST_INDEX)
     try:
         bounded_json(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
@@ -50,18 +47,24 @@ def require_strict_json(path: Path) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN, Infinity or -Infinity."""
     raise ValueError(
         f"it has {name}, which JSON has no word for; give a number there, or delete the key"
     )
 
 
 def _finite_float(digits: str) -> float:
+    """Return the number. Raises: ValueError for one that is too large for a float."""
     if math.isinf(number := float(digits)):
         raise ValueError(f"expected a finite number, got {digits:.20}")
     return number
 
 
 def _object_without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the dict of a JSON object's keys and values.
+
+    Raises: ValueError for a key that is given twice, with two values.
+    """
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result and result[key] != value:

@@ -25,10 +25,10 @@ class NoRotationError(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """What was read.
+    """A file with position settings, as it was read.
 
     config: the settings under transformers' keys; empty for GGUF. spelling: whose keys the file
-    uses. folder: its location. raw: the file's own dict.
+    uses, such as "transformers" or "gguf". raw: the file's own dict. metadata: of a GGUF file.
     """
 
     path: Path
@@ -39,6 +39,7 @@ class Source:
 
     @property
     def folder(self) -> Path:
+        """Return the folder that the file is in."""
         return self.path.parent
 
 

@@ -87,7 +87,7 @@ def _check_values(flat: Mapping[str, Any]) -> None:
 
 
 def _what_value_must_be(key: str, value: Any) -> str:
-    """Return what the value of a rotary key must be; empty if it is."""
+    """Return in words what the value of a rotary key must be; empty if it is right."""
     for keys, is_right, expected in (
         (DICTS, _is_dict, "an object or null"),
         (LISTS, _is_list_of_numbers, "a list of finite numbers"),
@@ -125,6 +125,8 @@ def _is_bounded_number(value: Any) -> bool:
 
 
 def _config_and_rope_dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the config and each rope dict in it, nested ones included, with the path before its
+    keys: empty, "rope_scaling." or "rope_parameters.full_attention."."""
     yield "", flat
     for name in DICTS:
         given = flat.get(name)
@@ -136,8 +138,11 @@ def _config_and_rope_dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
 
 
 def with_vendors_keys_renamed(config: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Copy vendors' keys, such as rotary_emb_base, to transformers' name where it is missing: what
-    their author means. own: keys that the family's code reads itself."""
+    """Set transformers' keys, where they are missing, to what vendors' keys such as rotary_emb_base
+    have; return the config, which is changed in place.
+
+    own: keys that the family's own code reads, which are not copied.
+    """
     for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
         value = next((config[n] for n in names if config.get(n) is not None and n not in own), None)
         if value is not None and config.get(target) is None:
@@ -149,14 +154,18 @@ def with_vendors_keys_renamed(config: dict[str, Any], own: Collection[str]) -> d
 
 
 def _untranslated_keys(given: Mapping[str, Any], spelling: str) -> dict[str, Any]:
-    """Return the keys that are not translated, for the rules that report them; text under another
-    name for those that a config.json may have."""
+    """Return the keys that no translation reads, for the rules that report them.
+
+    A key that a config.json may have would be read there: it gets a name that says that the
+    vendor's code does not read it, and its value becomes text.
+    """
     left = {k: v for k, v in given.items() if k not in TRANSLATED[spelling]}
     known = {f"{k}, which its code does not read": str(left.pop(k)) for k in IN_CONFIGS & {*left}}
     return {**left, **known}
 
 
 def _require_size(raw: Mapping[str, Any], name: str) -> int:
+    """Return a size. Raises: ValueError for anything but an integer of at least 1."""
     value = raw[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"params.json: {name} must be an integer of at least 1, got {value!r}.")
@@ -164,6 +173,8 @@ def _require_size(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _require_positive(raw: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number, or the default. Raises: ValueError for anything that is no number above
+    0."""
     value = raw.get(name, default)
     if not _is_bounded_number(value) or value <= 0:
         raise ValueError(f"params.json: {name} must be a positive number, got {value!r}.")
@@ -171,6 +182,7 @@ def _require_positive(raw: Mapping[str, Any], name: str, default: float) -> floa
 
 
 def _translated_sizes(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """Return a config with the model_type and the sizes, under transformers' keys."""
     dim, heads = _require_size(raw, "dim"), _require_size(raw, "n_heads")
     config: dict[str, Any] = {
         "model_type": model_type,
@@ -184,6 +196,7 @@ def _translated_sizes(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]
 
 
 def _translate_meta(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that a params.json of Meta means, under transformers' keys."""
     config = _translated_sizes(raw, "llama")
     config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
     config["max_position_embeddings"] = raw.get("max_seq_len", 2048)
@@ -197,6 +210,7 @@ def _translate_meta(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that a params.json of Mistral means, under transformers' keys."""
     config = _translated_sizes(raw, "mistral")
     config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
     longest = raw.get("max_position_embeddings", raw.get("max_seq_len", 128000))
@@ -221,9 +235,11 @@ def _translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _translate_deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate DeepSeek's inference config. It applies YaRN beyond the original length and
-    multiplies the softmax scale by the squared temperature, which transformers spells mscale =
-    mscale_all_dim."""
+    """Return the config that DeepSeek's inference config means, under transformers' keys.
+
+    Its code applies YaRN beyond the original length and multiplies the softmax scale by the squared
+    temperature, which transformers spells mscale = mscale_all_dim.
+    """
     config = _translated_sizes(raw, "deepseek_v3")
     names = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
     config |= {name: raw[name] for name in names.split() if name in raw}

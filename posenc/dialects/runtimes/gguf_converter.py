@@ -11,6 +11,9 @@ from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 
 HUNYUAN_LENGTH = 256 << 10
+"""Tokens: the length that the converter writes for every model of HunYuan."""
+STANDSTILL = 1e30
+"""A divisor after which a pair stands still, as the converter writes it for Gemma 4."""
 WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
@@ -70,13 +73,14 @@ def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> d
 def _divisors_that_stop_unrotated_pairs(
     parameters: Mapping[str, Any], dims: int
 ) -> tuple[float, ...]:
-    """Return what Gemma 4's frequencies are divided by: 1, and so much for the pairs outside of the
-    rotated share that they stand still."""
+    """Return the divisors of Gemma 4's frequencies: 1 for pairs of the rotated share, STANDSTILL
+    for the others. dims: channels of a head."""
     share = float(parameters["partial_rotary_factor"])
+    # Any base above 1 does: only which frequencies are 0 is read.
     proportional = formulas.proportional_frequencies(
         dims, 2.0, share
     )  # 0 where a pair does not rotate
-    return tuple(1.0 if frequency else 1e30 for frequency in proportional)
+    return tuple(1.0 if frequency else STANDSTILL for frequency in proportional)
 
 
 def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
@@ -115,20 +119,23 @@ def _attention_fields(model: Model, architecture: str) -> dict[str, Any]:
 
 
 def _window_size(model: Model) -> int | None:
-    """Return the keys that windowed layers see; None where the config has no such number."""
+    """Return how many keys the layers with a sliding window see; None without such a number."""
     window = model.get("sliding_window")
     return window if isinstance(window, int) and window > 0 else None
 
 
 def _require_float(value: Any) -> float:
-    """Return a number that the converter packs. Raises: RefusedError for anything else."""
+    """Return a value that the converter packs as a float32, unchanged.
+
+    Raises: RefusedError for anything but a number, at which packing stops.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RefusedError("struct.error: required argument is not a float")
     return value
 
 
 class _RopeSettings(NamedTuple):
-    """What the converter finds in a config."""
+    """The rotary settings that the converter finds in a config."""
 
     parameters: Mapping[str, Any]
     """The rope dict of the full-attention layers."""
@@ -199,7 +206,10 @@ def _common_scaling_fields(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
-    """Stretch HunYuan's base. The converter refuses any other values than the published ones."""
+    """Return the keys of HunYuan's models, whose base is stretched by alpha.
+
+    Raises: RefusedError for other values than those of the published models, as the converter does.
+    """
     dense = model.model_type == "hunyuan_v1_dense"
     alpha = require_number(p.get("alpha", 50 if dense else 1000), "alpha")
     base = require_number(p.get("rope_theta", 10000.0), "rope_theta")
@@ -217,7 +227,12 @@ def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, 
 
 
 def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
-    """Return the keys and the two lists of longrope, and its temperature."""
+    """Return the keys of longrope with its two lists and its multiplier, as the converters of Phi-3
+    and MiniCPM write them.
+
+    kind: the rope type. dims: rotated channels of a head.
+    Raises: RefusedError where the converter stops.
+    """
     original = p.get("original_max_position_embeddings")
     if original is None:
         original = model.get("original_max_position_embeddings", model.max_positions)
@@ -247,8 +262,10 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
 
 
 def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
-    """Return what the frequencies are divided by. Llama's converter accepts equal bounds, which
-    Llama 4 has; the others assert that they differ."""
+    """Return llama3's divisors of the frequencies.
+
+    asserts: refuse equal bounds, as all converters do but Llama's: Llama 4 has equal ones.
+    """
     p = {"rope_theta": 10000.0, **LLAMA3, **p}
     factor, low, high, original, theta = (
         require_number(p[key], key) for key in (*LLAMA3, "rope_theta")

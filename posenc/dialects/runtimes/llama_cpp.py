@@ -92,8 +92,8 @@ def _compute_from_accepted_file(
 def _rotations_by_kind(
     meta: Metadata, length: int | None, model: Model | None
 ) -> dict[str, LayerRotation]:
-    """Return the rotation of each kind of layer: by the model's kinds, or by the file's keys alone
-    where nothing but the file is there."""
+    """Return the rotation of each kind of layer: of the model's kinds where the model is known,
+    else of those that the file's keys tell apart."""
     full = full_attention_rotation(meta, length or meta.context_length)
     if model is not None:
         if not model.has_rope_dict_per_kind:
@@ -110,7 +110,7 @@ def _rotations_by_kind(
 
 @cache
 def known_architectures() -> frozenset[str]:
-    """Return the architectures whose source was read."""
+    """Return the architectures of llama.cpp whose source posenc's authors have read."""
     cells = [
         facts["gguf"]["architecture"] for facts in all_families().values() if facts.get("gguf")
     ]
@@ -148,7 +148,7 @@ def refuse_tensors_or_scaling(meta: Metadata) -> None:
 
 
 def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
-    """Return frequencies and multiplier of the full-attention layers."""
+    """Return the rotation of the full-attention layers at a context of `length` tokens."""
     dim = meta.dimension_count
     theta = meta.freq_base
     divisors = _divisors(meta, length)
@@ -175,7 +175,8 @@ def sliding_base(meta: Metadata) -> float:
 
 
 def sliding_window_rotation(meta: Metadata) -> LayerRotation:
-    """Return the rotation of the windowed layers: usually no scaling, and the same attn_factor."""
+    """Return the rotation of the layers with a sliding window: usually without scaling, and with
+    the full layers' attn_factor."""
     base = sliding_base(meta)
     scaled = meta.architecture in SCALED_SLIDING
     dims = meta.dimension_count_swa or meta.dimension_count
@@ -197,7 +198,8 @@ def sliding_window_rotation(meta: Metadata) -> LayerRotation:
 
 
 def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
-    """Return what the frequencies are divided by: rope_freqs, else longrope's list at a length."""
+    """Return the divisors of the frequencies at a length: rope_freqs.weight, else longrope's list,
+    else ones."""
     if meta.rope_freqs is not None:
         return meta.rope_freqs
     factors = meta.factors_long if length > meta.original_length else meta.factors_short
@@ -205,7 +207,8 @@ def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
 
 
 def _mscale_all_dim(meta: Metadata) -> float:
-    """Return mscale_all_dim, of which DeepSeek's converter writes a tenth; 0 if it is not read."""
+    """Return mscale_all_dim by yarn_log_multiplier, of which DeepSeek's converter writes a tenth
+    and Mistral's the whole; 0 for an architecture that does not read the key."""
     value = meta.log_multiplier or 0.0
     if meta.architecture not in READS_LOG_MULTIPLIER:
         return 0.0

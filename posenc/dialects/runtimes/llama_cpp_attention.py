@@ -55,35 +55,39 @@ def without_rotation(meta: Metadata) -> tuple[int, ...]:
 
 
 def _last_of_each(step: int, meta: Metadata) -> Iterator[int]:
+    """Yield the last layer of each `step` layers."""
     return (i for i in range(meta.num_layers) if (i + 1) % step == 0)
 
 
 def _all_layers(meta: Metadata) -> Iterator[int]:
+    """Yield every layer."""
     return iter(range(meta.num_layers))
 
 
 def _unrotated_in_llama4(meta: Metadata) -> Iterator[int]:
-    """Every 4th; without a window every n-th of n layers, which is the last one."""
+    """Yield the last of each 4 layers; the last of all layers where the file has no window."""
     return _last_of_each(meta.num_layers if meta.sliding_window == 0 else 4, meta)
 
 
 def _unrotated_in_smallthinker(meta: Metadata) -> Iterator[int]:
-    """The first of each 4, and none without a window."""
+    """Yield the first of each 4 layers; none where the file has no window."""
     return (i for i in range(meta.num_layers) if meta.sliding_window and i % 4 == 0)
 
 
 def _unrotated_in_exaone4(meta: Metadata) -> Iterator[int]:
-    """Those with full attention; only a model of 64 layers has windows, whatever the file says."""
+    """Yield the layers with full attention in a model of 64 layers; none in another one, which
+    libllama builds without windows, whatever the file says."""
     return _layers_without_window(meta) if meta.num_layers == 64 else iter(())
 
 
 def _unrotated_in_cohere2moe(meta: Metadata) -> Iterator[int]:
-    """Those with full attention, the first of each 4, behind the dense layers at the start."""
+    """Yield the layers with full attention, the first of each 4, behind the dense layers that come
+    first."""
     return (i for i in _layers_without_window(meta, first=True) if i >= meta.leading_dense)
 
 
 def _unrotated_in_granite_swa(meta: Metadata) -> Iterator[int]:
-    """Those for which attention.rope_pattern has a 0."""
+    """Yield the layers for which attention.rope_pattern has a 0."""
     pattern = meta.rope_pattern or ()
     return (i for i in range(min(meta.num_layers, len(pattern))) if not pattern[i])
 

@@ -91,7 +91,7 @@ def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
 
 
 def _use_class_name_of_type(parameters: Parameters, model: Model) -> None:
-    """Give a type the name that the class of the family takes it for."""
+    """Replace a type, in `parameters` itself, by the type as which the family's class loads it."""
     if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
         parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
@@ -100,7 +100,8 @@ def _use_class_name_of_type(parameters: Parameters, model: Model) -> None:
 
 
 class _WrittenDicts(NamedTuple):
-    """What a config says in a family that has a rope dict for each kind of layer."""
+    """The rope dicts of a config, before they are merged, in a family with one per kind of
+    layer."""
 
     by_kind: dict[str, Parameters]
     """The dicts in rope_parameters."""
@@ -111,8 +112,11 @@ class _WrittenDicts(NamedTuple):
 
 
 def _resolve_nested(model: Model) -> dict[str, Parameters]:
-    """Return one dict per kind of layer. A family that takes no flat rope_scaling, see
-    `refuse_nested`, can mean only its full-attention layers by it."""
+    """Return the loaded rope dict of each kind of layer.
+
+    A flat rope_scaling in a family that accepts none (see `refuse_unloadable_nested`) is taken for
+    the full-attention layers: its author can mean no others.
+    """
     _refuse_nulls(model)
     written = _written_dicts(model)
     given = dict(written.by_kind)
@@ -172,7 +176,7 @@ def _nested_dicts(rope_dict: Any) -> dict[str, Parameters]:
 
 
 def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:
-    """Return a kind's dict with the keys of the flat one, which win over its own."""
+    """Return the rope dict of a kind of layer merged with the flat one, whose keys win."""
     facts = model.facts["transformers5"]
     # The class's own rope_type stands here already, so that a `type` beside it means
     # nothing; but for classes that first settle the flat dict as other families do.
@@ -239,7 +243,8 @@ def _share_for_dict_without_one(kind: str, model: Model) -> Any:
 
 
 def _entry_of_first_layer(value: Any, kind: str, model: Model) -> Any:
-    """Return a kind's entry of a list with one for each layer; any other value as it is."""
+    """Return, of a list with one value per layer, that of the first layer of a kind; any other
+    value unchanged."""
     return value[min(model.layers_of_kind(kind), default=0)] if isinstance(value, list) else value
 
 
@@ -252,7 +257,8 @@ def _is_filled_when_built(parameters: Mapping[str, Any], model: Model) -> bool:
 
 
 def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: Any) -> None:
-    """Fill in what a dict does not say: the base, the share, the type and the original length."""
+    """Set the base, the rotated share, the type and the original length where a rope dict has none,
+    in `parameters` itself."""
     parameters.setdefault("rope_theta", theta)
     if share is not None:
         parameters.setdefault("partial_rotary_factor", share)
@@ -264,7 +270,8 @@ def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: 
 
 
 def check_required_keys(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
-    """Raise RefusedError if a key that the rope_type needs, or one of `needed`, is missing."""
+    """Raise RefusedError if a key is missing: one of `needed`, or of those that the rope_type needs
+    where `needed` is empty."""
     kind = parameters["rope_type"]
     missing = [key for key in needed or NEEDED.get(kind, ()) if key not in parameters]
     if missing:
@@ -272,11 +279,10 @@ def check_required_keys(parameters: Parameters, needed: tuple[str, ...] = ()) ->
 
 
 def refuse_unloadable_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
-    """Raise RefusedError where loading a family with nested rope dicts fails. Newer families accept
-    no flat dict and fill nothing in. Where head dimensions differ between layers, validating
-    longrope fails.
+    """Raise RefusedError where loading a family with nested rope dicts fails.
 
-    Raises: RefusedError.
+    Newer families accept no flat dict and fill nothing in. Where head dimensions differ between
+    layers, validating longrope fails.
     """
     given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
     if given and not model.kinds_of_flat_rope_scaling:

@@ -49,7 +49,7 @@ def emulate(model: Model, length: int | None) -> ComputedPositions:
 
 
 def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
-    """Raise RefusedError for a key that the file's dataclass has no default for."""
+    """Raise RefusedError for a missing key for which the model file's dataclass has no default."""
     missing = [name for name in facts["needs"] if name not in model.config]
     if missing:
         names = " and ".join(repr(name) for name in missing)
@@ -92,21 +92,24 @@ def _refuse_null(model: Model, file: str) -> None:
 
 
 def _outer_base(model: Model, facts: Mapping[str, Any]) -> Any:
-    """Return the base at the top level, else the file's default; None without one."""
+    """Return the base at the top level of the config, else the model file's default; None if there
+    is neither."""
     if facts["file"] == "gpt_neox":
         return model.config.get("rotary_emb_base")
     return model.config.get("rope_theta", facts.get("rope_theta"))
 
 
 def _base_of_dict_or_outer(outer: Any, rope_dict: Any, file: str) -> Any:
-    """Return the base of a rope dict, else the one at the top level; in Qwen 3's file that wins."""
+    """Return the base of a rope dict, else the one at the top level, which wins in Qwen 3's model
+    file."""
     inner = rope_dict.get("rope_theta") if isinstance(rope_dict, Mapping) else None
     outer_wins = inner is None or file == "qwen3"
     return outer if outer_wins and outer is not None else inner
 
 
 def _ministral_theta_and_scaling(modern: Any) -> tuple[float, Scaling]:
-    """Return Ministral 3's theta and scaling dict, both of which are rope_parameters' alone."""
+    """Return the base and the scaling dict of Ministral 3, whose model file reads rope_parameters
+    alone. Raises: RefusedError where it stops at them."""
     if not isinstance(modern, Mapping):
         raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
     for key in ("rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"):
@@ -143,8 +146,8 @@ def _rotations_by_kind(
 
 
 def _rotations_of_nested_dicts(model: Model, facts: Mapping[str, Any]) -> dict[str, LayerRotation]:
-    """Return the rotation of each kind of layer of a file that reads nothing but nested rope
-    dicts. whole: a share counts within the type, which gets the whole head."""
+    """Return the rotation of each kind of layer by a model file that reads nothing but nested rope
+    dicts."""
     if "sliding_window_pattern" in facts and not model.config.get("layer_types"):
         raise NotReadError("which layers are windowed differs from transformers")
     modern = model.config.get("rope_parameters")
@@ -158,7 +161,7 @@ def _rotations_of_nested_dicts(model: Model, facts: Mapping[str, Any]) -> dict[s
         outer = model.config.get("partial_rotary_factor")
         share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)
         dim = model.with_sizes_of_kind(kind).head_dim
-        if not facts.get("whole"):
+        if not facts.get("whole"):  # such a file passes the whole head on, and the type the share
             dim = int(dim * require_number(share, "partial_rotary_factor"))
         layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
     return layers
@@ -217,7 +220,8 @@ def _rotated_channels(model: Model, facts: Mapping[str, Any]) -> int:
 
 
 def _rotated_share(model: Model, facts: Mapping[str, Any]) -> Any:
-    """Return the share of a head that the file's key says, or the rope dict that it reads."""
+    """Return the rotated share of a head, by the rope dict where the model file reads one, else by
+    its key at the top level."""
     share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))
     if facts["file"] == "gpt_neox":
         share = model.config.get("rotary_pct")
@@ -230,7 +234,7 @@ def _rotated_share(model: Model, facts: Mapping[str, Any]) -> Any:
 def rotation(
     model: Model, facts: Mapping[str, Any], theta: float, scaling: Scaling, length: int
 ) -> LayerRotation:
-    """Return frequencies and multiplier of one of mlx-lm's rotary modules."""
+    """Return the rotation by the rotary module that the family's model file builds."""
     dim = _rotated_channels(model, facts)
     if dim % 2:
         raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
@@ -312,7 +316,7 @@ def initialize_rope(
 def _rotation_by_factor(
     kind: str, model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
 ) -> LayerRotation:
-    """Return the rotation of a type that cannot do without a factor."""
+    """Return the rotation of linear, dynamic or llama3, which all stop without a factor."""
     factor = require_key(scaling, "factor")
     if kind == "llama3":
         return llama3_rotation({**LLAMA3, **scaling}, dim, theta)
@@ -326,8 +330,8 @@ def _rotation_by_factor(
 
 
 def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
-    """Compute mlx-lm's YaRN. It ignores truncate, attention_factor and attn_factor; its default
-    original length is 4096."""
+    """Return the rotation of mlx-lm's YaRN, which ignores truncate, attention_factor and
+    attn_factor, and whose default original length is 4096."""
     factor = require_number(require_key(scaling, "factor"), "factor")
     mscale = require_number(scaling.get("mscale", 1), "mscale")
     all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
@@ -372,8 +376,8 @@ def _linear_rotation(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> La
 def _phi3_rotation(
     model: Model, facts: Mapping[str, Any], scaling: Mapping[str, Any], plain: tuple[float, ...]
 ) -> LayerRotation:
-    """Compute the rotation of phi3 and phimoe. It reads the top-level original length and always
-    uses the long factors."""
+    """Return the rotation of phi3 and phimoe, which read the top-level original length and always
+    use the long factors."""
     outer = model.config.get("original_max_position_embeddings")
     original = require_number(outer or facts["original_max_position_embeddings"], "original length")
     if facts["scaling"] == "phimoe":

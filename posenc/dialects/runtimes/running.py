@@ -34,7 +34,9 @@ CELLS = {
 def emulator(
     runtime: str,
 ) -> Callable[[Callable[[Model, int | None], ComputedPositions]], Emulator]:
-    """Decorate f(model, length): takes a config.json's dict, and returns a refusal as a result.
+    """Return a decorator that makes an Emulator of a function of a Model and a length.
+
+    The emulator takes a config.json's dict and a version, and returns a refusal as a result.
 
     A family whose facts of this runtime are missing is never emulated: a row is null if the runtime
     has no such model, and absent if nobody has read it.
@@ -107,8 +109,8 @@ def _compute_or_refusal(
 def _with_unrotated_layers(
     computed: ComputedPositions, model: Model, every: int | None
 ) -> ComputedPositions:
-    """Return a result of which the last of every so many layers does not rotate, whatever the
-    config says; the result itself where a runtime's file has no such number."""
+    """Return the result with the last of every `every` layers unrotated, whatever the config says;
+    the result itself for None. every: a number in the code of some runtimes."""
     if not every:
         return computed
     still = tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
@@ -116,8 +118,8 @@ def _with_unrotated_layers(
 
 
 def _has_key_or_type(model: Model, words: Iterable[str]) -> bool:
-    """Return True if a config has one of these keys, or a rope dict of one of these types; "all" is
-    true of any config."""
+    """Return True if one of the words is a key of the config or a type of its rope dicts; "all"
+    stands for any config."""
     words = frozenset(words)
     types: set[str] = set()
     for rope_dict in _flat_and_nested_rope_dicts(model.config):

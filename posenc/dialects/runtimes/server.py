@@ -40,6 +40,8 @@ def compute_for_server(
 ) -> ComputedPositions:
     """Return what a server computes that was started for `length` tokens and admits `largest`.
 
+    resolved: the loaded rope dict of each kind of layer. rotation, softmax_scale, switch: what the
+    runtime makes of one of them.
     Raises: RefusedError for a longer length, or what the runtime's rotation refuses.
     """
     if length is not None and length > largest:

@@ -44,7 +44,7 @@ def emulate(model: Model, length: int | None) -> ComputedPositions:
 
 
 def _length_in_config(model: Model) -> float:
-    """Return the first of LENGTH_KEYS that the config has."""
+    """Return the value of the first of LENGTH_KEYS that the config has; 2048 without any."""
     for key in LENGTH_KEYS:
         length = model.get(key)
         if length is not None:
@@ -65,7 +65,7 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
-    """Return frequencies and multiplier of SGLang's own rotary classes."""
+    """Return the rotation of one kind of layer by SGLang's own rotary classes. p: its rope dict."""
     kind = p["rope_type"]
     head_dim = model.head_dim
     theta = require_number(p["rope_theta"], "rope_theta")
@@ -106,7 +106,7 @@ def _is_latent(model: Model) -> bool:
 def _rotation_by_factor(
     p: Mapping[str, Any], model: Model, theta: float, dim: int
 ) -> LayerRotation:
-    """Return the rotation of a type that is scaled by its factor."""
+    """Return the rotation of linear, dynamic, llama3 or yarn. Raises: RefusedError for others."""
     kind = p["rope_type"]
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
@@ -133,7 +133,11 @@ def _rotation_by_factor(
 def _yarn_rotation(
     p: Mapping[str, Any], model: Model, theta: float, dim: int, *, latent: bool
 ) -> LayerRotation:
-    """Return yarn's rotation; latent: that of DeepSeek, which never ends its ramp between pairs."""
+    """Return the rotation of yarn.
+
+    latent: that of DeepSeek's latent attention, which ignores truncate: its ramp between kept and
+    divided frequencies always ends at whole pairs.
+    """
     factor = require_number(p.get("factor", 1.0), "factor")
     trained = model.max_positions
     original = require_number(p.get("original_max_position_embeddings", trained), "original length")
@@ -153,7 +157,8 @@ def _yarn_rotation(
 
 
 def _refuse_mscale_with_sections(p: Mapping[str, Any]) -> None:
-    """Raise RefusedError if yarn with sections has a pair of mscales."""
+    """Raise RefusedError if yarn with M-RoPE sections has an mscale key, which its class takes
+    not."""
     for key in ("mscale", "mscale_all_dim"):
         if key in p:
             raise RefusedError(
@@ -163,8 +168,8 @@ def _refuse_mscale_with_sections(p: Mapping[str, Any]) -> None:
 
 
 def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
-    """Return the ratio of the mscale pair, else yarn's, times attn_factor; attention_factor is
-    ignored."""
+    """Return yarn's multiplier of cos and sin: by the mscale pair where both are given, else yarn's
+    own, times attn_factor. SGLang ignores attention_factor."""
     mscale = p.get("mscale", 1 if latent else None)
     all_dim = p.get("mscale_all_dim", 0 if latent else None)
     times = require_number(p.get("attn_factor", 1), "attn_factor")

@@ -134,7 +134,7 @@ def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
 
 
 def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
-    """Write the type that the class reads under rope_type."""
+    """Set rope_type to the type that the class reads, in `scaling` itself."""
     facts = model.facts.get("transformers4", {})
     if model.model_type in loaded_dicts.NAMED_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
@@ -207,7 +207,7 @@ def _rotated_share(model: Model) -> float:
 def rotation(
     model: Model, scaling: dict[str, Any] | None, theta: float, length: int
 ) -> LayerRotation:
-    """Return frequencies and multiplier at a length."""
+    """Return the rotation at a length. scaling: as `scaling_of` returns it."""
     facts = model.facts["transformers4"]
     head_dim = int(model.get(facts.get("head_key", "")) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
@@ -290,7 +290,8 @@ def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLengt
 def _longrope_rotation(
     model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
 ) -> LayerRotation:
-    """Return longrope's rotation at a length: by the list and the temperature that it decides."""
+    """Return longrope's rotation at a length, by the list for it. plain: frequencies without
+    scaling."""
     original = _original_length(model, scaling)
     short = require_factors(scaling, "short_factor", len(plain))
     long = require_factors(scaling, "long_factor", len(plain))

@@ -39,7 +39,8 @@ OWN_MSCALES = ("phimoe",)
 
 
 def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
-    """Return attention_factor, else the ratio of the mscale pair if both are given, else yarn's."""
+    """Return yarn's multiplier of cos and sin: attention_factor, else by the mscale pair if both
+    are given, else yarn's own for the factor."""
     given = parameters.get("attention_factor")
     if given is not None:
         return require_number(given, "attention_factor")
@@ -52,7 +53,7 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
 
 
 def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
-    """Return frequencies and multiplier of one kind of layer at a length."""
+    """Return the rotation of one kind of layer at a length, by its loaded rope dict."""
     kind = parameters["rope_type"]
     facts = model.facts["transformers5"]
     theta = require_number(parameters["rope_theta"], "rope_theta")
@@ -119,7 +120,7 @@ def _refuse_null_head(kind: str, model: Model) -> None:
 
 
 def _refuse_scaling(kind: str, dim: int, model: Model) -> None:
-    """Raise RefusedError for a type that is none, or where its function stops at the sizes."""
+    """Raise RefusedError for an unknown type, or one whose function stops at the model's sizes."""
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
     if kind != "linear" and model.get("max_position_embeddings") is None:
@@ -141,13 +142,13 @@ def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
     length decides."""
     if model.model_type not in ALPHA:
         return None
-    return parameters.get("alpha") or None  # 0 counts for none
+    return parameters.get("alpha") or None  # the class takes 0 for none
 
 
 def yarn_rotation(
     p: Mapping[str, Any], dim: int, theta: float, factor: float, original: float
 ) -> LayerRotation:
-    """Return frequencies and multiplier of yarn."""
+    """Return the rotation of yarn, of `dim` channels. original: the training length in tokens."""
     fast = require_number(p.get("beta_fast") or 32, "beta_fast")
     slow = require_number(p.get("beta_slow") or 1, "beta_slow")
     truncate = bool(p.get("truncate", True))
@@ -158,6 +159,7 @@ def yarn_rotation(
 def _longrope_rotation(
     p: Parameters, theta: float, dim: int, trained: int, length: int
 ) -> LayerRotation:
+    """Return the rotation of longrope at a length: by its short or its long list of factors."""
     original = require_number(require_key(p, ORIGINAL), "original length")
     pairs = (dim + 1) // 2
     short = require_factors(p, "short_factor", pairs)

@@ -56,8 +56,8 @@ def is_recorded(runtime: str, version: str) -> bool:
 
 
 def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
-    """Return a family's facts of one runtime as they were in a version; None if it had no such
-    model.
+    """Return the facts of families.json about a family in one runtime, as they were in a version;
+    None if that version had no such model.
 
     `since` is the first version with the model. `before` is a list of differences, the newest
     first: each has the version `until` which it held, and keys that replace the later ones; null

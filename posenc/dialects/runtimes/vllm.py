@@ -55,7 +55,7 @@ def emulate(model: Model, length: int | None) -> ComputedPositions:
 
 
 def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return the dict with which the model's layers are built."""
+    """Return the rope dict with which vLLM builds the model's layers, by the loaded one."""
     if parameters["rope_type"] is None:  # by an override; a file without a type gets one
         raise RefusedError("KeyError: 'rope_type'")
     p = with_newer_type(parameters, model)
@@ -66,7 +66,7 @@ def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str,
 
 
 def with_newer_type(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return the dict after loading, when vLLM has renamed the older types.
+    """Return the loaded rope dict with the type that vLLM gives it in place of an older one.
 
     Raises: RefusedError for two types that contradict each other.
     """
@@ -89,6 +89,7 @@ def with_newer_type(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
         p["rope_type"] = "default"
     elif p["rope_type"] == "telechat3-yarn":
         p["rope_type"] = "yarn"
+        # TeleChat 3's own temperature, in place of yarn's 0.1 ln(factor) + 1.
         p["attention_factor"] = (
             0.07 * math.log(require_number(require_key(p, "factor"), "factor")) + 1.0
         )
@@ -126,8 +127,8 @@ def _refuse_scalars_beside_kinds(model: Model) -> None:
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
-    """Return frequencies and multiplier of vLLM's own rotary classes, or of transformers' where
-    vLLM runs transformers' model."""
+    """Return the rotation of one kind of layer by vLLM's own rotary classes, or by transformers'
+    where vLLM runs transformers' model. p: its rope dict."""
     kind = p["rope_type"]
     head_dim = model.head_dim
     if model.facts["vllm"].get("backend") == "transformers":
@@ -235,8 +236,12 @@ def _dynamic_frequencies(
 
 
 def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
-    """Compute vLLM's own NTK, which no other runtime has: the base times factor, and all
-    frequencies divided by factor^(2/dim)."""
+    """Return the frequencies of vLLM's own NTK, which no other runtime has: the base times factor,
+    and all frequencies divided by factor^(2/dim).
+
+    mixed_b: the exponent of its mixed form, which divides later pairs by more; None for the plain
+    form.
+    """
     if mixed_b is None:
         return tuple(
             f / factor ** (2 / dim) for f in formulas.rope_frequencies(dim, theta * factor)

@@ -43,7 +43,8 @@ def why_not_foldable(folder: Path, model: Model) -> str:
 
 
 def query_rows_to_scale(folder: Path, model: Model) -> list[RotatedRows]:
-    """Return the rows to scale: those of q, or of q's norm if it has one.
+    """Return the rows to scale for a temperature: those of q, or of q's norm in layers that have
+    one.
 
     Raises: ValueError where the rows are not to be found or cannot be scaled exactly.
     """
@@ -53,10 +54,11 @@ def query_rows_to_scale(folder: Path, model: Model) -> list[RotatedRows]:
 
 
 def adapter_rows_to_scale(adapter: Path, base: Path, model: Model) -> list[RotatedRows]:
-    """Return the rows of a LoRA adapter to scale with its base: q's B in layers whose base scales
-    q's rows and not q's norm.
+    """Return the rows of a LoRA adapter to scale with its base model: those of q's B, in layers
+    whose base scales the rows of q and not of its norm.
 
-    Raises: ValueError as `plan` does for the base, or where the adapter's rows are not known.
+    Raises: ValueError as `query_rows_to_scale` does for the base, or where the adapter's rows are
+    not known.
     """
     normed = {r.layer for r in query_rows_to_scale(base, model) if r.norm}
     return _scalable_query_rows(
@@ -65,6 +67,10 @@ def adapter_rows_to_scale(adapter: Path, base: Path, model: Model) -> list[Rotat
 
 
 def _scalable_query_rows(rows: list[RotatedRows], normed: set[int]) -> list[RotatedRows]:
+    """Return the rows of q, or of its norm in the layers `normed`.
+
+    Raises: ValueError where they cannot be scaled exactly, or scaling has no effect.
+    """
     for r in rows:
         if r.norm and any(f".{name}." in r.entry.name for name in BEHIND_THE_ROTATION):
             raise ValueError(
@@ -84,7 +90,7 @@ def fold_multiplier(folder: Path, model: Model, multiplier: float) -> list[str]:
     """Multiply q's rotated rows by multiplier^2 in the safetensors of a folder, in place.
 
     Returns: the names of the tensors that changed.
-    Raises: ValueError as `plan` does; nothing is changed then.
+    Raises: ValueError as `query_rows_to_scale` does; nothing is changed then.
     """
     return scale_rows(query_rows_to_scale(folder, model), model, multiplier**2)
 

@@ -15,7 +15,7 @@ from posenc.report.files.opened import open_to_change
 
 
 def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
-    """Permute the rows in the safetensors of a folder, in place.
+    """Permute the rotated rows of q and k in the safetensors of a folder, in place.
 
     Returns: the names of the tensors that changed.
     Raises: ValueError where rows of q or k are not to be found; nothing is changed then.
@@ -33,10 +33,12 @@ def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[
 
 
 def _permute_rows(rows: RotatedRows, *, to_interleaved: bool) -> None:
+    """Permute the rotated rows of one tensor in its file."""
     entry = rows.entry
     count = entry.shape[0]
     with open_to_change(rows.path) as file:
         file.seek(entry.start)
+        # Rows are moved as bytes, so that any dtype is moved exactly.
         data = np.frombuffer(file.read(entry.stop - entry.start), np.uint8)
         table = data.reshape(count, -1).copy()
         for group in rows.groups:

@@ -42,7 +42,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class RotatedRows:
-    """One tensor with rotated rows.
+    """A tensor with rows of q or k that rotate.
 
     side: "q", "k", or "qk" for both packed. groups: per head the rotated rows, along the first
     axis. norm: the weight of a normalisation of q or k. layer: which.
@@ -100,8 +100,8 @@ def _refuse_unknown_norm(name: str, model: Model) -> None:
 
 
 def check_and_describe_weights(folder: Path, model: Model) -> str:
-    """Say what was looked at in a folder's weights: every header, and the rows of q and k where
-    their packing is known.
+    """Check a folder's weights, and return in words what was checked: every header, and the shapes
+    of q and k where their packing is known.
 
     Raises: ValueError where a file is damaged or cut, or has no tensors, or rows do not fit the
     config.
@@ -116,12 +116,12 @@ def check_and_describe_weights(folder: Path, model: Model) -> str:
     except ShapeError:
         raise
     except ValueError:
-        rows = []
+        rows = []  # of a packing that is not known, no shapes can be checked
     return f"{said} and the shapes of {len(rows)} tensors" if rows else f"{said}, no shapes"
 
 
 def require_rows_in_all_layers(rows: list[RotatedRows], model: Model, side: str) -> None:
-    """Raise ValueError if a rotating layer has no rows of this side."""
+    """Raise ValueError if a layer that rotates has no rows of this side, "q" or "k"."""
     have = {r.layer for r in rows if side in r.side and not r.norm}
     mixing_otherwise = {i for i, kind in enumerate(model.layer_types) if kind in NO_ATTENTION}
     wanted = set(range(model.num_layers)) - set(model.without_rotation) - mixing_otherwise
@@ -166,7 +166,7 @@ def _rotated_rows_of_tensor(
 
 
 def _slices_from(starts: list[int], count: int) -> tuple[slice, ...]:
-    """Return the slices of so many rows from each of these on."""
+    """Return slices of `count` rows, one from each start on."""
     return tuple(slice(start, start + count) for start in starts)
 
 
@@ -201,11 +201,16 @@ def _rows_of_norm(
 
 
 def _slices_of_heads(entry: TensorEntry, count: int, width: int, rotated: int) -> tuple[slice, ...]:
+    """Return the first `rotated` rows of each of `count` heads of this width.
+
+    Raises: ShapeError for a tensor of another number of rows.
+    """
     _require_row_count(entry, count * width)
     return tuple(slice(h * width, h * width + rotated) for h in range(count))
 
 
 def _require_row_count(entry: TensorEntry, expected: int) -> None:
+    """Raise ShapeError unless a tensor has so many rows."""
     rows = entry.shape[0] if entry.shape else 0
     if rows != expected:
         raise ShapeError(f"{entry.name} has {rows} rows, expected {expected} by config.json.")

@@ -14,7 +14,7 @@ DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor's place in a file."""
+    """A tensor of a safetensors file: its dtype and shape, and the offsets of its bytes."""
 
     name: str
     dtype: str
@@ -24,7 +24,7 @@ class TensorEntry:
 
 
 def read_entries(path: Path) -> list[TensorEntry]:
-    """Return the tensors of a file.
+    """Return the entries of a safetensors file's tensors.
 
     Raises: ValueError where the file is damaged.
     """
@@ -56,9 +56,11 @@ def rewrite_tensors(
 
 
 def decode_floats(data: bytes, dtype: str) -> np.ndarray:
-    """Decode bytes to float64. Raises: ValueError for dtypes other than floats of 16 bits or
-    more."""
-    if dtype == "BF16":
+    """Return the values of a tensor's bytes as float64.
+
+    Raises: ValueError for dtypes other than floats of 16 bits or more.
+    """
+    if dtype == "BF16":  # the upper half of a float32
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).astype(np.float64)
     if dtype not in DTYPES:
@@ -67,8 +69,9 @@ def decode_floats(data: bytes, dtype: str) -> np.ndarray:
 
 
 def encode_floats(values: np.ndarray, dtype: str) -> bytes:
-    """Encode values, rounded to nearest, ties to even."""
+    """Return the bytes of float64 values in a dtype, rounded to nearest, ties to even."""
     if dtype != "BF16":
         return values.astype(DTYPES[dtype]).tobytes()
     bits = values.astype(np.float32).view(np.uint32)
+    # Half of the last kept bit, less 1 where that bit is 0, so that ties go to even.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()

@@ -19,7 +19,8 @@ Parameters = dict[str, Any]
 
 
 def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
-    """Return max_position_embeddings: what yarn stretches to, otherwise the largest meant."""
+    """Return the max_position_embeddings to write with these rope dicts, in tokens: the length that
+    yarn stretches to, the file's own with linear and dynamic, otherwise the largest meant."""
     for p in parameters.values():
         if p["rope_type"] == "yarn":
             return max(
@@ -31,7 +32,7 @@ def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meanin
 
 
 def notes_for_user(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
-    """Return what the user must know of these settings beside the file."""
+    """Return what the user must know to serve a file with these rope dicts, in sentences."""
     if any(p["rope_type"] == "linear" for p in parameters.values()):
         return (
             "vLLM and SGLang admit max_position_embeddings * factor tokens with linear: start them "
@@ -71,7 +72,11 @@ def candidate_settings(
 def _candidates_where_all_layers_rotate_alike(
     meaning: Meaning, own: Parameters, fold: bool
 ) -> Iterator[tuple[str, dict[str, Parameters], float]]:
-    """Yield, where all layers rotate alike, settings that carry the frequencies themselves."""
+    """Yield settings for a model whose layers all rotate alike, as `candidate_settings` does: those
+    that write the frequencies themselves.
+
+    own: the config's rope dict without keys at their defaults.
+    """
     layer = meaning.computed.layers["all"]
     p = meaning.parameters["all"]
     theta = float(p["rope_theta"])
@@ -103,8 +108,8 @@ def _candidates_where_all_layers_rotate_alike(
 
 
 def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:
-    """Return a rope dict per kind of layer: its own settings if nothing is scaled, else factor
-    lists."""
+    """Return a rope dict for each kind of layer: longrope's lists of factors for a scaled kind, and
+    the kind's own settings elsewhere."""
     carried = {}
     for kind, p in own.items():
         reads_no_share = (
@@ -121,7 +126,8 @@ def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[
 
 
 def _plain_rope_if_enough(meaning: Meaning) -> dict[str, Parameters] | None:
-    """Return plain RoPE with some base if that is what is meant, else None."""
+    """Return the rope dict of unscaled RoPE with the base that gives the frequencies meant; None if
+    no base does."""
     if set(meaning.parameters) != {"all"}:
         return None
     layer = meaning.computed.layers["all"]
@@ -147,15 +153,18 @@ def _linear_factor(layer: LayerRotation, theta: float) -> float | None:
     """Return the one factor that divides all plain frequencies; None if there is none."""
     plain = formulas.rope_frequencies(2 * len(layer.inv_freq), theta)
     if not all(layer.inv_freq):
-        return None
+        return None  # a pair stands still, which no factor gives
     ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
     same = all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios)
     return ratios[0] if same and ratios[0] > 1 else None
 
 
 def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
-    """Return the settings without keys at their defaults, and with yarn's attention factor written
-    so that every runtime reads it alike."""
+    """Return a rope dict without keys at their defaults, and with yarn's multiplier of cos and sin
+    under the keys by which every runtime reads it alike.
+
+    kind: the kind of layer that the dict is for.
+    """
     p = {k: v for k, v in given.items() if k not in ("type", "attn_factor") and v is not None}
     if p["rope_type"] != "yarn":
         if p["rope_type"] == "linear":

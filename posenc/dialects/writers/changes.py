@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LONGEST = 160
+"""Letters of a value that are printed; chosen, not derived."""
 
 
 def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -27,5 +28,6 @@ def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def _shortened_json(value: Any) -> str:
+    """Return a value as JSON, cut with "..." where it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

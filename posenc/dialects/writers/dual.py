@@ -40,14 +40,19 @@ def config_in_both_dialects(
 
 
 def _keys_left_in_place(model: Model) -> tuple[str, ...]:
-    """Return keys of another family that stay where the user wrote them, as nothing reads them."""
+    """Return the rotary keys that stay where the user wrote them, since nothing reads them in this
+    family."""
     return () if model.model_type.startswith("gpt_neox") else ("rotary_pct",)
 
 
 def _copy_without_rotary_keys(
     config: Mapping[str, Any], largest: int, unread: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a copy without rotary keys, and the dict in it that has the language model's keys."""
+    """Return a copy of the config without rotary keys, and the dict in it that has the language
+    model's keys.
+
+    largest: the new max_position_embeddings. unread: rotary keys that stay.
+    """
     result = deepcopy(dict(config))
     inner = language_model_key(config)
     holder = result[inner] if inner else result
@@ -72,7 +77,8 @@ def config_in_newer_dialect(
 
 
 def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest: int) -> None:
-    """Write the one dict of all layers in both dialects, its base and share at the top level."""
+    """Write the one rope dict of all layers into `holder` in both dialects, its base and its
+    rotated share also beside it."""
     p = {k: v for k, v in given.items() if v is not None}
     theta = float(p["rope_theta"])
     p["rope_theta"] = theta
@@ -153,8 +159,8 @@ def _write_outer_bases(holder: dict[str, Any], model: Model, nested: Mapping[str
 
 
 def _write_sliding_window_pattern(holder: dict[str, Any], model: Model) -> None:
-    """Write after how many layers each full-attention one comes, where they come in such a period:
-    mlx-lm looks at no list of kinds."""
+    """Write sliding_window_pattern, n where each n-th layer has full attention, if the layers have
+    such a period: mlx-lm looks at no list of kinds."""
     is_full = [kind == "full_attention" for kind in model.layer_types]
     for every in range(1, len(is_full) + 1):
         if is_full == [(i + 1) % every == 0 for i in range(len(is_full))]:
@@ -175,11 +181,11 @@ def yarn_keys_of_multiplier(multiplier: float, factor: float) -> Parameters:
 
 
 def longrope_of_any_rotation(layer: LayerRotation, theta: float, largest: int) -> Parameters:
-    """Return longrope whose original length is the largest one, so that nothing switches. It
-    carries any frequencies and multiplier to transformers 4 and 5, vLLM and SGLang, and to mlx-lm
-    with multiplier 1.
+    """Return a longrope dict that gives any frequencies and multiplier in transformers 4 and 5,
+    vLLM and SGLang, and in mlx-lm with multiplier 1.
 
-    A pair's factor is its plain frequency over the wanted one.
+    Its original length is the largest one, so that nothing switches. A pair's factor is its
+    frequency without scaling over the wanted one.
     """
     plain = formulas.rope_frequencies(2 * len(layer.inv_freq), theta)
     ratios = [p / f if f else STANDSTILL for p, f in zip(plain, layer.inv_freq, strict=True)]

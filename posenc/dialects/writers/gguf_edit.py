@@ -38,8 +38,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Edit:
-    """An edit of a file. keys: field of Metadata -> value. drop: fields whose keys are removed.
-    rope_freqs: divisor of each plain frequency, None for no such tensor."""
+    """The changes from a GGUF file to its copy.
+
+    keys: field of Metadata -> new value. drop: fields whose keys are removed. rope_freqs: divisor
+    of each unscaled frequency, None to leave the file's tensors. lines: the changes in words.
+    """
 
     keys: Mapping[str, Any]
     drop: tuple[str, ...] = ()
@@ -48,8 +51,8 @@ class Edit:
 
 
 def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
-    """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
-    architecture, though libllama reads them for two.
+    """Return what the author of a file means by its keys, whether or not libllama reads them: the
+    converter writes betas and yarn_attn_factor for every architecture, libllama reads them for two.
 
     Raises: ValueError where libllama refuses the file, or longrope has lost its divisors: what is
         left is not what was meant.
@@ -86,11 +89,11 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
 def plan_edit(
     meta: Metadata, wanted: ComputedPositions, bases: Mapping[str, float], largest: int
 ) -> Edit:
-    """Plan an edit with which libllama computes `wanted` from a file of this architecture.
+    """Return the edit after which libllama computes `wanted` from the file.
 
-    bases: the base of each kind.
+    bases: the base of each kind of layer. largest: the new context_length.
 
-    Raises: ValueError where it cannot.
+    Raises: ValueError where no keys and tensors of the architecture give it.
     """
     layers = wanted.layers
     full = layers.get(FULL, layers.get("all"))
@@ -124,9 +127,11 @@ def plan_edit(
 def _edit_that_keeps_scaling(
     meta: Metadata, keys: Mapping[str, Any], wanted: ComputedPositions
 ) -> Edit | None:
-    """Return the edit that leaves the scaling as it is; None where that computes something else, or
-    changes with the context otherwise than wanted. A file that is right keeps both its lists of
-    divisors, of which all other spellings say one."""
+    """Return the edit that leaves the file's scaling unchanged; None where libllama would then
+    compute something else than wanted, or change it with the context otherwise.
+
+    So a file that is right keeps both its lists of divisors: every other candidate has one list.
+    """
     own = {name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given}
     edit = _edit_of_keys(meta, {**keys, "attn_factor": meta.attn_factor, **own}, None)
     try:
@@ -141,8 +146,8 @@ def _edit_that_keeps_scaling(
 def _scaling_candidates(
     meta: Metadata, full: LayerRotation, theta: float
 ) -> Iterator[tuple[dict[str, Any], tuple[float, ...] | None]]:
-    """Yield keys of the scaling and rope_freqs.weight that give the full layers' rotation, the
-    simplest first."""
+    """Yield (keys of the scaling, rope_freqs.weight) that give the rotation of the full-attention
+    layers, the simplest first; None for no such tensor."""
     dim, multiplier = meta.dimension_count, full.multiplier
     plain = formulas.rope_frequencies(dim, theta)
     if _nearly_equal(full.inv_freq, plain):
@@ -170,6 +175,7 @@ def _disagreement(meta: Metadata, wanted: ComputedPositions) -> str:
 
 
 def _nearly_equal(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    """Return True if two rows of float64 numbers are equal but for rounding."""
     return all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(a, b, strict=True))
 
 
@@ -203,11 +209,12 @@ def _tensor_lines(meta: Metadata, freqs: tuple[float, ...] | None) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
+    """Return a word, or a number in few digits."""
     return value if isinstance(value, str) else format(value, "g")
 
 
 def metadata_after_edit(meta: Metadata, edit: Edit) -> Metadata:
-    """Return the metadata after an edit."""
+    """Return the metadata that the file will have after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
     given = (meta.given - set(edit.drop)) | set(edit.keys)
@@ -240,7 +247,7 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     gone = {f"{architecture}.{keys[n]}" for keys in (KEYS, OLD_KEYS) for n in changed & keys.keys()}
     kept = [each for each in header.fields.values() if each.name not in gone]
     new_keys = [
-        _encoded_key(header.order, f"{architecture}.{KEYS[name]}", name, value)
+        _encoded_key(header.byte_order, f"{architecture}.{KEYS[name]}", name, value)
         for name, value in edit.keys.items()
     ]
     own = set(FACTORS.values()) if edit.rope_freqs is not None else set()
@@ -248,12 +255,12 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     tensors = [t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in own]
     factors = b""
     if edit.rope_freqs is not None:
-        factors = struct.pack(f"{header.order}{len(edit.rope_freqs)}f", *edit.rope_freqs)
+        factors = struct.pack(f"{header.byte_order}{len(edit.rope_freqs)}f", *edit.rope_freqs)
 
     count = len(tensors) + bool(factors)
     target.write(b"GGUF")
     target.write(
-        struct.pack(f"{header.order}IQQ", header.version, count, len(kept) + len(new_keys))
+        struct.pack(f"{header.byte_order}IQQ", header.version, count, len(kept) + len(new_keys))
     )
     for each in kept:
         _copy_bytes(file, target, each.start, each.stop)
@@ -262,16 +269,16 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     offset = 0
     for tensor in tensors:
         _copy_bytes(file, target, tensor.start, tensor.stop - 8)
-        target.write(struct.pack(f"{header.order}Q", offset))
+        target.write(struct.pack(f"{header.byte_order}Q", offset))
         offset += round_up(lengths[tensor.name], header.alignment)
     if factors:
         name = FACTORS["rope_freqs"].encode()
-        target.write(struct.pack(f"{header.order}Q{len(name)}s", len(name), name))
+        target.write(struct.pack(f"{header.byte_order}Q{len(name)}s", len(name), name))
         line = (1, len(edit.rope_freqs or ()), F32, offset)
-        target.write(struct.pack(f"{header.order}IQIQ", *line))
+        target.write(struct.pack(f"{header.byte_order}IQIQ", *line))
     _pad(target, header.alignment)
     for tensor in tensors:
-        start = header.data + tensor.offset
+        start = header.data_start + tensor.offset
         _copy_bytes(file, target, start, start + lengths[tensor.name])
         _pad(target, header.alignment)
     target.write(factors)
@@ -279,14 +286,15 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
 
 
 def _bytes_per_tensor(header: Header) -> dict[str, int]:
-    """Return the bytes from each tensor's data to the next one's, or to the end of the file."""
+    """Return, by tensor, the number of bytes from its data to the next tensor's, or to the end of
+    the file."""
     ordered = sorted(header.tensors, key=lambda tensor: tensor.offset)
-    ends = [tensor.offset for tensor in ordered[1:]] + [header.whole - header.data]
+    ends = [tensor.offset for tensor in ordered[1:]] + [header.file_size - header.data_start]
     return {tensor.name: end - tensor.offset for tensor, end in zip(ordered, ends, strict=True)}
 
 
 def _encoded_key(order: str, key: str, name: str, value: Any) -> bytes:
-    """Return a key and its value as the header has them."""
+    """Return the bytes of a key with its value in the header. name: its field of Metadata."""
     data = key.encode()
     head = struct.pack(f"{order}Q{len(data)}s", len(data), data)
     if isinstance(value, str):

@@ -146,13 +146,15 @@ def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
 def _copy_and_language_model_part(
     config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a copy of a config, and the dict in it that has the language model's keys."""
+    """Return a copy of a config, and the part of it with the language model's keys."""
     result = deepcopy(dict(config))
     key = language_model_key(config)
     return result, result[key] if key else result
 
 
 def _drop_rotary_keys(place: dict[str, Any]) -> None:
+    """Remove the rotary keys from a part of a config, but for the share, which an override of a
+    rope dict leaves."""
     for name in dual.OURS:
         if name != "partial_rotary_factor":
             place.pop(name, None)
@@ -181,7 +183,11 @@ def _without_type(p: Mapping[str, Any]) -> Parameters:
 def _rope_dict_after_override(
     before: Parameters, value: Any, name: str, runtime: str, place: str
 ) -> Parameters:
-    """Return the rope dict after a server has set an override of it."""
+    """Return the rope dict after a server has set an override of it.
+
+    before: the dict after loading. value: the override; None for null. name: its key. place: as in
+    MERGES.
+    """
     merges = (runtime, place) in MERGES and value is not None
     new = dict(value or {})
     # transformers settles `type` where rope_scaling is set as a whole, SGLang wherever it is alone.
@@ -229,7 +235,10 @@ def _fill_with_none(p: Parameters, runtime: str) -> Parameters:
 def _meant_rope_dicts_after_override(
     before: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Any]
 ) -> dict[str, Parameters]:
-    """Return the rope dict meant of each kind of layer, with what an override asks for."""
+    """Return the rope dict of each kind of layer that the author of an override means.
+
+    before: the dicts that the file means. asked: the override's rope dicts and base.
+    """
     given: Parameters = {}
     for name in DICTS:
         given.update((asked.get(name) or {}).items())
@@ -252,7 +261,8 @@ def _meant_rope_dicts_after_override(
 
 
 def _with_new_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
-    """Return one rope dict with new values. Numbers of the old type do not hold for another."""
+    """Return a rope dict with new values; with a new type, only common keys of the old dict
+    stay."""
     kind = new.get("rope_type", new.get("type"))
     if kind is None:
         return {**old, **new}

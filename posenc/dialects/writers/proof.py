@@ -33,7 +33,10 @@ def reasons_for_disagreement(
 
 
 def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: float = 1.0) -> str:
-    """Return why a result differs from the one meant; empty if it does not."""
+    """Return why a result differs from the one meant, in words; empty if it does not.
+
+    folded: the share of the multiplier that went into the weights of q.
+    """
     computed = computed.with_stop_as_refusal
     if computed.error is not None:
         return f"refuses: {computed.error}"

@@ -91,7 +91,8 @@ def _recipes_to_try(
 
 
 def what_changes_with_length(meaning: Meaning) -> str:
-    """Return what in the settings changes with the length; empty if nothing does."""
+    """Return what in the settings changes the frequencies with the length, in words; empty if
+    nothing does."""
     for p in meaning.parameters.values():
         if p["rope_type"] == "dynamic":
             return "dynamic NTK"
@@ -103,7 +104,12 @@ def what_changes_with_length(meaning: Meaning) -> str:
 def misreading_runtimes(
     config: Mapping[str, Any], meaning: Meaning, named: Sequence[str], **how: Any
 ) -> dict[str, str]:
-    """Return `failures`, which are none if the frequencies meant are computed at every length."""
+    """Return, by runtime that misreads the config, why it does not compute what is meant at every
+    length.
+
+    how: the other arguments of `reasons_for_disagreement`.
+    """
+    # None is the longest length; one token is below any length at which frequencies change.
     lengths = (1, None) if what_changes_with_length(meaning) else (None,)
     found = [reasons_for_disagreement(config, meaning.computed, named, at, **how) for at in lengths]
     return {name: why for each in found for name, why in each.items()}
@@ -147,7 +153,10 @@ def recipe_with_switch(config: Mapping[str, Any], meaning: Meaning, longest: int
 def _runtimes_that_switch_otherwise(
     written: Mapping[str, Any], config: Mapping[str, Any], meaning: Meaning, longest: int
 ) -> dict[str, str]:
-    """Return, by runtime, why it does not switch as meant."""
+    """Return, by runtime, why its frequencies do not change with the length as meant.
+
+    written: the config to read. config: the one whose meaning is wanted.
+    """
     lists = any("long_factor" in p for p in meaning.parameters.values())
     found = dict(ONE_CHOICE) if lists else {}
     for length in (meaning.trained_length, longest):
