@@ -213,7 +213,7 @@ def test_a_reader_that_keeps_every_text_is_seen(tmp_path, monkeypatch):
     """The bound of the memory fails where each token is built."""
 
     def keep(self, count):
-        self.kept = [{"text": self.text()} for _ in range(count)]
+        self.kept = [{"text": self.next_text()} for _ in range(count)]
 
     monkeypatch.setattr(gguf_header._Reader, "skip_texts", keep)
     with pytest.raises(AssertionError):

@@ -152,9 +152,9 @@ class _Reader:
 
     def read_version(self) -> int:
         """Read the magic word and the version, whose bytes also say the order of all others."""
-        if self.read_bytes(4) != b"GGUF":
+        if self.next_bytes(4) != b"GGUF":
             raise self.damaged_error("it does not begin with GGUF")
-        raw = self.read_bytes(4)
+        raw = self.next_bytes(4)
         if int.from_bytes(raw, "little") not in VERSIONS and int.from_bytes(raw) in VERSIONS:
             self.byte_order = ">"
         version = struct.unpack(f"{self.byte_order}I", raw)[0]
@@ -185,7 +185,7 @@ class _Reader:
     def read_field(self) -> Field:
         """Return the next key with its value."""
         start = self.file.tell()
-        name = self.read_text()
+        name = self.next_text()
         kind = self.read_number("I")
         value = self.read_value(kind)
         return Field("" if name is None else name, kind, value, start, self.file.tell())
@@ -193,7 +193,7 @@ class _Reader:
     def read_tensor(self) -> Tensor:
         """Return the next tensor's line of the header."""
         start = self.file.tell()
-        name, dimensions = self.read_text(), self.read_number("I")
+        name, dimensions = self.next_text(), self.read_number("I")
         self.require_left(dimensions, 8, "dimensions", MOST_DIMENSIONS)
         shape = tuple(self.read_number("Q") for _ in range(dimensions))
         kind, offset = self.read_number("I"), self.read_number("Q")
@@ -204,7 +204,7 @@ class _Reader:
         if kind in FORMATS:
             return self.read_number(FORMATS[kind])
         if kind == STRING:
-            return self.read_text()
+            return self.next_text()
         if kind != ARRAY:
             raise self.damaged_error(f"a value of the unknown type {kind}")
         inner, count = self.read_number("I"), self.read_number("Q")
@@ -215,7 +215,7 @@ class _Reader:
                 self.file.seek(count * width, 1)
                 return None
             layout = f"{self.byte_order}{count}{FORMATS[inner]}"
-            return list(struct.unpack(layout, self.read_bytes(count * width)))
+            return list(struct.unpack(layout, self.next_bytes(count * width)))
         if inner != STRING:  # nor does libllama read arrays in arrays
             raise self.damaged_error(f"an array of the unknown type {inner}")
         self.require_left(count, 8, "values")
@@ -225,14 +225,14 @@ class _Reader:
         self.skip_texts(count)
         return None
 
-    def read_text(self) -> str | None:
+    def next_text(self) -> str | None:
         """Return the next string; None for a long one, which is skipped."""
         length = self.read_number("Q")
         self.require_left(length, 1, "bytes of text", LONGEST_TEXT)
         if length > LONGEST_KEPT:
             self.file.seek(length, 1)
             return None
-        return self.read_bytes(length).decode("utf-8", "replace")
+        return self.next_bytes(length).decode("utf-8", "replace")
 
     def skip_texts(self, count: int) -> None:
         """Move behind the next `count` strings, of which only the lengths are read."""
@@ -253,9 +253,9 @@ class _Reader:
     def read_number(self, letter: str) -> Any:
         """Return the next number, in this format of struct."""
         layout = f"{self.byte_order}{letter}"
-        return struct.unpack(layout, self.read_bytes(struct.calcsize(layout)))[0]
+        return struct.unpack(layout, self.next_bytes(struct.calcsize(layout)))[0]
 
-    def read_bytes(self, count: int) -> bytes:
+    def next_bytes(self, count: int) -> bytes:
         """Return the next bytes. Raises: ValueError where the file ends before."""
         found = self.file.read(count)
         if len(found) < count:
