@@ -69,13 +69,13 @@ def adds_bias_gradient_atomically(problem: Problem) -> bool:
 
 
 def computes_formulas(problem: Problem) -> bool:
-    """Return True if the kernel computes the bias by distance by its formulas: faster than reading
-    a table, unless one of them is dear."""
+    """Return True if the kernel computes the bias by distance by its formulas, because none of them
+    is slower than reading a table."""
     if not problem.has_bias_by_distance:
         return False
     assert problem.term is not None
     formulas = problem.term.formulas
-    return formulas is not None and not any(formula.dear for formula in formulas())
+    return formulas is not None and not any(formula.slower_than_table for formula in formulas())
 
 
 def reads_pairs(problem: Problem) -> bool:

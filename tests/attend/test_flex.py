@@ -485,7 +485,7 @@ H100_BYTES, NEEDED_BYTES = 232_448, 245_760
 of 128 by 128 tiles and heads of 64 channels in bfloat16, in Triton's words."""
 OPTIONS = {
     "table": ("sandwich", {}, flex_options.TABLE_OPTIONS),
-    "dear formula": ("kerple", {}, flex_options.TABLE_OPTIONS),
+    "formula slower than a table": ("kerple", {}, flex_options.TABLE_OPTIONS),
     "table, whole blocks": (
         "sandwich",
         {"q_len": 256, "kv_len": 256},

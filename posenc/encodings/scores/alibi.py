@@ -81,12 +81,12 @@ class ALiBi(DistanceBias):
             raise ValueError(
                 f"ALiBi: form='left_right' needs an even number of heads, got {total}."
             )
-        here = slice(head_offset, head_offset + num_heads)
+        of_rank = slice(head_offset, head_offset + num_heads)
         all_slopes, sides = alibi_slopes_and_sides(total, form == "left_right", bias_max)
         self.form = form
-        self.slopes = all_slopes[here]
+        self.slopes = all_slopes[of_rank]
         self._slopes = Constants(self.slopes)
-        self._sides = Constants(sides[here]) if form == "left_right" else None
+        self._sides = Constants(sides[of_rank]) if form == "left_right" else None
         self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
         self.reset_parameters()
 

@@ -81,7 +81,13 @@ class Kerple(DistanceBias):
         which kernels compute faster than log1p and pow."""
         r1 = _clamp_keeping_gradient(self.r1.float())
         r2 = _clamp_keeping_gradient(self.r2.float(), self._r2_limit)
-        return [Formula(_log_kernel if self.form == "log" else _power_kernel, (r1, r2), dear=True)]
+        return [
+            Formula(
+                _log_kernel if self.form == "log" else _power_kernel,
+                (r1, r2),
+                slower_than_table=True,
+            )
+        ]
 
 
 def _log_kernel(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:

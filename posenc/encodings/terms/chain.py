@@ -47,21 +47,25 @@ class Chain(Term):
     # Term's optional forms for the whole chain. __init__ offers each only if all terms have it.
 
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
+        """Return the sum of the terms' biases of falling distances, (num_heads, count)."""
         return sum(t.by_distance(farthest, count, like) for t in self.terms)  # type: ignore[misc]
 
     def _formulas(self) -> list[Formula]:
+        """Return the formulas of all terms, whose biases are added."""
         return [formula for t in self.terms for formula in t.formulas()]  # type: ignore[misc]
 
     def _per_key(self) -> tuple[Tensor, Tensor]:
+        """Return the sums (row, key) of the terms' numbers per query and per key."""
         rows, keys = zip(*(t.per_key() for t in self.terms), strict=True)  # type: ignore[misc]
         return sum(rows), sum(keys)  # type: ignore[return-value]
 
     def _pair(self) -> ScoreMod:
+        """Return a score_mod that applies those of all terms in order."""
         mods = [t.pair() for t in self.terms]  # type: ignore[misc]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            for each in mods:
-                score = each(score, batch, head, q_idx, kv_idx)
+            for next_mod in mods:
+                score = next_mod(score, batch, head, q_idx, kv_idx)
             return score
 
         return mod

@@ -25,13 +25,14 @@ class Formula(NamedTuple):
     compute: function of a signed distance in float32, positive for the past, and one number for
         each of `numbers`; element by element, without control flow, and finite.
     numbers: tensors (num_heads,) in float32.
-    dear: computing it takes a kernel longer than reading a table by distance, as with logarithms
+    slower_than_table: computing it takes a kernel longer than reading a table by distance, as with
+    logarithms
         and powers. It still needs no table of all pairs.
     """
 
     compute: Callable[..., Tensor]
     numbers: tuple[Tensor, ...]
-    dear: bool = False
+    slower_than_table: bool = False
 
 
 def formulas_need_gradient(formulas: list[Formula]) -> bool:

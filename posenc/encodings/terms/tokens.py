@@ -76,7 +76,7 @@ class Tokens:
         return part
 
     def __len__(self) -> int:
-        if isinstance(self.where, range):
+        if isinstance(self.where, range):  # torch.compile cannot trace len() of a range
             return self.where.stop - self.where.start
         return self.where.shape[-1 if self.num_axes == 1 else -2]
 
@@ -99,6 +99,7 @@ class Tokens:
         return changed
 
     def _copy(self) -> "Tokens":
+        """Return a shallow copy."""
         # One by one: torch.compile traces neither copy.copy nor, up to torch 2.12, a __dict__.
         copied = object.__new__(Tokens)
         copied.x = self.x

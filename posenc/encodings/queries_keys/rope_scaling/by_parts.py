@@ -161,7 +161,7 @@ class NTKByPartsV1(Scaling):
         interpolated = tuple(f / Decimal(self.factor) for f in plain)
         ntk = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
 
-        def step(
+        def blend_series(
             slower: Sequence[Decimal], faster: Sequence[Decimal], fast: float, slow: float, share
         ) -> tuple[Decimal, ...]:
             """Return frequencies between two series: `slower` ones at pairs with `slow` turns or
@@ -173,5 +173,7 @@ class NTKByPartsV1(Scaling):
             return tuple(s * (1 - x) + f * x for s, f, x in zip(slower, faster, taken, strict=True))
 
         # The numbers of turns that bloc97 tuned by hand, see the class.
-        with_ntk = step(interpolated, ntk, fast=1.25, slow=0.75, share=self.ntk_factor)
-        return Frequencies(step(with_ntk, plain, fast=16, slow=2, share=self.extrapolation_factor))
+        with_ntk = blend_series(interpolated, ntk, fast=1.25, slow=0.75, share=self.ntk_factor)
+        return Frequencies(
+            blend_series(with_ntk, plain, fast=16, slow=2, share=self.extrapolation_factor)
+        )
